@@ -1,0 +1,1 @@
+"""Version 1 of the protocol: `.proto` files and the modules generated from them."""

@@ -1,0 +1,516 @@
+from semel.protos.v1 import common_pb2 as _common_pb2
+from semel.protos.v1 import control_pb2 as _control_pb2
+from semel.protos.v1 import errors_pb2 as _errors_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ProduceStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRODUCE_STATUS_UNSPECIFIED: _ClassVar[ProduceStatus]
+    PRODUCE_STATUS_COMMITTED: _ClassVar[ProduceStatus]
+    PRODUCE_STATUS_DUPLICATE: _ClassVar[ProduceStatus]
+    PRODUCE_STATUS_FAILED: _ClassVar[ProduceStatus]
+PRODUCE_STATUS_UNSPECIFIED: ProduceStatus
+PRODUCE_STATUS_COMMITTED: ProduceStatus
+PRODUCE_STATUS_DUPLICATE: ProduceStatus
+PRODUCE_STATUS_FAILED: ProduceStatus
+
+class ProduceAck(_message.Message):
+    __slots__ = ("topic_id", "queue_id", "producer_id", "base_sequence", "last_sequence", "status", "base_offset", "append_time_us", "error")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    APPEND_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    queue_id: int
+    producer_id: int
+    base_sequence: int
+    last_sequence: int
+    status: ProduceStatus
+    base_offset: int
+    append_time_us: int
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., base_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., status: _Optional[_Union[ProduceStatus, str]] = ..., base_offset: _Optional[int] = ..., append_time_us: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class ProduceReply(_message.Message):
+    __slots__ = ("acks", "term", "pong", "error")
+    ACKS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    acks: _containers.RepeatedCompositeFieldContainer[ProduceAck]
+    term: int
+    pong: int
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, acks: _Optional[_Iterable[_Union[ProduceAck, _Mapping]]] = ..., term: _Optional[int] = ..., pong: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class FetchQueue(_message.Message):
+    __slots__ = ("queue", "offset", "max_bytes", "group", "token")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    offset: int
+    max_bytes: int
+    group: str
+    token: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., group: _Optional[str] = ..., token: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("correlation_id", "queues", "max_bytes", "max_wait_ms", "any_replica")
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    ANY_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    correlation_id: int
+    queues: _containers.RepeatedCompositeFieldContainer[FetchQueue]
+    max_bytes: int
+    max_wait_ms: int
+    any_replica: bool
+    def __init__(self, correlation_id: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[FetchQueue, _Mapping]]] = ..., max_bytes: _Optional[int] = ..., max_wait_ms: _Optional[int] = ..., any_replica: _Optional[bool] = ...) -> None: ...
+
+class BatchRange(_message.Message):
+    __slots__ = ("length", "base_offset", "row_start", "row_end")
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ROW_START_FIELD_NUMBER: _ClassVar[int]
+    ROW_END_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    base_offset: int
+    row_start: int
+    row_end: int
+    def __init__(self, length: _Optional[int] = ..., base_offset: _Optional[int] = ..., row_start: _Optional[int] = ..., row_end: _Optional[int] = ...) -> None: ...
+
+class FetchResult(_message.Message):
+    __slots__ = ("queue", "error", "log_start_offset", "high_watermark", "batches")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    error: _errors_pb2.ErrorDetail
+    log_start_offset: int
+    high_watermark: int
+    batches: _containers.RepeatedCompositeFieldContainer[BatchRange]
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchRange, _Mapping]]] = ...) -> None: ...
+
+class FetchReplyHeader(_message.Message):
+    __slots__ = ("correlation_id", "results", "error")
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    correlation_id: int
+    results: _containers.RepeatedCompositeFieldContainer[FetchResult]
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, correlation_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[FetchResult, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class FenceProducerRequest(_message.Message):
+    __slots__ = ("queues", "producer_id", "epoch", "session", "name")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    producer_id: int
+    epoch: int
+    session: int
+    name: str
+    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class WindowEntry(_message.Message):
+    __slots__ = ("base_sequence", "last_sequence", "base_offset", "count")
+    BASE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    count: int
+    def __init__(self, base_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., base_offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class ProducerRow(_message.Message):
+    __slots__ = ("queue", "producer_id", "epoch", "session", "last_sequence", "window", "last_time_us", "name")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    LAST_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    producer_id: int
+    epoch: int
+    session: int
+    last_sequence: int
+    window: _containers.RepeatedCompositeFieldContainer[WindowEntry]
+    last_time_us: int
+    name: str
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., last_sequence: _Optional[int] = ..., window: _Optional[_Iterable[_Union[WindowEntry, _Mapping]]] = ..., last_time_us: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class FenceProducerReply(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[ProducerRow]
+    def __init__(self, rows: _Optional[_Iterable[_Union[ProducerRow, _Mapping]]] = ...) -> None: ...
+
+class ProduceOutcomeRequest(_message.Message):
+    __slots__ = ("queue", "producer_id", "sequence")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    producer_id: int
+    sequence: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., producer_id: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class ProduceOutcomeReply(_message.Message):
+    __slots__ = ("outcome", "offset", "last_sequence")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OUTCOME_UNSPECIFIED: _ClassVar[ProduceOutcomeReply.Outcome]
+        OUTCOME_COMMITTED: _ClassVar[ProduceOutcomeReply.Outcome]
+        OUTCOME_NOT_COMMITTED: _ClassVar[ProduceOutcomeReply.Outcome]
+        OUTCOME_TOO_OLD: _ClassVar[ProduceOutcomeReply.Outcome]
+    OUTCOME_UNSPECIFIED: ProduceOutcomeReply.Outcome
+    OUTCOME_COMMITTED: ProduceOutcomeReply.Outcome
+    OUTCOME_NOT_COMMITTED: ProduceOutcomeReply.Outcome
+    OUTCOME_TOO_OLD: ProduceOutcomeReply.Outcome
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    outcome: ProduceOutcomeReply.Outcome
+    offset: int
+    last_sequence: int
+    def __init__(self, outcome: _Optional[_Union[ProduceOutcomeReply.Outcome, str]] = ..., offset: _Optional[int] = ..., last_sequence: _Optional[int] = ...) -> None: ...
+
+class DescribeProducersRequest(_message.Message):
+    __slots__ = ("queues", "producer_id", "windows", "limit")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    producer_id: int
+    windows: bool
+    limit: int
+    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., producer_id: _Optional[int] = ..., windows: _Optional[bool] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class DescribeProducersReply(_message.Message):
+    __slots__ = ("rows", "truncated")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[ProducerRow]
+    truncated: bool
+    def __init__(self, rows: _Optional[_Iterable[_Union[ProducerRow, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
+
+class AcquireLocksRequest(_message.Message):
+    __slots__ = ("group", "member_id", "generation", "queues", "lock_ms", "session_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    LOCK_MS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member_id: str
+    generation: int
+    queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    lock_ms: int
+    session_ms: int
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ...) -> None: ...
+
+class LockGrant(_message.Message):
+    __slots__ = ("queue", "token", "committed_offset", "log_start_offset", "high_watermark", "error")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    token: int
+    committed_offset: int
+    log_start_offset: int
+    high_watermark: int
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ..., committed_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class AcquireLocksReply(_message.Message):
+    __slots__ = ("grants",)
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    grants: _containers.RepeatedCompositeFieldContainer[LockGrant]
+    def __init__(self, grants: _Optional[_Iterable[_Union[LockGrant, _Mapping]]] = ...) -> None: ...
+
+class LockRef(_message.Message):
+    __slots__ = ("queue", "token")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    token: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ...) -> None: ...
+
+class RenewLocksRequest(_message.Message):
+    __slots__ = ("group", "member_id", "locks")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member_id: str
+    locks: _containers.RepeatedCompositeFieldContainer[LockRef]
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., locks: _Optional[_Iterable[_Union[LockRef, _Mapping]]] = ...) -> None: ...
+
+class RenewLocksReply(_message.Message):
+    __slots__ = ("lost",)
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    lost: _containers.RepeatedCompositeFieldContainer[LockRef]
+    def __init__(self, lost: _Optional[_Iterable[_Union[LockRef, _Mapping]]] = ...) -> None: ...
+
+class ReleaseLocksRequest(_message.Message):
+    __slots__ = ("group", "member_id", "locks")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member_id: str
+    locks: _containers.RepeatedCompositeFieldContainer[LockRef]
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., locks: _Optional[_Iterable[_Union[LockRef, _Mapping]]] = ...) -> None: ...
+
+class ReleaseLocksReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("group", "commits")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    commits: _containers.RepeatedCompositeFieldContainer[_control_pb2.QueueCommit]
+    def __init__(self, group: _Optional[str] = ..., commits: _Optional[_Iterable[_Union[_control_pb2.QueueCommit, _Mapping]]] = ...) -> None: ...
+
+class CommitOutcome(_message.Message):
+    __slots__ = ("queue", "error")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class CommitReply(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[CommitOutcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[CommitOutcome, _Mapping]]] = ...) -> None: ...
+
+class ListOffsetsRequest(_message.Message):
+    __slots__ = ("queues", "time_us")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    TIME_US_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    time_us: int
+    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., time_us: _Optional[int] = ...) -> None: ...
+
+class QueueOffsets(_message.Message):
+    __slots__ = ("queue", "log_start_offset", "high_watermark", "time_offset", "bytes", "error")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    TIME_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    log_start_offset: int
+    high_watermark: int
+    time_offset: int
+    bytes: int
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., time_offset: _Optional[int] = ..., bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class ListOffsetsReply(_message.Message):
+    __slots__ = ("queues",)
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[QueueOffsets]
+    def __init__(self, queues: _Optional[_Iterable[_Union[QueueOffsets, _Mapping]]] = ...) -> None: ...
+
+class DescribeGroupOffsetsRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class GroupQueueState(_message.Message):
+    __slots__ = ("group", "queue", "committed_offset", "token", "owner", "log_start_offset", "high_watermark")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    queue: _common_pb2.QueueRef
+    committed_offset: int
+    token: int
+    owner: str
+    log_start_offset: int
+    high_watermark: int
+    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., committed_offset: _Optional[int] = ..., token: _Optional[int] = ..., owner: _Optional[str] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ...) -> None: ...
+
+class DescribeGroupOffsetsReply(_message.Message):
+    __slots__ = ("states",)
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    states: _containers.RepeatedCompositeFieldContainer[GroupQueueState]
+    def __init__(self, states: _Optional[_Iterable[_Union[GroupQueueState, _Mapping]]] = ...) -> None: ...
+
+class ResetOffsetsRequest(_message.Message):
+    __slots__ = ("group", "offsets")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    offsets: _containers.RepeatedCompositeFieldContainer[_control_pb2.QueueCommit]
+    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[_control_pb2.QueueCommit, _Mapping]]] = ...) -> None: ...
+
+class ResetOffsetsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DeleteGroupRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class DeleteGroupReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ApplyQueuesRequest(_message.Message):
+    __slots__ = ("records", "cluster_id")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[_control_pb2.ControlRecord]
+    cluster_id: str
+    def __init__(self, records: _Optional[_Iterable[_Union[_control_pb2.ControlRecord, _Mapping]]] = ..., cluster_id: _Optional[str] = ...) -> None: ...
+
+class ApplyQueuesReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeStatusRequest(_message.Message):
+    __slots__ = ("confirmed",)
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    confirmed: bool
+    def __init__(self, confirmed: _Optional[bool] = ...) -> None: ...
+
+class PeerStatus(_message.Message):
+    __slots__ = ("node_id", "match_index", "active")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    MATCH_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    node_id: int
+    match_index: int
+    active: bool
+    def __init__(self, node_id: _Optional[int] = ..., match_index: _Optional[int] = ..., active: _Optional[bool] = ...) -> None: ...
+
+class NodeStatusReply(_message.Message):
+    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ID_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group_id: int
+    node_id: int
+    role: str
+    term: int
+    master_id: int
+    master_address: str
+    commit_index: int
+    applied_index: int
+    log_end_index: int
+    log_first_index: int
+    checkpoint_index: int
+    queues: int
+    producers: int
+    disk_bytes: int
+    peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
+    version: str
+    resident_bytes: int
+    pid: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class VerifyQueuesRequest(_message.Message):
+    __slots__ = ("queues", "index")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    index: int
+    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
+
+class VerifiedQueue(_message.Message):
+    __slots__ = ("queue", "log_start_offset", "log_end_offset", "messages", "duplicates", "missing", "digest", "table_digest", "table_matches", "problems")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TABLE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TABLE_MATCHES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    log_start_offset: int
+    log_end_offset: int
+    messages: int
+    duplicates: int
+    missing: int
+    digest: bytes
+    table_digest: bytes
+    table_matches: bool
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., messages: _Optional[int] = ..., duplicates: _Optional[int] = ..., missing: _Optional[int] = ..., digest: _Optional[bytes] = ..., table_digest: _Optional[bytes] = ..., table_matches: _Optional[bool] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class VerifyQueuesReply(_message.Message):
+    __slots__ = ("bytes_read", "bytes_total", "queues", "index")
+    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    bytes_read: int
+    bytes_total: int
+    queues: _containers.RepeatedCompositeFieldContainer[VerifiedQueue]
+    index: int
+    def __init__(self, bytes_read: _Optional[int] = ..., bytes_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[VerifiedQueue, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...

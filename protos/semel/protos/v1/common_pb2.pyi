@@ -1,0 +1,41 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Frame(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class QueueRef(_message.Message):
+    __slots__ = ("topic_id", "queue_id")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    queue_id: int
+    def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ...) -> None: ...
+
+class TopicSettings(_message.Message):
+    __slots__ = ("retention_ms", "retention_bytes", "message_bytes_max", "batch_bytes_max")
+    RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    BATCH_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    retention_ms: int
+    retention_bytes: int
+    message_bytes_max: int
+    batch_bytes_max: int
+    def __init__(self, retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ...) -> None: ...
+
+class NodeAddress(_message.Message):
+    __slots__ = ("node_id", "address", "rack")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    node_id: int
+    address: str
+    rack: str
+    def __init__(self, node_id: _Optional[int] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ...) -> None: ...

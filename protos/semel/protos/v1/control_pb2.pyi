@@ -1,0 +1,170 @@
+from semel.protos.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ControlRecord(_message.Message):
+    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level")
+    CREATE_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    DELETE_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    ALTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    TRIM_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    ACQUIRE_LOCK_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_LOCK_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    RESET_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DELETE_GROUP_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    create_queue: CreateQueue
+    delete_queue: DeleteQueue
+    alter_topic: AlterTopic
+    fence: Fence
+    trim: Trim
+    expire_producers: ExpireProducers
+    acquire_lock: AcquireLock
+    release_lock: ReleaseLock
+    commit_offsets: CommitOffsets
+    reset_offset: ResetOffset
+    delete_group: DeleteGroup
+    feature_level: FeatureLevel
+    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ...) -> None: ...
+
+class CreateQueue(_message.Message):
+    __slots__ = ("queue", "topic", "slot_start", "slot_end", "settings")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SLOT_START_FIELD_NUMBER: _ClassVar[int]
+    SLOT_END_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    topic: str
+    slot_start: int
+    slot_end: int
+    settings: _common_pb2.TopicSettings
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., topic: _Optional[str] = ..., slot_start: _Optional[int] = ..., slot_end: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ...) -> None: ...
+
+class DeleteQueue(_message.Message):
+    __slots__ = ("queue",)
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ...) -> None: ...
+
+class AlterTopic(_message.Message):
+    __slots__ = ("topic_id", "settings")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    settings: _common_pb2.TopicSettings
+    def __init__(self, topic_id: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ...) -> None: ...
+
+class Fence(_message.Message):
+    __slots__ = ("queues", "producer_id", "epoch", "session", "name")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    producer_id: int
+    epoch: int
+    session: int
+    name: str
+    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Trim(_message.Message):
+    __slots__ = ("queue", "log_start_offset")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    log_start_offset: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ...) -> None: ...
+
+class ExpireProducers(_message.Message):
+    __slots__ = ("queue", "producer_ids", "epoch_floor")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_IDS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    producer_ids: _containers.RepeatedScalarFieldContainer[int]
+    epoch_floor: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., producer_ids: _Optional[_Iterable[int]] = ..., epoch_floor: _Optional[int] = ...) -> None: ...
+
+class AcquireLock(_message.Message):
+    __slots__ = ("group", "queue", "member_id", "generation", "lock_ms", "session_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LOCK_MS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    queue: _common_pb2.QueueRef
+    member_id: str
+    generation: int
+    lock_ms: int
+    session_ms: int
+    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ...) -> None: ...
+
+class ReleaseLock(_message.Message):
+    __slots__ = ("group", "queue", "token")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    queue: _common_pb2.QueueRef
+    token: int
+    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ...) -> None: ...
+
+class CommitOffsets(_message.Message):
+    __slots__ = ("group", "commits")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    commits: _containers.RepeatedCompositeFieldContainer[QueueCommit]
+    def __init__(self, group: _Optional[str] = ..., commits: _Optional[_Iterable[_Union[QueueCommit, _Mapping]]] = ...) -> None: ...
+
+class QueueCommit(_message.Message):
+    __slots__ = ("queue", "token", "offset")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    token: int
+    offset: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class ResetOffset(_message.Message):
+    __slots__ = ("group", "queue", "offset")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    queue: _common_pb2.QueueRef
+    offset: int
+    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class DeleteGroup(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class FeatureLevel(_message.Message):
+    __slots__ = ("level",)
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    def __init__(self, level: _Optional[int] = ...) -> None: ...
+
+class MembershipRecord(_message.Message):
+    __slots__ = ("voters", "learners")
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_FIELD_NUMBER: _ClassVar[int]
+    voters: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]
+    learners: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]
+    def __init__(self, voters: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ...) -> None: ...

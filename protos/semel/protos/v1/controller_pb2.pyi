@@ -1,0 +1,342 @@
+from semel.protos.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CreateTopicRequest(_message.Message):
+    __slots__ = ("name", "queues", "settings", "if_not_exists", "groups")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    IF_NOT_EXISTS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    queues: int
+    settings: _common_pb2.TopicSettings
+    if_not_exists: bool
+    groups: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., if_not_exists: _Optional[bool] = ..., groups: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CreateTopicReply(_message.Message):
+    __slots__ = ("topic", "created")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    topic: TopicRoute
+    created: bool
+    def __init__(self, topic: _Optional[_Union[TopicRoute, _Mapping]] = ..., created: _Optional[bool] = ...) -> None: ...
+
+class AlterTopicRequest(_message.Message):
+    __slots__ = ("name", "settings")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    settings: _common_pb2.TopicSettings
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ...) -> None: ...
+
+class AlterTopicReply(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: TopicRoute
+    def __init__(self, topic: _Optional[_Union[TopicRoute, _Mapping]] = ...) -> None: ...
+
+class DeleteTopicRequest(_message.Message):
+    __slots__ = ("name", "if_exists")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    IF_EXISTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    if_exists: bool
+    def __init__(self, name: _Optional[str] = ..., if_exists: _Optional[bool] = ...) -> None: ...
+
+class DeleteTopicReply(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: bool
+    def __init__(self, deleted: _Optional[bool] = ...) -> None: ...
+
+class GetRoutesRequest(_message.Message):
+    __slots__ = ("topics", "groups_only")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    groups_only: bool
+    def __init__(self, topics: _Optional[_Iterable[str]] = ..., groups_only: _Optional[bool] = ...) -> None: ...
+
+class QueueRoute(_message.Message):
+    __slots__ = ("queue_id", "group_id", "slot_start", "slot_end")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOT_START_FIELD_NUMBER: _ClassVar[int]
+    SLOT_END_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    group_id: int
+    slot_start: int
+    slot_end: int
+    def __init__(self, queue_id: _Optional[int] = ..., group_id: _Optional[int] = ..., slot_start: _Optional[int] = ..., slot_end: _Optional[int] = ...) -> None: ...
+
+class TopicRoute(_message.Message):
+    __slots__ = ("name", "topic_id", "settings", "queues", "created_us")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_US_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic_id: int
+    settings: _common_pb2.TopicSettings
+    queues: _containers.RepeatedCompositeFieldContainer[QueueRoute]
+    created_us: int
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueRoute, _Mapping]]] = ..., created_us: _Optional[int] = ...) -> None: ...
+
+class GroupRoute(_message.Message):
+    __slots__ = ("group_id", "nodes", "master_id", "term")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]
+    master_id: int
+    term: int
+    def __init__(self, group_id: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., master_id: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+
+class Routes(_message.Message):
+    __slots__ = ("version", "cluster_id", "groups", "topics")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    cluster_id: str
+    groups: _containers.RepeatedCompositeFieldContainer[GroupRoute]
+    topics: _containers.RepeatedCompositeFieldContainer[TopicRoute]
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupRoute, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ...) -> None: ...
+
+class OpenProducerRequest(_message.Message):
+    __slots__ = ("name", "open_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OPEN_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    open_id: bytes
+    def __init__(self, name: _Optional[str] = ..., open_id: _Optional[bytes] = ...) -> None: ...
+
+class OpenProducerReply(_message.Message):
+    __slots__ = ("producer_id", "epoch")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    epoch: int
+    def __init__(self, producer_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ListProducersRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ProducerInfo(_message.Message):
+    __slots__ = ("name", "producer_id", "epoch", "opened_us")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPENED_US_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    producer_id: int
+    epoch: int
+    opened_us: int
+    def __init__(self, name: _Optional[str] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., opened_us: _Optional[int] = ...) -> None: ...
+
+class ListProducersReply(_message.Message):
+    __slots__ = ("producers",)
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    producers: _containers.RepeatedCompositeFieldContainer[ProducerInfo]
+    def __init__(self, producers: _Optional[_Iterable[_Union[ProducerInfo, _Mapping]]] = ...) -> None: ...
+
+class JoinGroupRequest(_message.Message):
+    __slots__ = ("group", "member_id", "topics", "session_ms", "client")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_MS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member_id: str
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    session_ms: int
+    client: str
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., client: _Optional[str] = ...) -> None: ...
+
+class HeartbeatGroupRequest(_message.Message):
+    __slots__ = ("group", "member_id", "generation", "held")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member_id: str
+    generation: int
+    held: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., held: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ...) -> None: ...
+
+class GroupMembershipReply(_message.Message):
+    __slots__ = ("member_id", "generation", "assignment", "heartbeat_ms")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    generation: int
+    assignment: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    heartbeat_ms: int
+    def __init__(self, member_id: _Optional[str] = ..., generation: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., heartbeat_ms: _Optional[int] = ...) -> None: ...
+
+class LeaveGroupRequest(_message.Message):
+    __slots__ = ("group", "member_id")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member_id: str
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ...) -> None: ...
+
+class LeaveGroupReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListGroupsRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class GroupMember(_message.Message):
+    __slots__ = ("member_id", "client", "topics", "assignment")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    client: str
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    assignment: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., assignment: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ...) -> None: ...
+
+class GroupInfo(_message.Message):
+    __slots__ = ("group", "generation", "members")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    generation: int
+    members: _containers.RepeatedCompositeFieldContainer[GroupMember]
+    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ...) -> None: ...
+
+class ListGroupsReply(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[GroupInfo]
+    def __init__(self, groups: _Optional[_Iterable[_Union[GroupInfo, _Mapping]]] = ...) -> None: ...
+
+class ForgetGroupRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class ForgetGroupReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportNodeRequest(_message.Message):
+    __slots__ = ("cluster_id", "group_id", "node", "role", "term", "master_id", "commit_index", "log_end_index", "queues", "members")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group_id: int
+    node: _common_pb2.NodeAddress
+    role: str
+    term: int
+    master_id: int
+    commit_index: int
+    log_end_index: int
+    queues: int
+    members: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., commit_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ...) -> None: ...
+
+class ReportNodeReply(_message.Message):
+    __slots__ = ("cluster_id", "route_version")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    route_version: int
+    def __init__(self, cluster_id: _Optional[str] = ..., route_version: _Optional[int] = ...) -> None: ...
+
+class ClusterStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("node_id", "address", "role", "log_end_index", "alive", "silent_ms")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    SILENT_MS_FIELD_NUMBER: _ClassVar[int]
+    node_id: int
+    address: str
+    role: str
+    log_end_index: int
+    alive: bool
+    silent_ms: int
+    def __init__(self, node_id: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., log_end_index: _Optional[int] = ..., alive: _Optional[bool] = ..., silent_ms: _Optional[int] = ...) -> None: ...
+
+class GroupStatus(_message.Message):
+    __slots__ = ("group_id", "term", "master_id", "commit_index", "nodes", "queues")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    term: int
+    master_id: int
+    commit_index: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    queues: int
+    def __init__(self, group_id: _Optional[int] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., commit_index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., queues: _Optional[int] = ...) -> None: ...
+
+class ControllerStatus(_message.Message):
+    __slots__ = ("controller_id", "address", "role")
+    CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    controller_id: int
+    address: str
+    role: str
+    def __init__(self, controller_id: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+
+class ClusterStatusReply(_message.Message):
+    __slots__ = ("cluster_id", "groups", "controllers", "topics", "version")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
+    controllers: _containers.RepeatedCompositeFieldContainer[ControllerStatus]
+    topics: int
+    version: str
+    def __init__(self, cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., topics: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,60 @@
+from semel.protos.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PullCheckpointRequest(_message.Message):
+    __slots__ = ("index", "position")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    position: int
+    def __init__(self, index: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class CheckpointChunk(_message.Message):
+    __slots__ = ("index", "term", "total_bytes", "position", "data", "payload_crc")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_CRC_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    term: int
+    total_bytes: int
+    position: int
+    data: bytes
+    payload_crc: int
+    def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ..., total_bytes: _Optional[int] = ..., position: _Optional[int] = ..., data: _Optional[bytes] = ..., payload_crc: _Optional[int] = ...) -> None: ...
+
+class RecordRef(_message.Message):
+    __slots__ = ("index", "position", "length")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    position: int
+    length: int
+    def __init__(self, index: _Optional[int] = ..., position: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class PullRecordsRequest(_message.Message):
+    __slots__ = ("records",)
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[RecordRef]
+    def __init__(self, records: _Optional[_Iterable[_Union[RecordRef, _Mapping]]] = ...) -> None: ...
+
+class RecordChunk(_message.Message):
+    __slots__ = ("record", "data", "crc", "gone")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CRC_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    record: RecordRef
+    data: bytes
+    crc: int
+    gone: bool
+    def __init__(self, record: _Optional[_Union[RecordRef, _Mapping]] = ..., data: _Optional[bytes] = ..., crc: _Optional[int] = ..., gone: _Optional[bool] = ...) -> None: ...
