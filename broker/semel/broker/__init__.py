@@ -1,0 +1,1 @@
+"""The broker: one process is one replica of one broker group's log."""

@@ -1,0 +1,45 @@
+"""The sans-IO Raft core: how a broker group agrees on one log.
+
+Not here: bytes and disks (`semel.broker.log`), what entries mean (`semel.broker.state`), wiring
+(`semel.broker.node`).
+"""
+
+from semel.broker.raft.config import RaftConfig
+from semel.broker.raft.core import RaftCore
+from semel.broker.raft.membership import Membership
+from semel.broker.raft.messages import (
+    EntryMeta,
+    HardState,
+    Message,
+    MessageKind,
+    SnapshotMark,
+)
+from semel.broker.raft.ready import (
+    LogView,
+    PeerProgress,
+    RaftStatus,
+    ReadState,
+    Ready,
+    Role,
+)
+from semel.broker.raft.wire import decode_message, encode_message, envelope_length
+
+__all__ = [
+    "EntryMeta",
+    "HardState",
+    "LogView",
+    "Membership",
+    "Message",
+    "MessageKind",
+    "PeerProgress",
+    "RaftConfig",
+    "RaftCore",
+    "RaftStatus",
+    "ReadState",
+    "Ready",
+    "Role",
+    "SnapshotMark",
+    "decode_message",
+    "encode_message",
+    "envelope_length",
+]

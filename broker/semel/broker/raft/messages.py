@@ -1,0 +1,98 @@
+"""What the nodes of a group say to each other, and what a node must remember.
+
+One flat class carries every kind of message: the fields that a kind does not use keep their
+defaults. Terms and indexes are plain integers here, because the core adds and compares them all
+the time; they are the `Term` and `Index` of `semel.protos.ids`.
+
+    kind             log_index, log_term     other fields in use
+    PRE_VOTE         the last entry          term (asked for), force
+    PRE_VOTE_REPLY                           term (asked for; the own one if rejected), rejected
+    VOTE             the last entry          force
+    VOTE_REPLY                               rejected
+    APPEND           the entry before        entries, commit_index
+    APPEND_REPLY     durable and matched     context (0); rejected: log_index is the refused
+                                             APPEND's, with hint_index, hint_term
+    HEARTBEAT        the follower's match    commit_index, context (read round)
+    HEARTBEAT_REPLY  durable and matched     context (echoed), rejected (stale term)
+    SNAPSHOT_OFFER                           snapshot, commit_index
+    SNAPSHOT_REPLY   durable and matched     rejected (the pull failed)
+    TIMEOUT_NOW
+
+Not here: bytes (`wire.py`), and what is done with a message (`core.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from semel.broker.raft.membership import Membership
+from semel.protos.ids import NodeId
+
+
+class MessageKind(IntEnum):
+    """Numbers are the wire's; never reuse one."""
+
+    PRE_VOTE = 1
+    PRE_VOTE_REPLY = 2
+    VOTE = 3
+    VOTE_REPLY = 4
+    APPEND = 5
+    APPEND_REPLY = 6
+    HEARTBEAT = 7
+    HEARTBEAT_REPLY = 8
+    SNAPSHOT_OFFER = 9
+    SNAPSHOT_REPLY = 10
+    TIMEOUT_NOW = 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryMeta:
+    """All that the core knows of an entry; the bytes are the shell's business."""
+
+    index: int
+    term: int
+    size: int
+    """Bytes of the whole frame; windows and batching count them."""
+    membership: Membership | None = None
+    """Set for a membership entry, and for no other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardState:
+    """What must be durable before any message of this term leaves."""
+
+    term: int = 0
+    voted_for: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotMark:
+    """A snapshot stands for the entries up to `index`, which is committed."""
+
+    index: int
+    term: int
+    membership: Membership
+    """The membership in force at `index`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message from `source` to `target`; the table above says which fields count."""
+
+    kind: MessageKind
+    source: NodeId
+    target: NodeId
+    term: int
+    log_index: int = 0
+    log_term: int = 0
+    commit_index: int = 0
+    entries: tuple[EntryMeta, ...] = ()
+    """Consecutive from log_index + 1, with terms that never fall."""
+    rejected: bool = False
+    hint_index: int = 0
+    hint_term: int = 0
+    context: int = 0
+    snapshot: SnapshotMark | None = None
+    force: bool = False
+    """The election was ordered by the master: grant even while it is alive."""
