@@ -1,0 +1,178 @@
+"""What applying one log record did: the answers that waiting callers get.
+
+One result for each record of a frame, in the record's order. Results say *granted* or *refused*
+where a record is decided at apply (locks, commits); a batch or a fence is decided before it is
+proposed (`judge.py`), so applying it cannot be refused: a mismatch is `StateDiverged`.
+
+Not here: verdicts on requests that are not in the log yet (`verdicts.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from semel.protos.errors import SemelError
+from semel.protos.ids import Index, NodeId, Offset, ProducerId, QueueKey, Sequence
+
+
+class StateDiverged(Exception):
+    """The log and the state contradict each other: this node must halt.
+
+    No `SemelError`, so that nothing which handles requests catches it. Either memory or disk is
+    damaged, or two versions disagree about a rule; going on would spread the damage.
+    """
+
+
+class WindowEntry(NamedTuple):
+    """One batch that the window remembers; `count` 0 is a position mark."""
+
+    base_sequence: Sequence
+    last_sequence: Sequence
+    base_offset: Offset
+    count: int
+    content_crc: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerState:
+    """A copy of one row of the sequence table."""
+
+    queue_key: QueueKey
+    producer_id: ProducerId
+    epoch: int
+    session: int
+    last_sequence: Sequence
+    last_time_us: int
+    """Log time of the last change."""
+    name: str
+    window: tuple[WindowEntry, ...]
+    """Oldest first; at most 64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRef:
+    """One replica, as the membership names it."""
+
+    node_id: NodeId
+    address: str
+    rack: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The group's replicas as of `index`."""
+
+    index: Index
+    voters: tuple[NodeRef, ...] = ()
+    learners: tuple[NodeRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Applied, nothing to tell. `what` is the record's name in control.proto, or "noop"."""
+
+    what: str
+    queue_key: QueueKey | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchApplied:
+    """A batch is stored at `[base_offset, base_offset + count)`."""
+
+    queue_key: QueueKey
+    producer_id: ProducerId
+    base_sequence: Sequence
+    last_sequence: Sequence
+    base_offset: Offset
+    count: int
+    append_time_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceApplied:
+    """The rows as they are now; nothing of an older incarnation can land after them."""
+
+    rows: tuple[ProducerState, ...]
+    """One for each queue of the record, in its order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockGranted:
+    """The member owns the queue under `token`."""
+
+    group: str
+    queue_key: QueueKey
+    member_id: str
+    token: int
+    committed_offset: int
+    """-1: the group never committed here."""
+    lock_ms: int
+    session_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockRefused:
+    """The member does not own the queue: QueueLocked, StaleGeneration or UnknownQueue."""
+
+    group: str
+    queue_key: QueueKey
+    error: SemelError
+
+
+class CommitOutcome(NamedTuple):
+    """`error` is None when stored; else LockLost, OffsetOutOfRange, InvalidRequest, UnknownQueue."""
+
+    queue_key: QueueKey
+    offset: int
+    token: int
+    error: SemelError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitApplied:
+    """One outcome for each queue of the record, in its order."""
+
+    group: str
+    outcomes: tuple[CommitOutcome, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """`released` is False when the token was not the current one (any more)."""
+
+    group: str
+    queue_key: QueueKey
+    token: int
+    released: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetReset:
+    """A group's progress was moved, or `error`: UnknownQueue, OffsetOutOfRange."""
+
+    group: str
+    queue_key: QueueKey
+    token: int
+    """The new token; nobody holds it."""
+    error: SemelError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipApplied:
+    """The group has these replicas from here on."""
+
+    membership: Membership
+
+
+ApplyResult = (
+    Done
+    | BatchApplied
+    | FenceApplied
+    | LockGranted
+    | LockRefused
+    | CommitApplied
+    | Released
+    | OffsetReset
+    | MembershipApplied
+)

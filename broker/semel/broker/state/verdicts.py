@@ -1,0 +1,74 @@
+"""What the judge answers to a request that is not in the log yet.
+
+Not here: how it decides (`judge.py`), and what applying did (`results.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from semel.protos.errors import SemelError
+from semel.protos.ids import Offset, ProducerId, QueueKey, Sequence
+
+
+class BatchKey(NamedTuple):
+    """Names an accepted batch until it is applied; `BatchApplied` has the same three fields."""
+
+    queue_key: QueueKey
+    producer_id: ProducerId
+    base_sequence: Sequence
+
+
+class ParkKey(NamedTuple):
+    """Names one parked request; `serial` tells a repeated request from the first one."""
+
+    queue_key: QueueKey
+    producer_id: ProducerId
+    previous_sequence: Sequence
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Append it to the entry being built, now: the judge already counts on it."""
+
+    base_offset: Offset = Offset(-1)
+    """Where the batch goes; -1 for control records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """Stored before, durable and applied; `base_offset` of its first message, -1 when unknown."""
+
+    base_offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A duplicate of the accepted batch `after`, which is not applied yet.
+
+    When `after` is applied: Duplicate, at `base_offset`. When the entry is lost: NotMaster.
+    """
+
+    after: BatchKey
+    base_offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Its predecessor has not arrived. Keep the bytes under `park_key`; `Judge.unpark` asks for it
+    again, `Judge.expire_parked` gives it up."""
+
+    park_key: ParkKey
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not stored, by this request, now or later."""
+
+    error: SemelError
+
+
+BatchVerdict = Accepted | Duplicate | Pending | Parked | Refused
+ControlVerdict = Accepted | Refused
