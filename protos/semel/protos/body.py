@@ -1,0 +1,215 @@
+"""The uncompressed body of a record batch: a table of lengths, then buffers.
+
+How it works. The write side takes the buffers out of Arrow arrays, whatever their slicing, and
+makes them canonical; the read side hands out arrays over checked buffers one after the other.
+
+Format. `docs/formats/batch.md`, "Body".
+
+Invariants
+1. A buffer that is handed out lies inside the body, and every offset inside its data.
+2. Written offsets start at 0, bitmaps end in zero bits, a null has no bytes behind it.
+
+Not here: which columns stand in which order (`columns.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from semel.protos.batch import HEADER_BYTES, BatchFlags, BatchHeader, Codec
+from semel.protos.errors import CorruptBatch, InvalidRequest
+
+Buffer = Any
+"""bytes, pyarrow.Buffer or a contiguous numpy array: what join and crc32c take without a copy."""
+
+HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+CODEC_NAMES: Final = {Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
+_PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
+
+
+def chain_crc(buffers: list[Buffer]) -> int:
+    """CRC32C over all of `buffers`, one behind the other."""
+    crc = 0
+    for buffer in buffers:
+        crc = google_crc32c.extend(crc, buffer)
+    return crc
+
+
+def numbers_of(column: pa.Array, dtype: Any) -> npt.NDArray[Any]:
+    """The numbers of a column without nulls, without a copy."""
+    size = np.dtype(dtype).itemsize
+    return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * size)
+
+
+def _rebased(offsets: npt.NDArray[np.int32], data: Any) -> list[Buffer]:
+    """Offsets from 0 and the data they span."""
+    start, end = int(offsets[0]), int(offsets[-1])
+    if start:
+        offsets = offsets - np.int32(start)
+    return [offsets, b"" if start == end else data.slice(start, end - start)]
+
+
+def offsets_of(column: pa.Array) -> npt.NDArray[np.int32]:
+    """The count + 1 offsets of a binary, string or list array."""
+    buffer = column.buffers()[1]
+    if not len(column) and (buffer is None or not buffer.size):
+        return np.zeros(1, np.int32)
+    return np.frombuffer(buffer, np.int32, len(column) + 1, column.offset * 4)
+
+
+def binary_buffers(column: pa.Array) -> list[Buffer]:
+    return _rebased(offsets_of(column), column.buffers()[2])
+
+
+def nullable_buffers(column: pa.Array) -> list[Buffer]:
+    if not column.null_count:
+        valid = np.ones(len(column), np.bool_)
+    else:
+        # take() leaves no bytes behind a null, which the content's CRC would cover.
+        column = column.take(pa.array(np.arange(len(column))))
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+    return [np.packbits(valid, bitorder="little"), *binary_buffers(column)]
+
+
+def header_buffers(column: pa.Array) -> list[Buffer]:
+    if column.null_count:
+        column = column.take(pa.array(np.arange(len(column))))
+    lists = offsets_of(column)
+    start, end = int(lists[0]), int(lists[-1])
+    pairs = column.values.slice(start, end - start)
+    names, values = pairs.field(0), pairs.field(1)
+    if pairs.null_count or names.null_count or values.null_count:
+        raise InvalidRequest("a header's name or value is null")
+    return [lists - np.int32(start), *binary_buffers(names), *binary_buffers(values)]
+
+
+def lay_out(buffers: list[Buffer]) -> list[Buffer]:
+    """The parts whose join is the uncompressed body."""
+    lengths = [memoryview(buffer).nbytes for buffer in buffers]
+    table = struct.pack(f"<{len(buffers) + 1}I", len(buffers), *lengths)
+    parts: list[Buffer] = [table + _PADDING[len(table) & 7]]
+    for buffer, length in zip(buffers, lengths, strict=True):
+        if length:
+            parts.append(buffer)
+            if length & 7:
+                parts.append(_PADDING[length & 7])
+    return parts
+
+
+def unpack_body(batch: bytes | bytearray | memoryview, header: BatchHeader) -> pa.Buffer:
+    """The uncompressed body, over the same memory when it is stored so."""
+    if header.flags & BatchFlags.POSITION_MARK:
+        raise CorruptBatch("a position mark has no columns")
+    if len(batch) != header.batch_length:
+        raise CorruptBatch(f"batch is {header.batch_length} bytes long, {len(batch)} were given")
+    body = pa.py_buffer(batch).slice(HEADER_BYTES)
+    length = header.uncompressed_length
+    try:
+        if header.codec is Codec.LZ4:
+            # The one-shot call leaves memory it never wrote behind a frame that is shorter than
+            # claimed; the stream tells how much there was.
+            stream = pa.CompressedInputStream(pa.BufferReader(body), "lz4")
+            body = stream.read_buffer(length + 1)
+        elif header.codec is Codec.ZSTD:
+            body = pa.Codec("zstd").decompress(body, length)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptBatch(f"batch body cannot be decompressed: {error}") from error
+    if body.size != length:
+        raise CorruptBatch(f"batch body has {body.size} bytes uncompressed, not {length}")
+    return body
+
+
+_BUFFER_COUNTS: Final = {
+    BatchFlags.KEY: 3,
+    BatchFlags.HEADERS: 5,
+    BatchFlags.TIMESTAMP: 1,
+    BatchFlags.MESSAGE_ID: 3,
+    BatchFlags.SLOT: 1,
+    BatchFlags.SEQUENCE: 1,
+    BatchFlags.DELIVER_AT: 1,
+}
+
+
+class BodyReader:
+    """Takes one buffer after the other out of an uncompressed body, each checked."""
+
+    def __init__(self, body: pa.Buffer, header: BatchHeader) -> None:
+        """Raises CorruptBatch unless the length table matches the flags and fills the body."""
+        expected = 2 + sum(n for flag, n in _BUFFER_COUNTS.items() if flag & header.flags)
+        self.flags = header.flags
+        self.buffers: list[pa.Buffer] = []
+        self.taken = 0
+        position = 4 * (expected + 1)
+        if body.size < position:
+            raise CorruptBatch(f"batch body of {body.size} bytes has no room for its lengths")
+        number, *lengths = struct.unpack_from(f"<{expected + 1}I", body)
+        if number != expected:
+            raise CorruptBatch(f"batch body has {number} buffers, its flags ask for {expected}")
+        for length in lengths:
+            position = position + 7 & ~7
+            if position + length > body.size:
+                raise CorruptBatch(f"batch body has a buffer of {length} bytes that leads out")
+            self.buffers.append(body.slice(position, length))
+            position += length
+        if position + 7 & ~7 != body.size:
+            raise CorruptBatch(f"batch body has {body.size} bytes, its buffers need {position}")
+
+    def content(self) -> list[pa.Buffer]:
+        """The buffers that `content_crc` covers."""
+        key_and_headers = 2 + 3 * bool(self.flags & BatchFlags.KEY)
+        key_and_headers += 5 * bool(self.flags & BatchFlags.HEADERS)
+        found = self.buffers[:key_and_headers]
+        if self.flags & BatchFlags.MESSAGE_ID:
+            at = key_and_headers + bool(self.flags & BatchFlags.TIMESTAMP)
+            found += self.buffers[at : at + 3]
+        return found
+
+    def _next(self, length: int | None = None) -> pa.Buffer:
+        buffer = self.buffers[self.taken]
+        self.taken += 1
+        if length is not None and buffer.size != length:
+            raise CorruptBatch(f"batch buffer has {buffer.size} bytes, not {length}")
+        return buffer
+
+    def _aligned(self, length: int, to: int) -> pa.Buffer:
+        """A buffer of numbers; copied when the batch does not start at an aligned address."""
+        buffer = self._next(length)
+        return pa.py_buffer(buffer.to_pybytes()) if buffer.address % to else buffer
+
+    def _offsets(self, count: int) -> tuple[pa.Buffer, int]:
+        """`count + 1` offsets that start at 0 and never fall, and the last of them."""
+        buffer = self._aligned(4 * (count + 1), 4)
+        offsets = np.frombuffer(buffer, np.int32)
+        if offsets[0] or (offsets[1:] < offsets[:-1]).any():
+            raise CorruptBatch("batch offsets do not rise from 0")
+        return buffer, int(offsets[-1])
+
+    def binary(self, count: int, validity: pa.Buffer | None = None) -> pa.Array:
+        offsets, end = self._offsets(count)
+        return pa.Array.from_buffers(pa.binary(), count, [validity, offsets, self._next(end)])
+
+    def nullable(self, count: int) -> pa.Array:
+        validity = self._next((count + 7) // 8)
+        return self.binary(count, validity)
+
+    def numbers(self, count: int, wanted: pa.DataType) -> pa.Array:
+        size = wanted.bit_width // 8
+        return pa.Array.from_buffers(wanted, count, [None, self._aligned(size * count, size)])
+
+    def headers(self, count: int) -> pa.Array:
+        lists, pair_count = self._offsets(count)
+        names = self.binary(pair_count)
+        values = self.binary(pair_count)
+        try:
+            names = names.cast(pa.string())
+        except pa.ArrowException as error:
+            raise CorruptBatch("a header's name is not UTF-8") from error
+        pairs = pa.StructArray.from_arrays([names, values], ["key", "value"])
+        return pa.Array.from_buffers(HEADERS_TYPE, count, [None, lists], children=[pairs])
