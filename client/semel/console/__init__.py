@@ -1,0 +1,1 @@
+"""The `semel` command: one module a noun, all output through `render`."""
