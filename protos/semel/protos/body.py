@@ -126,15 +126,19 @@ def unpack_body(batch: bytes | bytearray | memoryview, header: BatchHeader) -> p
     return body
 
 
-_BUFFER_COUNTS: Final = {
-    BatchFlags.KEY: 3,
-    BatchFlags.HEADERS: 5,
-    BatchFlags.TIMESTAMP: 1,
-    BatchFlags.MESSAGE_ID: 3,
-    BatchFlags.SLOT: 1,
-    BatchFlags.SEQUENCE: 1,
-    BatchFlags.DELIVER_AT: 1,
-}
+_KEY = BatchFlags.KEY.value
+_HEADERS = BatchFlags.HEADERS.value
+_TIMESTAMP = BatchFlags.TIMESTAMP.value
+_MESSAGE_ID = BatchFlags.MESSAGE_ID.value
+_BUFFER_COUNTS: Final = (
+    (_KEY, 3),
+    (_HEADERS, 5),
+    (_TIMESTAMP, 1),
+    (_MESSAGE_ID, 3),
+    (BatchFlags.SLOT.value, 1),
+    (BatchFlags.SEQUENCE.value, 1),
+    (BatchFlags.DELIVER_AT.value, 1),
+)
 
 
 class BodyReader:
@@ -142,8 +146,8 @@ class BodyReader:
 
     def __init__(self, body: pa.Buffer, header: BatchHeader) -> None:
         """Raises CorruptBatch unless the length table matches the flags and fills the body."""
-        expected = 2 + sum(n for flag, n in _BUFFER_COUNTS.items() if flag & header.flags)
-        self.flags = header.flags
+        self.flags = int(header.flags)
+        expected = 2 + sum(count for flag, count in _BUFFER_COUNTS if flag & self.flags)
         self.buffers: list[pa.Buffer] = []
         self.taken = 0
         position = 4 * (expected + 1)
@@ -163,11 +167,11 @@ class BodyReader:
 
     def content(self) -> list[pa.Buffer]:
         """The buffers that `content_crc` covers."""
-        key_and_headers = 2 + 3 * bool(self.flags & BatchFlags.KEY)
-        key_and_headers += 5 * bool(self.flags & BatchFlags.HEADERS)
+        key_and_headers = 2 + 3 * bool(self.flags & _KEY)
+        key_and_headers += 5 * bool(self.flags & _HEADERS)
         found = self.buffers[:key_and_headers]
-        if self.flags & BatchFlags.MESSAGE_ID:
-            at = key_and_headers + bool(self.flags & BatchFlags.TIMESTAMP)
+        if self.flags & _MESSAGE_ID:
+            at = key_and_headers + bool(self.flags & _TIMESTAMP)
             found += self.buffers[at : at + 3]
         return found
 

@@ -63,13 +63,19 @@ if sys.byteorder != "little":
     raise ImportError("semel stores little-endian columns and needs a little-endian machine")
 
 _HEADERS_MAP: Final = pa.map_(pa.string(), pa.binary())
+_TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
+_NO_PAIRS: Final = pa.array([], HEADERS_TYPE.value_type)
+
+_KEY, _HEADERS, _TIMESTAMP, _MESSAGE_ID, _SLOT, _SEQUENCE, _DELIVER_AT = (
+    1 << bit for bit in range(7)
+)  # BatchFlags as plain integers
 
 RECORD_SCHEMA: Final = pa.schema(
     [
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestamp", _TIMESTAMP_TYPE),
         ("headers", HEADERS_TYPE),
         ("producer", pa.int64()),
         ("sequence", pa.int64()),
@@ -359,16 +365,16 @@ def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -
     CorruptBatch when a length, an offset or a sequence contradicts, and for a position mark.
     """
     reader = BodyReader(unpack_body(batch, header), header)
-    flags = header.flags
+    flags = int(header.flags)  # an IntFlag's "and" costs ten times an int's
     count = header.count
     values = reader.binary(count)
-    keys = reader.nullable(count) if flags & BatchFlags.KEY else None
-    headers = reader.headers(count) if flags & BatchFlags.HEADERS else None
-    timestamps = reader.numbers(count, pa.int64()) if flags & BatchFlags.TIMESTAMP else None
-    ids = reader.nullable(count) if flags & BatchFlags.MESSAGE_ID else None
-    slots = reader.numbers(count, pa.uint16()) if flags & BatchFlags.SLOT else None
-    sequences = reader.numbers(count, pa.int64()) if flags & BatchFlags.SEQUENCE else None
-    deliver_at = reader.numbers(count, pa.int64()) if flags & BatchFlags.DELIVER_AT else None
+    keys = reader.nullable(count) if flags & _KEY else None
+    headers = reader.headers(count) if flags & _HEADERS else None
+    timestamps = reader.numbers(count, pa.int64()) if flags & _TIMESTAMP else None
+    ids = reader.nullable(count) if flags & _MESSAGE_ID else None
+    slots = reader.numbers(count, pa.uint16()) if flags & _SLOT else None
+    sequences = reader.numbers(count, pa.int64()) if flags & _SEQUENCE else None
+    deliver_at = reader.numbers(count, pa.int64()) if flags & _DELIVER_AT else None
     _check_sequences(header, sequences)
     return Columns(
         values=values,
@@ -440,7 +446,7 @@ def to_record_batch(
             keys,
             columns.values,
             _rising(first, count),
-            stamps.view(RECORD_SCHEMA.field("timestamp").type),
+            stamps.view(_TIMESTAMP_TYPE),
             headers,
             pa.array(np.full(count, header.producer_id, np.int64)),
             sequences,
@@ -454,9 +460,8 @@ def _rising(first: int, count: int) -> pa.Array:
 
 
 def _no_headers(count: int) -> pa.Array:
-    return pa.ListArray.from_arrays(
-        pa.array(np.zeros(count + 1, np.int32)), pa.array([], HEADERS_TYPE.value_type)
-    )
+    offsets = pa.py_buffer(bytes(4 * (count + 1)))
+    return pa.Array.from_buffers(HEADERS_TYPE, count, [None, offsets], children=[_NO_PAIRS])
 
 
 def _check_sequences(header: BatchHeader, sequences: pa.Array | None) -> None:

@@ -1,0 +1,117 @@
+"""Routing as a pure function of the message: key or source position -> slot -> queue.
+
+A topic has 65,536 slots; each queue owns a half-open range of them. The slot of a message is the
+low 16 bits of MurmurHash3 (x86, 32 bits, seed 0; Austin Appleby, public domain) of its key, or of
+its source position as 8 little-endian bytes. Nothing else enters, so the same message goes to the
+same slot from any client, version and machine: an exact resume depends on it.
+
+Not here: which queues a topic has now (the controller's routes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import mmh3
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from semel.protos.errors import InvalidRequest
+
+SLOT_COUNT: Final = 65_536
+SLOT_MASK: Final = SLOT_COUNT - 1
+
+Slots = npt.NDArray[np.uint16]
+
+_C1: Final = np.uint32(0xCC9E2D51)
+_C2: Final = np.uint32(0x1B873593)
+_M: Final = np.uint32(5)
+_N: Final = np.uint32(0xE6546B64)
+_F1: Final = np.uint32(0x85EBCA6B)
+_F2: Final = np.uint32(0xC2B2AE35)
+_U32: Final = np.uint64(0xFFFFFFFF)
+
+
+def slot_of_key(key: bytes) -> int:
+    """The slot of one key."""
+    return mmh3.hash(key, 0, signed=False) & SLOT_MASK
+
+
+def slots_of_keys(
+    keys: pa.Array | pa.ChunkedArray | Sequence[bytes | None],
+    positions: npt.NDArray[np.int64] | None = None,
+) -> Slots:
+    """The slot of each key; a null key takes the slot of its source position.
+
+    Raises InvalidRequest for a null key without `positions`.
+    """
+    listed: Any = keys
+    if isinstance(listed, pa.Array | pa.ChunkedArray):
+        listed = listed.to_pylist()
+    digest = mmh3.mmh3_32_uintdigest
+    try:
+        hashes = [digest(key) for key in listed]
+    except TypeError:
+        return _slots_of_mixed_keys(listed, positions)
+    return np.array(hashes, np.uint32).astype(np.uint16)
+
+
+def _slots_of_mixed_keys(
+    keys: Sequence[bytes | str | None], positions: npt.NDArray[np.int64] | None
+) -> Slots:
+    if positions is None:
+        if None in keys:
+            raise InvalidRequest(f"message {keys.index(None)} has neither a key nor a position")
+        positions = np.zeros(len(keys), np.int64)
+    slots = slots_of_positions(positions)
+    for row, key in enumerate(keys):
+        if key is not None:
+            slots[row] = slot_of_key(key.encode() if isinstance(key, str) else key)
+    return slots
+
+
+def slots_of_positions(positions: npt.NDArray[np.int64]) -> Slots:
+    """The slot of each source position."""
+    words = positions.astype(np.int64, copy=False).view(np.uint64)
+    low = (words & _U32).astype(np.uint32)
+    high = (words >> np.uint64(32)).astype(np.uint32)
+    h = np.zeros(len(positions), np.uint32)
+    # Unsigned numpy arithmetic wraps, as the algorithm wants.
+    for block in (low, high):
+        k = _rotate(block * _C1, 15) * _C2
+        h = _rotate(h ^ k, 13) * _M + _N
+    h ^= np.uint32(8)  # the length of the input
+    h ^= h >> np.uint32(16)
+    h *= _F1
+    h ^= h >> np.uint32(13)
+    h *= _F2
+    h ^= h >> np.uint32(16)
+    return h.astype(np.uint16)
+
+
+def _rotate(x: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
+
+
+def split_slots(queues: int) -> list[tuple[int, int]]:
+    """`queues` half-open ranges that cover all slots, no two differing by more than one in size.
+
+    Raises InvalidRequest unless 1 <= queues <= 65,536.
+    """
+    if not 1 <= queues <= SLOT_COUNT:
+        raise InvalidRequest(f"a topic has 1 to {SLOT_COUNT} queues, not {queues}")
+    bounds = [number * SLOT_COUNT // queues for number in range(queues + 1)]
+    return list(pairwise(bounds))
+
+
+def queue_for_slots(
+    starts: npt.NDArray[np.int64] | Sequence[int], slots: npt.NDArray[Any] | Sequence[int]
+) -> npt.NDArray[np.int64]:
+    """For each slot the place, in `starts`, of the range that holds it.
+
+    `starts` are the first slots of ranges that cover everything: rising, from 0.
+    """
+    return np.searchsorted(np.asarray(starts), np.asarray(slots), side="right") - 1
