@@ -1,0 +1,284 @@
+"""A real cluster of processes for tests and benchmarks: started, killed, paused, restarted by pid.
+
+How it works. One controller and `groups` × `brokers` broker nodes run as `python -m` processes under
+one data directory, each with its output in a file beside its data. Ports are chosen once, so that a
+node that is started again keeps its address. Every process asks the kernel to be killed when the one
+that started it ends, so that not even a killed test run leaves anything behind.
+
+    with Cluster(tmp_path) as cluster:
+        client = connect(cluster.bootstrap)
+        master = cluster.master()
+        cluster.kill(master)
+        cluster.start_node(master)
+
+Not here: `semel up`, the supervisor for people, which has tests of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+
+from semel.protos.v1 import broker_pb2, broker_pb2_grpc, controller_pb2, controller_pb2_grpc
+
+HOST = "127.0.0.1"
+CLUSTER_ID = "0" * 31 + "1"
+# Dies with its parent thread, then becomes the node: keeps the pid, needs no code after a fork.
+_LAUNCHER = (
+    "import ctypes, os, signal, sys;"
+    "ctypes.CDLL(None).prctl(1, signal.SIGKILL);"
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One process of the cluster."""
+
+    kind: str
+    """controller or broker."""
+    id: int
+    group: int
+    """Broker group; 0 for a controller."""
+    address: str
+    data: Path
+    command: list[str] = field(repr=False)
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def pid(self) -> int:
+        """Of the running process. Asserts that there is one."""
+        assert self.process is not None, f"{self.kind} {self.id} is not running"
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Started and not exited (a paused one is running)."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def log_file(self) -> Path:
+        """What it wrote to stderr, over all its lives."""
+        return self.data.with_suffix(".log")
+
+    @property
+    def output_file(self) -> Path:
+        """What its present life wrote to stdout."""
+        return self.data.with_suffix(".out")
+
+    def resident_bytes(self) -> int:
+        """Its resident memory, from /proc."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) << 10
+        raise AssertionError(f"{self.kind} {self.id} has no resident memory")
+
+
+class Cluster:
+    """Processes under one directory. The same directory starts the same cluster again."""
+
+    def __init__(self, data: Path, *, brokers: int = 3, groups: int = 1) -> None:
+        self.data = data
+        data.mkdir(parents=True, exist_ok=True)
+        controller_port, *ports = _free_ports(1 + brokers * groups)
+        self.bootstrap = f"{HOST}:{controller_port}"
+        self.controller = self._node("controller", 1, 0, self.bootstrap, [])
+        self.brokers: list[Node] = []
+        for group in range(1, groups + 1):
+            ids = range((group - 1) * brokers + 1, group * brokers + 1)
+            members = [f"{number}={HOST}:{ports[number - 1]}" for number in ids]
+            for number in ids:
+                flags = ["--group", str(group), "--node", str(number)]
+                flags += ["--controllers", self.bootstrap]
+                for member in members:
+                    flags += ["--member", member]
+                address = f"{HOST}:{ports[number - 1]}"
+                self.brokers.append(self._node("broker", number, group, address, flags))
+
+    def _node(self, kind: str, number: int, group: int, address: str, flags: list[str]) -> Node:
+        data = self.data / f"{kind}-{number}"
+        command = [sys.executable, "-S", "-E", "-c", _LAUNCHER, "-m", f"semel.{kind}", "--json"]
+        command += ["--data", str(data), "--listen", address, "--cluster-id", CLUSTER_ID, *flags]
+        return Node(kind=kind, id=number, group=group, address=address, data=data, command=command)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The controller, then the brokers."""
+        return [self.controller, *self.brokers]
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Start what is not running and wait until every group has a master that answers."""
+        for node in self.nodes:
+            if not node.running:
+                self._spawn(node)
+        deadline = time.monotonic() + timeout
+        for node in self.nodes:
+            self._wait_listening(node, deadline)
+        self.wait_ready(deadline - time.monotonic())
+
+    def start_node(self, node: Node, timeout: float = 30.0) -> None:
+        """Start one node and wait until it listens."""
+        assert not node.running, f"{node.kind} {node.id} runs already"
+        self._spawn(node)
+        self._wait_listening(node, time.monotonic() + timeout)
+
+    def stop(self) -> None:
+        """Stop everything that runs: SIGTERM, then SIGKILL after five seconds."""
+        running = [node for node in self.nodes if node.running]
+        for node in running:
+            os.kill(node.pid, signal.SIGCONT)
+            os.kill(node.pid, signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        for node in running:
+            assert node.process is not None
+            try:
+                node.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                node.process.kill()
+                node.process.wait()
+
+    def kill(self, node: Node, sent: signal.Signals = signal.SIGKILL) -> None:
+        """End one node and wait until it has gone."""
+        os.kill(node.pid, sent)
+        assert node.process is not None
+        node.process.wait(15)
+
+    def pause(self, node: Node) -> None:
+        """Freeze one node (SIGSTOP)."""
+        os.kill(node.pid, signal.SIGSTOP)
+
+    def resume(self, node: Node) -> None:
+        """Let a frozen node go on (SIGCONT)."""
+        os.kill(node.pid, signal.SIGCONT)
+
+    def status(
+        self, node: Node, *, confirmed: bool = False, timeout: float = 2.0
+    ) -> broker_pb2.NodeStatusReply:
+        """What a broker says of itself. Raises grpc.RpcError when it does not answer."""
+        with grpc.insecure_channel(node.address) as channel:
+            request = broker_pb2.NodeStatusRequest(confirmed=confirmed)
+            return broker_pb2_grpc.BrokerStub(channel).GetNodeStatus(request, timeout=timeout)
+
+    def master(self, group: int = 1, timeout: float = 10.0) -> Node:
+        """The group's master, by its own word after asking a quorum."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            for node in self.brokers:
+                if node.group == group and node.running:
+                    try:
+                        reply = self.status(node, confirmed=True, timeout=0.5)
+                    except grpc.RpcError:
+                        continue
+                    if reply.role == "master":
+                        return node
+            time.sleep(0.02)
+        raise TimeoutError(f"broker group {group} has no master after {timeout} s{self._logs()}")
+
+    def slaves(self, group: int = 1) -> list[Node]:
+        """The group's running nodes that are not its master."""
+        master = self.master(group)
+        return [
+            node for node in self.brokers if node.group == group and node.running and node != master
+        ]
+
+    def wait_ready(self, timeout: float = 30.0) -> None:
+        """Wait until the controller knows a live master of every group."""
+        deadline = time.monotonic() + timeout
+        groups = {node.group for node in self.brokers}
+        while True:
+            known = self._groups_with_master()
+            if known >= groups:
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"only groups {sorted(known)} have a master{self._logs()}")
+            time.sleep(0.02)
+        for group in groups:
+            self.master(group, max(1.0, deadline - time.monotonic()))
+
+    def _groups_with_master(self) -> set[int]:
+        with grpc.insecure_channel(self.bootstrap) as channel:
+            stub = controller_pb2_grpc.ControllerStub(channel)
+            try:
+                reply = stub.GetClusterStatus(controller_pb2.ClusterStatusRequest(), timeout=1.0)
+            except grpc.RpcError:
+                return set()
+        return {group.group_id for group in reply.groups if group.master_id}
+
+    def wait_caught_up(self, group: int = 1, timeout: float = 30.0) -> None:
+        """Wait until every node of a group has applied what is committed now."""
+        deadline = time.monotonic() + timeout
+        target = self.status(self.master(group), confirmed=True).commit_index
+        for node in self.brokers:
+            while node.group == group and node.running:
+                try:
+                    if self.status(node).applied_index >= target:
+                        break
+                except grpc.RpcError:
+                    pass
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"broker {node.id} is behind {target}{self._logs()}")
+                time.sleep(0.02)
+
+    def _spawn(self, node: Node) -> None:
+        with node.log_file.open("ab") as log, node.output_file.open("wb") as output:
+            node.process = subprocess.Popen(
+                node.command, stdin=subprocess.DEVNULL, stdout=output, stderr=log
+            )
+
+    def _wait_listening(self, node: Node, deadline: float) -> None:
+        while True:
+            first = node.output_file.read_bytes().partition(b"\n")
+            if first[1]:
+                json.loads(first[0])
+                return
+            if not node.running:
+                raise RuntimeError(f"{node.kind} {node.id} did not start{self._logs()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{node.kind} {node.id} does not listen{self._logs()}")
+            time.sleep(0.01)
+
+    def _logs(self) -> str:
+        """The end of every node's log, for the message of an error."""
+        tails = []
+        for node in self.nodes:
+            if node.log_file.exists() and (text := node.log_file.read_text(errors="replace")):
+                tails.append(f"{node.kind} {node.id}: …{text[-2_000:]}")
+        return "".join(f"\n{tail}" for tail in tails)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
