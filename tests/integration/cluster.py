@@ -1,9 +1,9 @@
-"""A real cluster of processes for tests and benchmarks: started, killed, paused, restarted by pid.
+"""A real cluster of processes for tests and benchmarks: started, killed, paused, restarted.
 
-How it works. One controller and `groups` × `brokers` broker nodes run as `python -m` processes under
-one data directory, each with its output in a file beside its data. Ports are chosen once, so that a
-node that is started again keeps its address. Every process asks the kernel to be killed when the one
-that started it ends, so that not even a killed test run leaves anything behind.
+How it works. One controller and `groups` × `brokers` broker nodes run as `python -m` processes
+under one data directory, each with its output in a file beside its data. Ports are chosen once, so
+that a node that is started again keeps its address. Every process asks the kernel to be killed when
+the one that started it ends, so that not even a killed test run leaves anything behind.
 
     with Cluster(tmp_path) as cluster:
         client = connect(cluster.bootstrap)
