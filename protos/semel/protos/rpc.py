@@ -1,0 +1,312 @@
+"""gRPC as all parts use it: options, the bridge between errors and statuses, the seams for
+authentication.
+
+How it works. A server installs `ServerInterceptor`: whatever a handler raises leaves as a status
+with an `ErrorDetail` in the trailing metadata `semel-error-bin`. A client gives every RpcError to
+`error_from_rpc` and gets the same exception back. Authentication has one place on each side:
+`ServerInterceptor(authenticate)` looks at a call's metadata before its handler runs, and
+`client_interceptors(credentials)` adds them. Hot streams speak the wire form of `Frame` themselves
+(`frame_prefix`, `unframe`), without a serializer.
+
+Invariants
+1. Every status that a server with this interceptor ends a failed call with carries a detail; a
+   status without one comes from gRPC itself, and says nothing certain about a write.
+2. Cancellation passes through untouched.
+
+Not here: the layout inside stream messages (`streams.py`), reconnecting and retrying (clients).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from semel.protos.errors import (
+    InternalError,
+    InvalidRequest,
+    MessageTooLarge,
+    PermissionDenied,
+    SemelError,
+    Throttled,
+    TimedOut,
+    Unauthenticated,
+    Unavailable,
+    from_detail,
+    to_detail,
+)
+from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX, frame_data, frame_prefix
+from semel.protos.v1.errors_pb2 import ErrorDetail
+
+__all__ = [
+    "CHANNEL_OPTIONS",
+    "ERROR_METADATA_KEY",
+    "MESSAGE_BYTES_MAX",
+    "PEER_CHANNEL_OPTIONS",
+    "SERVER_OPTIONS",
+    "Authenticate",
+    "Credentials",
+    "ServerInterceptor",
+    "client_interceptors",
+    "error_from_rpc",
+    "frame_prefix",
+    "unframe",
+]
+
+logger = logging.getLogger(__name__)
+
+unframe = frame_data
+"""The data of a `Frame` in wire form, as a view. Raises InvalidRequest."""
+
+ERROR_METADATA_KEY: Final = "semel-error-bin"
+MESSAGE_BYTES_MAX: Final = STREAM_MESSAGE_BYTES_MAX
+_DETAILS_CHARS_MAX: Final = 1024
+"""Status text and detail share gRPC's 8 KiB of metadata, and the text is percent-encoded."""
+
+Options = tuple[tuple[str, Any], ...]
+
+_LIMITS: Final[Options] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+_CHANNEL: Final[Options] = (
+    *_LIMITS,
+    # Channels to one address would otherwise share a connection, and bulk would delay control.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    # gRPC must not send anything twice on its own: retries are the sequence's business.
+    ("grpc.enable_retries", 0),
+    # In spite of its name this is the time one connection attempt may take.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+)
+
+CHANNEL_OPTIONS: Final[Options] = (
+    *_CHANNEL,
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+"""From clients to controllers and brokers."""
+
+PEER_CHANNEL_OPTIONS: Final[Options] = (
+    *_CHANNEL,
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 200),
+)
+"""Between nodes of one group: a peer that is back must hear from its master before it stands."""
+
+SERVER_OPTIONS: Final[Options] = (
+    *_LIMITS,
+    # A port in use is an error, not a port shared with whoever has it.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+MetadataItems = Iterable[tuple[str, str | bytes]]
+
+Authenticate = Callable[[str, Mapping[str, str | bytes]], Awaitable[None]]
+"""Called with a call's method and metadata; raises Unauthenticated or PermissionDenied."""
+
+Credentials = Callable[[], MetadataItems]
+"""Called for every call; what it returns is added to the call's metadata."""
+
+
+# --- server -------------------------------------------------------------------------------------
+
+
+class ServerInterceptor(grpc.aio.ServerInterceptor):
+    """Authenticates calls, and turns what handlers raise into statuses with a detail."""
+
+    def __init__(self, authenticate: Authenticate | None = None) -> None:
+        self._authenticate = authenticate
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = _text(handler_call_details.method)
+        codec = (handler.request_deserializer, handler.response_serializer)
+        if handler.response_streaming:
+            behavior = handler.stream_stream or handler.unary_stream
+            streaming = self._streaming(method, behavior)
+            if handler.request_streaming:
+                return grpc.stream_stream_rpc_method_handler(streaming, *codec)
+            return grpc.unary_stream_rpc_method_handler(streaming, *codec)
+        behavior = handler.stream_unary or handler.unary_unary
+        single = self._single(method, behavior)
+        if handler.request_streaming:
+            return grpc.stream_unary_rpc_method_handler(single, *codec)
+        return grpc.unary_unary_rpc_method_handler(single, *codec)
+
+    def _single(self, method: str, behavior: Callable[..., Any]) -> Callable[..., Any]:
+        async def answer(request: Any, context: Any) -> Any:
+            try:
+                await self._admit(method, context)
+                return await behavior(request, context)
+            except Exception as error:
+                return await _abort(method, context, error)
+
+        return answer
+
+    def _streaming(self, method: str, behavior: Callable[..., Any]) -> Callable[..., Any]:
+        async def answer(request: Any, context: Any) -> None:
+            try:
+                await self._admit(method, context)
+                replies = behavior(request, context)
+                if isinstance(replies, AsyncGenerator):
+                    # What gRPC does with a generator; to wrap it in another would cost more.
+                    async with aclosing(replies):
+                        async for reply in replies:
+                            await context.write(reply)
+                else:
+                    await replies
+            except Exception as error:
+                await _abort(method, context, error)
+
+        return answer
+
+    async def _admit(self, method: str, context: Any) -> None:
+        if self._authenticate is not None:
+            await self._authenticate(method, dict(context.invocation_metadata() or ()))
+
+
+async def _abort(method: str, context: Any, error: Exception) -> Any:
+    """Ends the call with `error`'s status and detail; always raises."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    known = _semel_error(error)
+    if known is None:
+        logger.error("rpc failed method=%s", method, exc_info=error)
+        known = InternalError(f"{method} failed: {type(error).__name__}; see the server's log")
+    detail = to_detail(known)
+    detail.message = detail.message[:_DETAILS_CHARS_MAX]
+    return await context.abort(
+        grpc.StatusCode[known.status],
+        detail.message,
+        ((ERROR_METADATA_KEY, detail.SerializeToString()),),
+    )
+
+
+def _semel_error(error: BaseException) -> SemelError | None:
+    """`error`, or the first leaf of a group that holds nothing but SemelErrors."""
+    if isinstance(error, SemelError):
+        return error
+    if isinstance(error, ExceptionGroup):
+        leaves = [_semel_error(leaf) for leaf in error.exceptions]
+        return leaves[0] if None not in leaves else None
+    return None
+
+
+# --- client -------------------------------------------------------------------------------------
+
+
+class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    async def intercept_unary_unary(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        return await continuation(_with(self._credentials, client_call_details), request)
+
+
+class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    async def intercept_unary_stream(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        return await continuation(_with(self._credentials, client_call_details), request)
+
+
+class _StreamUnary(grpc.aio.StreamUnaryClientInterceptor):
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    async def intercept_stream_unary(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return await continuation(_with(self._credentials, client_call_details), request_iterator)
+
+
+class _StreamStream(grpc.aio.StreamStreamClientInterceptor):
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    async def intercept_stream_stream(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return await continuation(_with(self._credentials, client_call_details), request_iterator)
+
+
+def client_interceptors(credentials: Credentials | None = None) -> list[Any]:
+    """What to give to a channel; nothing, and so at no cost, without credentials.
+
+    One object for each kind of call: a channel registers an object only for the first it knows.
+    """
+    if credentials is None:
+        return []
+    kinds = (_UnaryUnary, _UnaryStream, _StreamUnary, _StreamStream)
+    return [kind(credentials) for kind in kinds]
+
+
+def _with(credentials: Credentials, details: Any) -> Any:
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), *credentials())
+    return details._replace(metadata=metadata)
+
+
+_FROM_STATUS: Final[dict[grpc.StatusCode, type[SemelError]]] = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: TimedOut,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Throttled,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.UNIMPLEMENTED: InvalidRequest,
+}
+
+
+def error_from_rpc(error: grpc.RpcError) -> SemelError:
+    """The exception that the server raised; else what gRPC's own status means.
+
+    Statuses without a detail come from the transport. A stream that broke shows as UNAVAILABLE,
+    CANCELLED, INTERNAL or UNKNOWN, so all of these are Unavailable: fate unknown, retriable.
+    """
+    detail = _detail_of(error)
+    if detail is not None:
+        return from_detail(detail)
+    status: grpc.StatusCode = error.code()
+    text = str(error.details() or status.name)
+    if "larger than max" in text:
+        return MessageTooLarge(text, limit_bytes=MESSAGE_BYTES_MAX)
+    if "serializ" in text:
+        return InternalError(f"peers do not understand each other: {text}")
+    return _FROM_STATUS.get(status, Unavailable)(f"{status.name}: {text}")
+
+
+def _detail_of(error: Any) -> ErrorDetail | None:
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_METADATA_KEY:
+            try:
+                return ErrorDetail.FromString(value)
+            except (DecodeError, TypeError):
+                return None
+    return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

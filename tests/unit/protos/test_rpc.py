@@ -1,0 +1,285 @@
+"""Errors cross a real gRPC server and come back as the same exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from semel.protos import errors
+from semel.protos.rpc import (
+    CHANNEL_OPTIONS,
+    ERROR_METADATA_KEY,
+    MESSAGE_BYTES_MAX,
+    SERVER_OPTIONS,
+    Authenticate,
+    Credentials,
+    ServerInterceptor,
+    client_interceptors,
+    error_from_rpc,
+    frame_prefix,
+    unframe,
+)
+from semel.protos.v1.common_pb2 import Frame
+from semel.protos.v1.errors_pb2 import ErrorDetail
+
+SERVICE = "semel.tests.Echo"
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+Behavior = Callable[..., Any]
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """One method for each kind of call; bytes in, bytes out."""
+
+    def __init__(self, behaviors: dict[str, Behavior]) -> None:
+        self._behaviors = behaviors
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        kind = handler_call_details.method.rsplit("/", 1)[1]
+        behavior = self._behaviors.get(kind)
+        return behavior and getattr(grpc, f"{kind}_rpc_method_handler")(behavior)
+
+
+def _failing(error: BaseException) -> dict[str, Behavior]:
+    async def single(request: Any, context: Any) -> bytes:
+        raise error
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[bytes]:
+        yield b"first"
+        raise error
+
+    return dict(zip(KINDS, (single, stream, single, stream), strict=True))
+
+
+@asynccontextmanager
+async def _serving(
+    behaviors: dict[str, Behavior],
+    authenticate: Authenticate | None = None,
+    credentials: Credentials | None = None,
+) -> AsyncIterator[Callable[[str, bytes], Awaitable[list[bytes]]]]:
+    """A server and a function that calls one of its methods and collects the replies."""
+    server = grpc.aio.server(interceptors=[ServerInterceptor(authenticate)], options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((_Handlers(behaviors),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(
+        f"127.0.0.1:{port}",
+        options=CHANNEL_OPTIONS,
+        interceptors=client_interceptors(credentials),
+    ) as channel:
+
+        async def call(kind: str, request: bytes = b"request") -> list[bytes]:
+            async def requests() -> AsyncIterator[bytes]:
+                yield request
+
+            method = getattr(channel, kind)(f"/{SERVICE}/{kind}")
+            given = requests() if kind.startswith("stream") else request
+            if kind.endswith("unary"):
+                return [await method(given, timeout=10)]
+            return [reply async for reply in method(given, timeout=10)]
+
+        try:
+            yield call
+        finally:
+            await server.stop(None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_error_comes_back_with_its_class_and_attributes(kind: str) -> None:
+    sent = errors.NotMaster("ask the other", master_address="h:1", master_id=3, term=8)
+    async with _serving(_failing(sent)) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(kind)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert repr(error_from_rpc(caught.value)) == repr(sent)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_bug_becomes_internal_and_is_logged_without_its_text(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _serving(_failing(KeyError("secret payload"))) as call:
+        with caplog.at_level(logging.ERROR), pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(kind)
+    error = error_from_rpc(caught.value)
+    assert type(error) is errors.InternalError
+    assert "secret" not in error.message
+    assert any(record.exc_info for record in caplog.records if record.name == "semel.protos.rpc")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_replies_pass_unchanged(kind: str) -> None:
+    async def single(request: Any, context: Any) -> bytes:
+        return b"one"
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+
+    async with _serving(dict(zip(KINDS, (single, stream, single, stream), strict=True))) as call:
+        assert await call(kind) == ([b"one", b"two"] if kind.endswith("stream") else [b"one"])
+
+
+async def test_a_handler_that_writes_itself_passes_too() -> None:
+    async def stream(request: Any, context: Any) -> None:
+        await context.write(b"one")
+        raise errors.Throttled("slow down", retry_after_ms=5)
+
+    async with _serving({"unary_stream": stream}) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call("unary_stream")
+    assert repr(error_from_rpc(caught.value)) == repr(
+        errors.Throttled("slow down", retry_after_ms=5)
+    )
+
+
+async def test_a_task_group_of_known_errors_is_one_known_error() -> None:
+    group = ExceptionGroup("tasks", [ExceptionGroup("inner", [errors.LockLost("gone")])])
+    async with _serving(_failing(group)) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call("unary_unary")
+    assert type(error_from_rpc(caught.value)) is errors.LockLost
+
+
+async def test_a_handler_may_abort_by_itself() -> None:
+    async def single(request: Any, context: Any) -> bytes:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
+        return b""
+
+    async with _serving({"unary_unary": single}) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call("unary_unary")
+    assert type(error_from_rpc(caught.value)) is errors.PermissionDenied
+
+
+async def test_a_long_message_is_cut_and_not_lost() -> None:
+    async with _serving(_failing(errors.InvalidRequest("ü" * 50_000))) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call("unary_unary")
+    error = error_from_rpc(caught.value)
+    assert type(error) is errors.InvalidRequest
+    assert error.message == "ü" * 1024
+
+
+async def test_a_cancelled_stream_closes_its_generator() -> None:
+    closed = asyncio.Event()
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[bytes]:
+        try:
+            yield b"one"
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    async with _serving({"unary_stream": stream}) as call:
+        waiting = asyncio.create_task(call("unary_stream"))
+        await asyncio.wait([waiting], timeout=0.1)
+        waiting.cancel()
+        await asyncio.wait_for(closed.wait(), 5)
+    assert waiting.cancelled() or waiting.done()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_authentication_sees_what_credentials_add(kind: str) -> None:
+    async def single(request: Any, context: Any) -> bytes:
+        return b"one"
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[bytes]:
+        yield b"one"
+
+    seen: list[str] = []
+
+    async def authenticate(method: str, metadata: Any) -> None:
+        seen.append(method)
+        if metadata.get("authorization") != "token":
+            raise errors.Unauthenticated("send a token")
+
+    behaviors = dict(zip(KINDS, (single, stream, single, stream), strict=True))
+    async with _serving(behaviors, authenticate) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(kind)
+    assert type(error_from_rpc(caught.value)) is errors.Unauthenticated
+    async with _serving(behaviors, authenticate, lambda: [("authorization", "token")]) as call:
+        assert await call(kind) == [b"one"]
+    assert seen == [f"/{SERVICE}/{kind}"] * 2
+
+
+async def test_what_grpc_says_itself() -> None:
+    async def hang(request: Any, context: Any) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async with _serving({"unary_unary": hang}) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await call("stream_stream")
+        with pytest.raises(grpc.aio.AioRpcError) as large:
+            await call("unary_unary", bytes(MESSAGE_BYTES_MAX + 1))
+    async with grpc.aio.insecure_channel("127.0.0.1:1", options=CHANNEL_OPTIONS) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await channel.unary_unary("/a/b")(b"", timeout=10)
+    assert type(error_from_rpc(unknown.value)) is errors.InvalidRequest
+    assert type(error_from_rpc(large.value)) is errors.MessageTooLarge
+    assert type(error_from_rpc(refused.value)) is errors.Unavailable
+
+
+def _rpc_error(
+    code: grpc.StatusCode, trailing: tuple[tuple[str, bytes], ...] = (), details: str = "text"
+) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(
+        code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details=details
+    )
+
+
+@pytest.mark.parametrize("status", list(grpc.StatusCode))
+def test_every_status_without_a_detail_has_a_meaning(status: grpc.StatusCode) -> None:
+    error = error_from_rpc(_rpc_error(status))
+    assert type(error) is not errors.SemelError
+    assert "text" in error.message
+
+
+def test_statuses_without_a_detail() -> None:
+    of = {status: type(error_from_rpc(_rpc_error(status))) for status in grpc.StatusCode}
+    assert of[grpc.StatusCode.UNAVAILABLE] is errors.Unavailable
+    assert of[grpc.StatusCode.CANCELLED] is errors.Unavailable
+    assert of[grpc.StatusCode.DEADLINE_EXCEEDED] is errors.TimedOut
+    assert of[grpc.StatusCode.UNIMPLEMENTED] is errors.InvalidRequest
+    broken = _rpc_error(grpc.StatusCode.INTERNAL, details="Exception deserializing response!")
+    assert type(error_from_rpc(broken)) is errors.InternalError
+
+
+def test_a_damaged_detail_falls_back_to_the_status() -> None:
+    error = error_from_rpc(
+        _rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, ((ERROR_METADATA_KEY, b"\xff\xff"),))
+    )
+    assert type(error) is errors.TimedOut
+
+
+def test_a_detail_with_a_newer_code_is_not_retriable() -> None:
+    detail = ErrorDetail(message="new")
+    detail.ParseFromString(detail.SerializeToString() + b"\x08\xe7\x07")
+    error = error_from_rpc(
+        _rpc_error(grpc.StatusCode.UNAVAILABLE, ((ERROR_METADATA_KEY, detail.SerializeToString()),))
+    )
+    assert type(error) is errors.SemelError
+    assert not error.retriable
+
+
+@pytest.mark.parametrize("length", [1, 127, 128, 16383, 16384, 2_097_151, 2_097_152])
+def test_the_frame_prefix_is_protobufs(length: int) -> None:
+    data = bytes(length)
+    wire = Frame(data=data).SerializeToString()
+    assert frame_prefix(length) + data == wire
+    assert unframe(wire) == data
+
+
+@pytest.mark.parametrize("message", [b"", b"\x0a", b"\x12\x01a", b"\x0a\x02a", b"\x0a\x01ab"])
+def test_a_message_that_is_no_frame_is_refused(message: bytes) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        unframe(message)
