@@ -1,93 +1,283 @@
-"""The door of the Raft core: inputs come in as calls, decisions leave as a `Ready`."""
+"""The door of the Raft core: inputs come in as calls, decisions leave as a `Ready`.
+
+How it works. The shell calls `tick` (at least every `tick_ms`), `step` for every message, and the
+`on_*` methods when its disks are done; after each call, or a few of them, it takes `ready()` and
+performs it (`ready.py` says in which order). The core decides at once and does nothing itself: no
+I/O, no clock, no randomness but the generator it was given, so a run can be repeated exactly.
+
+After stepping an APPEND, `ready()` must be taken and its entries written to the log before the
+next input: their bytes belong to that message, and the core reads the log to judge the next one.
+
+The algorithm is Ongaro's (Raft paper; dissertation §4 membership, §6.4 reads, §9.6 pre-vote, §3.10
+transfer), with the progress states and hints of etcd/raft.
+
+Not here: the rules themselves (`electing.py`, `following.py`, `replicating.py`) and the variables
+they share (`state.py`).
+"""
 
 from __future__ import annotations
 
-from random import Random
+from typing import assert_never
 
-from semel.broker.raft.config import RaftConfig
-from semel.broker.raft.membership import Membership
-from semel.broker.raft.messages import EntryMeta, HardState, Message, SnapshotMark
-from semel.broker.raft.ready import LogView, RaftStatus, Ready, Role
+from semel.broker.raft.electing import Electing
+from semel.broker.raft.following import Following
+from semel.broker.raft.messages import HardState, Message, MessageKind
+from semel.broker.raft.progress import Progress
+from semel.broker.raft.ready import PeerProgress, RaftStatus, Ready, Role
+from semel.broker.raft.state import LONG_AGO
 from semel.protos.ids import NodeId
 
+_FROM_MASTER = frozenset({MessageKind.APPEND, MessageKind.HEARTBEAT, MessageKind.SNAPSHOT_OFFER})
 
-class RaftCore:
-    """One replica's Raft state machine: no I/O, no clock, no global randomness."""
 
-    role: Role
-    term: int
-    master_id: NodeId | None
-    commit_index: int
+class RaftCore(Following, Electing):
+    """One replica of one group.
 
-    def __init__(
-        self,
-        config: RaftConfig,
-        *,
-        node_id: NodeId,
-        hard_state: HardState,
-        membership: Membership,
-        log: LogView,
-        applied_index: int,
-        random: Random,
-        now_ms: int,
-    ) -> None:
-        """`membership` is the one in force at `applied_index` (the checkpoint's); later ones are
-        read from the log. All of the log must be synced: the shell syncs what it recovered."""
+    `membership` is the one in force at `applied_index`, the checkpoint's index; later changes are
+    read from the log. All of the log must be synced at the start. A checkpoint may only be taken
+    up to `synced_index`: a follower may apply what a majority without it has made durable.
+    """
 
-    @property
-    def membership(self) -> Membership:
-        """The membership in force: the newest in the log, committed or not."""
+    # --- inputs
 
-    @property
-    def accepts_proposals(self) -> bool:
-        """True for a master whose no-op is appended and that is not handing over."""
-
-    def tick(self, now_ms: int) -> None: ...
+    def tick(self, now_ms: int) -> None:
+        """Time has gone by: beat, stand, step down, give up."""
+        self._assert_performed()
+        self._observe(now_ms)
+        if self.role is not Role.MASTER:
+            if self._now_ms >= self._election_deadline_ms:
+                self._on_election_timeout()
+            return
+        if self._transferee is not None and self._now_ms >= self._transfer_deadline_ms:
+            self._transferee = None
+        if not self._hears_quorum():
+            self._become_follower(self.term, None)
+        elif self._now_ms >= self._heartbeat_due_ms:
+            self._beat()
 
     def step(self, message: Message, now_ms: int) -> None:
-        """After an APPEND, ready() must be taken and performed before the next input."""
+        """A message has arrived; anything may be lost, repeated, late or out of order."""
+        self._assert_performed()
+        assert message.target == self.node_id and message.source != self.node_id
+        self._observe(now_ms)
+        if message.term != self.term and not self._reconcile_term(message):
+            return
+        match message.kind:
+            case MessageKind.APPEND:
+                self._hear_master(message)
+                self._on_append(message)
+            case MessageKind.APPEND_REPLY:
+                if (progress := self._hear_peer(message)) is not None:
+                    self._on_append_reply(message, progress)
+            case MessageKind.HEARTBEAT:
+                self._hear_master(message)
+                self._on_heartbeat(message)
+            case MessageKind.HEARTBEAT_REPLY:
+                if (progress := self._hear_peer(message)) is not None:
+                    self._on_heartbeat_reply(message, progress)
+            case MessageKind.SNAPSHOT_OFFER:
+                self._hear_master(message)
+                self._on_snapshot_offer(message)
+            case MessageKind.SNAPSHOT_REPLY:
+                if (progress := self._hear_peer(message)) is not None:
+                    self._on_snapshot_reply(message, progress)
+            case MessageKind.PRE_VOTE:
+                self._on_pre_vote(message)
+            case MessageKind.PRE_VOTE_REPLY:
+                self._on_pre_vote_reply(message)
+            case MessageKind.VOTE:
+                self._on_vote(message)
+            case MessageKind.VOTE_REPLY:
+                self._on_vote_reply(message)
+            case MessageKind.TIMEOUT_NOW:
+                self._on_timeout_now(message)
+            case _:
+                assert_never(message.kind)
 
-    def next_index(self) -> int:
-        """Index for the next proposal. Raises NotMaster (also while handing over)."""
+    def _reconcile_term(self, message: Message) -> bool:
+        """The message's term is not the own one; true when it is to be looked at further."""
+        kind = message.kind
+        if message.term < self.term:
+            # A master or candidate that was left behind learns so, and steps down or stands
+            # again; without this a node with a higher term could never be brought back.
+            if kind in _FROM_MASTER:
+                self._reply(message, MessageKind.HEARTBEAT_REPLY, rejected=True)
+            elif kind is MessageKind.PRE_VOTE:
+                self._reply(message, MessageKind.PRE_VOTE_REPLY, rejected=True)
+            elif kind is MessageKind.VOTE:
+                self._reply(message, MessageKind.VOTE_REPLY, rejected=True)
+            return False
+        if kind is MessageKind.PRE_VOTE:
+            return True
+        if kind is MessageKind.PRE_VOTE_REPLY and not message.rejected:
+            return True
+        if kind is MessageKind.VOTE and not message.force and self._in_lease:
+            return False
+        self._become_follower(message.term, message.source if kind in _FROM_MASTER else None)
+        return True
 
-    def proposed(self, meta: EntryMeta) -> None:
-        """The entry of next_index() and term stands in the LogView (unsynced)."""
+    def _hear_master(self, message: Message) -> None:
+        assert self.role is not Role.MASTER, f"two masters in term {self.term}"
+        if self.role is not Role.FOLLOWER or self.master_id != message.source:
+            assert self.master_id in (None, message.source), f"two masters in term {self.term}"
+            self._become_follower(self.term, message.source)
+        self._last_master_contact_ms = self._now_ms
+        self._reset_election_deadline()
 
-    def propose_membership_allowed(self, membership: Membership) -> None:
-        """Raises NotMaster, or InvalidRequest saying why not (now)."""
+    def _hear_peer(self, message: Message) -> Progress | None:
+        progress = self.progress.get(message.source)
+        if progress is not None:
+            progress.last_contact_ms = self._now_ms
+        return progress
 
-    def on_synced(self, index: int, term: int, now_ms: int) -> None: ...
+    def on_synced(self, index: int, term: int, now_ms: int) -> None:
+        """A write has completed: the log was durable up to (index, term) when it was started.
 
-    def on_hard_state_synced(self, hard_state: HardState) -> None: ...
+        Entries may have been replaced since. A completion counts only while the log still has
+        that entry, and never beyond what the log itself calls synced: the same (index, term) may
+        have been written, truncated, and be on its way to the disk again.
+        """
+        self._assert_performed()
+        self._observe(now_ms)
+        if self.log.term_at(index) != term:
+            self._stale_completions += 1
+            return
+        synced_index = min(index, self.log.synced_index)
+        if synced_index < index:
+            self._stale_completions += 1
+        if synced_index <= self.synced_index:
+            return
+        self.synced_index = synced_index
+        if self.role is Role.MASTER:
+            self._maybe_commit()
+        else:
+            self._acknowledge_synced()
 
-    def begin_snapshot(self, mark: SnapshotMark) -> bool:
-        """The shell has pulled all of a snapshot and wants to switch to it. False: not needed any
-        more, throw it away. True: switch; until on_snapshot_installed or on_snapshot_failed the
-        core neither takes entries nor acknowledges any."""
-
-    def on_snapshot_installed(self, mark: SnapshotMark, now_ms: int) -> None:
-        """The log now starts behind `mark` (first_index = index + 1), durably."""
-
-    def on_snapshot_failed(self, now_ms: int) -> None:
-        """The pull, or the switch, was given up; the old log stands. It will be offered again."""
-
-    def on_peer_unreachable(self, peer: NodeId, now_ms: int) -> None: ...
+    def on_hard_state_synced(self, hard_state: HardState) -> None:
+        """A hard state handed out before is durable."""
+        self._assert_performed()
+        if self._hard_state_durable or hard_state != self.hard_state:
+            return
+        self._hard_state_durable = True
+        self._messages += self._held
+        self._held.clear()
+        if self.role is Role.CANDIDATE:
+            self._on_own_vote_durable()
 
     def on_log_stalled(self, oldest_unsynced_age_ms: int) -> None:
-        """Call it before each tick; 0 when nothing is unsynced."""
+        """How long the oldest unsynced write has waited; call it before every tick."""
+        stalled = oldest_unsynced_age_ms > self.config.log_stall_ms
+        if self._stalled and not stalled:
+            self._due.update(self.progress)
+        self._stalled = stalled
 
     def set_electable(self, electable: bool) -> None:
-        """False while the own log is damaged: it votes, but never stands."""
+        """False while entries of the own log are damaged: it still votes, but never stands."""
+        self._electable = electable
+
+    def on_peer_unreachable(self, peer: NodeId, now_ms: int) -> None:
+        """Its stream broke, and connecting again was refused: its process is gone."""
+        self._assert_performed()
+        self._observe(now_ms)
+        if self.role is Role.MASTER:
+            self._on_stream_broken(peer)
+        elif self.role is Role.FOLLOWER and peer == self.master_id:
+            wait_ms = self._random.randint(0, self.config.unreachable_max_ms)
+            self._last_master_contact_ms = LONG_AGO
+            self._election_deadline_ms = min(self._election_deadline_ms, self._now_ms + wait_ms)
 
     def read_index(self, context: int, now_ms: int) -> None:
-        """Ends as a ReadState in Ready.reads, or as the context in Ready.reads_failed."""
+        """Ends as a ReadState in Ready.reads, or as `context` in Ready.reads_failed."""
+        self._assert_performed()
+        self._observe(now_ms)
+        if self.role is not Role.MASTER:
+            self._failed_reads.append(context)
+            return
+        known = self.commit_index if self.commit_index >= self._term_start else None
+        self._reads.add(context, known)
 
-    def transfer_leadership(self, target: NodeId, now_ms: int) -> None:
-        """Raises NotMaster, InvalidRequest. No proposals until it is done or given up."""
+    # --- outputs
 
-    def has_ready(self) -> bool: ...
+    def has_ready(self) -> bool:
+        """True when `ready()` has something new."""
+        return bool(
+            self._messages
+            or self._due
+            or self._append
+            or self.commit_index != self._told_commit_index
+            or self._hard_state_changed
+            or self._noop_due
+            or self._read_states
+            or self._failed_reads
+            or self._snapshot_wanted is not None
+            or (self._reads.wants_round and not self._stalled)
+            or self._standing != self._told_standing
+        )
 
     def ready(self) -> Ready:
-        """What to do now; each thing is handed out exactly once."""
+        """What to do now; everything is handed out exactly once."""
+        if self.role is Role.MASTER:
+            if self._reads.wants_round:
+                self._beat()
+            if self._due:
+                self._replicate()
+        hard_state = None
+        after: tuple[Message, ...] = ()
+        if self._hard_state_changed:
+            self._hard_state_changed = False
+            hard_state = self.hard_state
+            after = tuple(self._held)
+            self._held.clear()
+        standing = self._standing
+        ready = Ready(
+            role=self.role,
+            master_id=self.master_id,
+            term=self.term,
+            commit_index=self.commit_index,
+            role_changed=standing != self._told_standing,
+            hard_state=hard_state,
+            truncate_from=self._truncate_from,
+            append=self._append,
+            append_noop=self._noop_due,
+            messages=tuple(self._messages),
+            messages_after_hard_state=after,
+            reads=tuple(self._read_states),
+            reads_failed=tuple(self._failed_reads),
+            snapshot_wanted=self._snapshot_wanted,
+        )
+        self._told_standing = standing
+        self._told_commit_index = self.commit_index
+        self._truncate_from = None
+        self._append = ()
+        self._noop_due = False
+        self._messages.clear()
+        self._read_states.clear()
+        self._failed_reads.clear()
+        self._snapshot_wanted = None
+        return ready
 
-    def status(self) -> RaftStatus: ...
+    def status(self) -> RaftStatus:
+        """A look at the core, for status pages and tests; changes nothing."""
+        oldest_ms = self._now_ms - self.config.check_quorum_ms
+        return RaftStatus(
+            node_id=self.node_id,
+            role=self.role,
+            term=self.term,
+            voted_for=self.voted_for,
+            master_id=self.master_id,
+            commit_index=self.commit_index,
+            last_index=self.log.last_index,
+            synced_index=self.synced_index,
+            membership=self.membership,
+            progress={
+                node: PeerProgress(
+                    match_index=progress.match_index,
+                    next_index=progress.next_index,
+                    state=progress.state.name.lower(),
+                    inflight_bytes=progress.inflight_bytes,
+                    recently_active=progress.last_contact_ms >= oldest_ms,
+                )
+                for node, progress in self.progress.items()
+            },
+            stale_completions=self._stale_completions,
+        )

@@ -1,0 +1,309 @@
+"""The variables of one replica, its outbox, and its changes of role.
+
+How it works. `RaftState` is the common ground of the rules: `following.py`, `electing.py` and
+`replicating.py` add the inputs of one concern each, and `core.py` joins them. Only the
+`become_*` methods change the role.
+
+    any -> FOLLOWER            a higher term; a master of this term; a lost election
+    MASTER -> FOLLOWER         no quorum heard; removed from the group
+    FOLLOWER -> PRE_CANDIDATE  election timeout
+    PRE_CANDIDATE -> CANDIDATE a quorum would vote
+    FOLLOWER -> CANDIDATE      the master handed over (TIMEOUT_NOW), or nobody to ask first
+    CANDIDATE -> MASTER        a quorum voted, the own durable vote included
+
+Invariants
+1. Nothing leaves while (term, voted_for) is not durable: messages are held back (`send`).
+2. commit_index never falls, and never passes what is known to match the master's log.
+3. matched_index counts for this term only; commit_index is always matched.
+4. Everything up to synced_index is durable in the log as it is now.
+
+Not here: anything that looks at a message's fields.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from semel.broker.raft.config import RaftConfig
+from semel.broker.raft.membership import Membership, MembershipHistory
+from semel.broker.raft.messages import EntryMeta, HardState, Message, MessageKind
+from semel.broker.raft.progress import Progress
+from semel.broker.raft.read_index import ReadIndex
+from semel.broker.raft.ready import LogView, ReadState, Role
+from semel.protos.ids import NodeId
+
+LONG_AGO = -(1 << 62)
+
+
+class RaftState:
+    """What the rules share. Fields without an underscore may be read from outside."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        *,
+        node_id: NodeId,
+        hard_state: HardState,
+        membership: Membership,
+        log: LogView,
+        applied_index: int,
+        random: Random,
+        now_ms: int,
+    ) -> None:
+        assert applied_index <= log.last_index, "the log ends before the checkpoint"
+        assert applied_index >= log.first_index - 1, "entries behind the checkpoint are gone"
+        assert log.synced_index == log.last_index, "sync what was recovered before starting"
+        self.config = config
+        self.node_id = node_id
+        self.log = log
+        self._random = random
+
+        self.role = Role.FOLLOWER
+        self.term = hard_state.term
+        self.voted_for = hard_state.voted_for
+        self.master_id: NodeId | None = None
+        self.commit_index = applied_index
+        self.synced_index = log.last_index
+        self.matched_index = 0
+        """Follower: the log equals the master's up to here; see invariant 3."""
+        self._acked_index = 0
+        """Follower: highest index acknowledged to the master of this term."""
+        self._history = MembershipHistory(membership, applied_index)
+        for index in range(applied_index + 1, log.last_index + 1):
+            changed = log.meta(index).membership
+            if changed is not None:
+                self._history.append(index, changed)
+
+        self._now_ms = now_ms
+        self._election_deadline_ms = 0
+        self._last_master_contact_ms = LONG_AGO
+        self._stalled = False
+        self._electable = True
+        self._installing = False
+        """Between begin_snapshot and its end: entries are neither taken nor acknowledged."""
+        self._offered: tuple[NodeId, int, int] | None = None
+        """Source, term and index of the snapshot offer that the shell knows of."""
+
+        self._campaign = 0
+        """Number of the newest campaign, pre-votes included; answers carry it."""
+        self._votes: dict[NodeId, bool] = {}
+
+        self.progress: dict[NodeId, Progress] = {}
+        """Master: every other member."""
+        self._term_start = 0
+        """Master: index of the no-op, the first entry of the own term."""
+        self._heartbeat_due_ms = 0
+        self._transferee: NodeId | None = None
+        self._transfer_deadline_ms = 0
+        self._transfer_sent = False
+        self._reads = ReadIndex()
+        self._due: set[NodeId] = set()
+        """Master: peers for which there may be entries to send."""
+
+        self._hard_state_durable = True
+        self._hard_state_changed = False
+        self._messages: list[Message] = []
+        self._held: list[Message] = []
+        """Messages that wait for (term, voted_for) to be durable."""
+        self._truncate_from: int | None = None
+        self._append: tuple[EntryMeta, ...] = ()
+        self._noop_due = False
+        self._noop_missing = False
+        """Master: the no-op does not stand in the log yet."""
+        self._read_states: list[ReadState] = []
+        self._failed_reads: list[int] = []
+        self._snapshot_wanted: Message | None = None
+        self._stale_completions = 0
+        self._told_commit_index = -1
+        self._told_standing: tuple[Role, int, NodeId | None] | None = None
+
+        if log.last_term > self.term:
+            # The log was synced, the hard state was not: entries of a term prove the term.
+            self._set_hard_state(log.last_term, None)
+        self._reset_election_deadline()
+
+    # --- facts
+
+    @property
+    def membership(self) -> Membership:
+        """The membership in force: the newest in the log, committed or not."""
+        return self._history.current
+
+    @property
+    def hard_state(self) -> HardState:
+        return HardState(term=self.term, voted_for=self.voted_for)
+
+    @property
+    def _standing(self) -> tuple[Role, int, NodeId | None]:
+        return self.role, self.term, self.master_id
+
+    @property
+    def _may_stand(self) -> bool:
+        return (
+            self._electable
+            and not self._stalled
+            and not self._installing
+            and self.node_id in self.membership.voters
+        )
+
+    @property
+    def _in_lease(self) -> bool:
+        """True while this node has good reason to believe in its master."""
+        if self.role is Role.MASTER:
+            return True
+        heard_ms = self._now_ms - self._last_master_contact_ms
+        return self.master_id is not None and heard_ms < self.config.election_min_ms
+
+    @property
+    def _durable_match(self) -> int:
+        """What may be acknowledged: durable here, and equal to the master's log."""
+        return min(max(self.matched_index, self.commit_index), self.synced_index)
+
+    # --- outbox
+
+    def _send(self, message: Message) -> None:
+        assert message.target != self.node_id
+        if self._hard_state_durable:
+            self._messages.append(message)
+        else:
+            self._held.append(message)
+
+    def _reply(
+        self,
+        to: Message,
+        kind: MessageKind,
+        *,
+        log_index: int = 0,
+        rejected: bool = False,
+        hint_index: int = 0,
+        hint_term: int = 0,
+        term: int | None = None,
+    ) -> None:
+        self._send(
+            Message(
+                kind=kind,
+                source=self.node_id,
+                target=to.source,
+                term=self.term if term is None else term,
+                log_index=log_index,
+                rejected=rejected,
+                hint_index=hint_index,
+                hint_term=hint_term,
+                context=to.context,
+            )
+        )
+
+    def _set_hard_state(self, term: int, voted_for: NodeId | None) -> None:
+        assert term > self.term or (term == self.term and self.voted_for in (None, voted_for))
+        if term > self.term:
+            self._held.clear()
+        self.term = term
+        self.voted_for = voted_for
+        self._hard_state_durable = False
+        self._hard_state_changed = True
+
+    # --- time
+
+    def _observe(self, now_ms: int) -> None:
+        """Every input that knows the time passes here. Time that went by while the process stood
+        still proves nothing about the others, who may have acted meanwhile."""
+        gap_ms = now_ms - self._now_ms
+        if gap_ms <= 0:
+            return
+        self._now_ms = now_ms
+        if gap_ms <= self.config.loop_gap_ms:
+            return
+        if self.role is Role.MASTER:
+            self._reads.distrust()
+            for progress in self.progress.values():
+                progress.last_contact_ms = now_ms
+        else:
+            self._reset_election_deadline()
+
+    def _reset_election_deadline(self) -> None:
+        config = self.config
+        wait_ms = self._random.randint(config.election_min_ms, config.election_max_ms)
+        self._election_deadline_ms = self._now_ms + wait_ms
+
+    # --- commit
+
+    def _commit_to(self, index: int) -> None:
+        """Entries up to `index` are committed; the caller knows that they match."""
+        if index > self.commit_index:
+            self.commit_index = index
+            self._history.commit(index)
+
+    # --- roles
+
+    def _become_follower(self, term: int, master_id: NodeId | None) -> None:
+        assert term >= self.term
+        if term > self.term:
+            self._set_hard_state(term, None)
+            self.matched_index = 0
+            self._acked_index = 0
+        if self.role is Role.MASTER:
+            self._failed_reads += self._reads.fail()
+            self.progress.clear()
+            self._due.clear()
+            self._transferee = None
+            self._noop_due = self._noop_missing = False
+        self.role = Role.FOLLOWER
+        self.master_id = master_id
+        self._votes.clear()
+        self._reset_election_deadline()
+
+    def _become_pre_candidate(self) -> None:
+        assert self.role is not Role.MASTER and self._may_stand
+        self.role = Role.PRE_CANDIDATE
+        self.master_id = None
+        self._campaign += 1
+        self._votes = {self.node_id: True}
+        self._reset_election_deadline()
+
+    def _become_candidate(self) -> None:
+        """The own vote counts once it is durable (`RaftCore.on_hard_state_synced`)."""
+        assert self.role is not Role.MASTER and self._may_stand
+        self._set_hard_state(self.term + 1, self.node_id)
+        self.matched_index = 0
+        self._acked_index = 0
+        self.role = Role.CANDIDATE
+        self.master_id = None
+        self._campaign += 1
+        self._votes = {}
+        self._reset_election_deadline()
+
+    def _become_master(self) -> None:
+        assert self.role is Role.CANDIDATE and self.voted_for == self.node_id
+        assert self._hard_state_durable
+        self.role = Role.MASTER
+        self.master_id = self.node_id
+        self._votes.clear()
+        self._term_start = self.log.last_index + 1
+        self._noop_due = self._noop_missing = True
+        self.progress = {
+            node: Progress(next_index=self._term_start, now_ms=self._now_ms)
+            for node in sorted(self.membership.nodes)
+            if node != self.node_id
+        }
+
+
+def last_at_most(log: LogView, index: int, term: int) -> tuple[int, int]:
+    """The largest (index, term) of the log at or below both; where two logs may still agree.
+
+    Terms never fall along a log, so this is a binary search. With no such entry left in the log:
+    (first_index - 2, 0), whose term nobody knows.
+    """
+    low = log.first_index - 1
+    high = min(index, log.last_index)
+    lowest_term = log.term_at(low)
+    if high < low or lowest_term is None or lowest_term > term:
+        return low - 1, 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        middle_term = log.term_at(middle)
+        assert middle_term is not None
+        if middle_term <= term:
+            low = middle
+        else:
+            high = middle - 1
+    return low, log.term_at(low) or 0
