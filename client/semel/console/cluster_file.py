@@ -1,0 +1,185 @@
+"""What `semel up` keeps in its directory: which nodes there are and where they listen.
+
+How it works. The first `up` of a directory chooses ids, ports and the cluster's id, writes them to
+`cluster.toml` (a temporary file, synced, then renamed) and never changes them: addresses stand in
+the replicas' membership, so the same directory must start the same cluster.
+
+Format of `cluster.toml`: `version`, `cluster_id`, and one table a node under `[[controllers]]`
+(`id`, `address`) and `[[brokers]]` (`id`, `group`, `address`).
+
+Not here: starting anything (`supervisor.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import socket
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from semel.protos.errors import DataDirectoryError, InvalidRequest
+
+FILE_NAME: Final = "cluster.toml"
+VERSION: Final = 1
+CONTROLLER_PORT: Final = 7070
+BROKER_PORT_STEP: Final = 101
+"""Brokers listen from the first controller's port + 101 up: 7070 and 7171."""
+PRIVATE_PORTS: Final = range(15_000, 32_000)
+"""Where `--port 0` looks: below the ports that the kernel gives to outgoing connections, which
+could otherwise take a stopped node's place."""
+
+Kind = Literal["controller", "broker"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """One node of the cluster."""
+
+    kind: Kind
+    id: int
+    """Counts brokers over all groups, and controllers apart from them; 1 and up."""
+    group: int | None
+    """Broker group; None for a controller."""
+    address: str
+    """HOST:PORT it listens on."""
+
+    @property
+    def name(self) -> str:
+        """`broker-1`: its data directory and its log are called so."""
+        return f"{self.kind}-{self.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """All nodes of one cluster."""
+
+    cluster_id: str
+    controllers: tuple[NodePlan, ...]
+    brokers: tuple[NodePlan, ...]
+
+    @property
+    def nodes(self) -> tuple[NodePlan, ...]:
+        """In the order in which they are started."""
+        return self.controllers + self.brokers
+
+    @property
+    def bootstrap(self) -> str:
+        """What clients connect to."""
+        return ",".join(node.address for node in self.controllers)
+
+    @property
+    def groups(self) -> list[int]:
+        """Numbers of the broker groups."""
+        return sorted({node.group for node in self.brokers if node.group is not None})
+
+    def members(self, group: int) -> list[NodePlan]:
+        """The nodes of one broker group."""
+        return [node for node in self.brokers if node.group == group]
+
+
+def plan_cluster(
+    *, controllers: int, groups: int, brokers: int, host: str, port: int | None
+) -> ClusterPlan:
+    """A new cluster: `groups` broker groups of `brokers` nodes each; port 0 takes free ones."""
+    ports = _ports(host, CONTROLLER_PORT if port is None else port, controllers, groups * brokers)
+    return ClusterPlan(
+        cluster_id=secrets.token_hex(8),
+        controllers=tuple(
+            NodePlan(kind="controller", id=i + 1, group=None, address=f"{host}:{next(ports)}")
+            for i in range(controllers)
+        ),
+        brokers=tuple(
+            NodePlan(
+                kind="broker", id=i + 1, group=i // brokers + 1, address=f"{host}:{next(ports)}"
+            )
+            for i in range(groups * brokers)
+        ),
+    )
+
+
+def _ports(host: str, first: int, controllers: int, brokers: int) -> Iterator[int]:
+    if first:
+        if first + BROKER_PORT_STEP + brokers > 65_536:
+            raise InvalidRequest(
+                f"port {first} leaves no room for {brokers} brokers above it: choose a lower one"
+            )
+        yield from range(first, first + controllers)
+        yield from range(first + BROKER_PORT_STEP, first + BROKER_PORT_STEP + brokers)
+        return
+    for port in random.sample(PRIVATE_PORTS, len(PRIVATE_PORTS)):
+        if not is_taken(f"{host}:{port}"):
+            yield port
+
+
+def is_taken(address: str) -> bool:
+    """Somebody listens on HOST:PORT; raises OSError for a host that is not this machine's."""
+    host, _, port = address.rpartition(":")
+    family, kind, protocol, _, target = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(target)
+            probe.listen(1)
+        except OSError as error:
+            if error.errno == 98:  # EADDRINUSE
+                return True
+            raise
+    return False
+
+
+def load(directory: Path) -> ClusterPlan | None:
+    """The plan that a directory holds, None for a new directory; raises DataDirectoryError."""
+    path = directory / FILE_NAME
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        if table["version"] > VERSION:
+            raise DataDirectoryError(
+                f"{path} was written by a newer Semel (version {table['version']}): use that one"
+            )
+        return ClusterPlan(
+            cluster_id=str(table["cluster_id"]),
+            controllers=tuple(_node("controller", row) for row in table["controllers"]),
+            brokers=tuple(_node("broker", row) for row in table["brokers"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataDirectoryError(
+            f"{path} is damaged ({error}): restore it, or move the directory away to start anew"
+        ) from error
+
+
+def _node(kind: Kind, row: dict[str, Any]) -> NodePlan:
+    group = int(row["group"]) if kind == "broker" else None
+    return NodePlan(kind=kind, id=int(row["id"]), group=group, address=str(row["address"]))
+
+
+def save(directory: Path, plan: ClusterPlan) -> None:
+    """Writes the plan durably."""
+    lines = [
+        "# Written by `semel up`: the same directory starts the same cluster again.",
+        f"version = {VERSION}",
+        f'cluster_id = "{plan.cluster_id}"',
+    ]
+    for node in plan.nodes:
+        lines += ["", f"[[{node.kind}s]]", f"id = {node.id}"]
+        lines += [f"group = {node.group}"] if node.group is not None else []
+        lines += [f'address = "{node.address}"']
+    temporary = directory / (FILE_NAME + ".new")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(directory / FILE_NAME)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,122 @@
+"""The `semel` command itself: which nouns there are, and what an error looks like.
+
+How it works. Every noun stands in a module of its own that is imported when it is called, so that
+`semel --version` or a completion costs no gRPC and no Arrow. `main` runs click without its own
+error handling and turns every failure into one line on stderr.
+
+Invariants
+1. Exit status 0 success, 1 failure, 2 wrong usage, 130 interrupted; an error is one line,
+   `error: what happened, to what, what to do`.
+2. Nothing but JSON is on stdout with `--json`, also when the call fails.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from typing import Any, Final, NoReturn
+
+import click
+
+from semel.console import render
+from semel.protos.errors import SemelError
+
+_COMMANDS: Final = {
+    "up": ("semel.console.up:up", "A whole cluster on this machine; Ctrl-C stops it."),
+    "broker": ("semel.console.nodes:broker", "One broker node."),
+    "controller": ("semel.console.nodes:controller", "One controller."),
+    "topic": ("semel.console.topic:topic", "Create, list, describe, alter and delete topics."),
+    "produce": ("semel.console.produce:produce", "Send lines or JSON objects to a topic."),
+    "consume": ("semel.console.consume:consume", "Read messages from a topic."),
+    "group": ("semel.console.group:group", "Consumer groups, their members and their lag."),
+    "cluster": ("semel.console.cluster:cluster", "The state of the cluster."),
+    "producer": ("semel.console.producer:producer", "Named producers, and one message's fate."),
+    "verify": ("semel.console.verify:verify", "Prove from every node's log what is stored once."),
+    "bench": ("semel.console.bench:bench", "Load on a running cluster, and how fast it is."),
+    "completion": ("semel.console.completion:completion", "Print shell completion code."),
+}
+"""Name -> (module:attribute, one line of help)."""
+
+
+class _Nouns(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"semel {importlib.metadata.version('semel')}")
+        ctx.exit()
+
+
+@click.group(
+    cls=_Nouns,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    no_args_is_help=False,
+    invoke_without_command=True,
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+@click.pass_context
+def semel(ctx: click.Context) -> None:
+    """Semel, a replicated message broker that stores every message exactly once."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Runs one command and returns the exit status; an error becomes one line on stderr."""
+    try:
+        result: Any = semel.main(args=arguments, prog_name="semel", standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        return _usage_error(error)
+    except click.ClickException as error:
+        render.error(error.format_message())
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except SemelError as error:
+        render.error(error.message or type(error).__name__)
+        return 1
+    except BrokenPipeError:  # the reader of our output went away: nobody left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        render.error(render.os_error(error))
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _usage_error(error: click.UsageError) -> int:
+    message = error.format_message().rstrip(".")
+    where = error.ctx.command_path if error.ctx is not None else "semel"
+    render.error(f"{message[:1].lower()}{message[1:]}: see `{where} --help`")
+    return 2
+
+
+def main() -> NoReturn:
+    """Entry point of the `semel` command."""
+    sys.exit(run())

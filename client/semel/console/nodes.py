@@ -1,0 +1,34 @@
+"""`semel broker` and `semel controller`: one node in this process.
+
+The node's own module knows its options; these commands become it and hand everything over.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+
+def _become(module: str, arguments: tuple[str, ...]) -> NoReturn:
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+
+
+_ALL_ARGUMENTS = {"ignore_unknown_options": True, "help_option_names": []}
+
+
+@click.command(context_settings=_ALL_ARGUMENTS)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def broker(arguments: tuple[str, ...]) -> None:
+    """Runs one broker node; `semel broker --help` lists its options."""
+    _become("semel.broker", arguments)
+
+
+@click.command(context_settings=_ALL_ARGUMENTS)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def controller(arguments: tuple[str, ...]) -> None:
+    """Runs one controller; `semel controller --help` lists its options."""
+    _become("semel.controller", arguments)

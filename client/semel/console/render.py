@@ -1,0 +1,165 @@
+"""All output of the console: JSON lines, tables, progress, errors.
+
+How it works. A command hands over plain dictionaries; `Output` prints them as JSON, one object a
+line, or for people. Data goes to stdout, everything else (progress, notes, errors) to stderr. rich
+is imported when something is drawn, not before.
+
+Invariants
+1. With JSON wanted, nothing else reaches stdout.
+2. An error is one line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+NOTHING = "–"
+"""Stands in a table where there is no value."""
+
+
+def error(message: str) -> None:
+    """One line on stderr."""
+    print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
+
+
+def warn(message: str) -> None:
+    """One line on stderr that must not be overlooked."""
+    print("warning: " + " ".join(message.split()), file=sys.stderr, flush=True)
+
+
+def os_error(failure: OSError) -> str:
+    """What the operating system refused, with the path it was about."""
+    reason = (failure.strerror or str(failure) or type(failure).__name__).lower()
+    return f"{failure.filename}: {reason}" if failure.filename else reason
+
+
+def number(value: int | float | None) -> str:
+    """1234567 -> 1,234,567; floats with one digit; None -> a dash."""
+    if value is None:
+        return NOTHING
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def size(value: int) -> str:
+    """Bytes for people: 1.5 MiB."""
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def iso(time_us: int) -> str:
+    """Microseconds since the epoch as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="milliseconds")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
+    """A table whose columns of numbers are aligned to the right; bool cells become yes and no."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    body = [list(row) for row in rows]
+    drawn = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for place, name in enumerate(columns):
+        cells = [row[place] for row in body]
+        right = bool(cells) and all(isinstance(cell, int | float | None) for cell in cells)
+        right = right and not any(isinstance(cell, bool) for cell in cells)
+        drawn.add_column(name, justify="right" if right else "left")
+    for row in body:
+        drawn.add_row(*(Text(_cell(cell)) if not isinstance(cell, Text) else cell for cell in row))
+    return drawn
+
+
+def _cell(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int() | float() | None:
+            return number(value)
+        case _:
+            return str(value) or NOTHING
+
+
+class Progress(Protocol):
+    """What a long command tells as it goes."""
+
+    def advance(self, amount: int) -> None:
+        """`amount` more bytes are done."""
+
+
+class _Silent:
+    def advance(self, amount: int) -> None:
+        pass
+
+
+class Output:
+    """Where one command's results go."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def emit(self, value: Mapping[str, Any]) -> None:
+        """One JSON object on a line of its own, at once."""
+        sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.flush()
+
+    def show(self, value: Mapping[str, Any], drawn: RenderableType) -> None:
+        """The result: `value` as JSON, or `drawn` for people."""
+        if self.as_json:
+            self.emit(value)
+        else:
+            self.draw(drawn)
+
+    def draw(self, *drawn: RenderableType) -> None:
+        """For people, on stdout."""
+        from rich.console import Console
+
+        console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+        for item in drawn:
+            console.print(item)
+
+    @contextmanager
+    def progress(self, text: str, total: int | None) -> Iterator[Progress]:
+        """A bar on stderr while the block runs, when a person is looking; `total` is in bytes."""
+        if self.as_json or not sys.stderr.isatty():
+            yield _Silent()
+            return
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TransferSpeedColumn,
+        )
+
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        with bar:
+            task = bar.add_task(text, total=total)
+
+            class Bar:
+                def advance(self, amount: int) -> None:
+                    bar.advance(task, amount)
+
+            yield Bar()

@@ -1,0 +1,240 @@
+"""Keeps a cluster's nodes running as child processes, and takes them down with it.
+
+How it works. `Restarts` decides, purely, how long to wait before a node that died is started
+again. `Supervisor` is the shell around it: one task a node starts the process through
+`launcher.py`, waits for its end, reports both as events and starts it again after the delay.
+
+Invariants
+1. When `Supervisor` is left, by whatever way, none of its processes lives: SIGTERM first, SIGKILL
+   after `STOP_GRACE_S`. When it is killed itself, the kernel kills its nodes (`launcher.py`).
+2. A node that gives up by itself (exit status 1 or 2) before the cluster served once is not tried
+   again: its last line says why, and that is the error of `up`.
+3. Processes are started from the thread of the event loop, which must be the main thread: the
+   kernel's wish is bound to the starting thread's life.
+
+Not here: ports and ids (`cluster_file.py`), what "serving" means (`up.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal
+
+from semel.console.cluster_file import ClusterPlan, NodePlan
+from semel.protos.errors import Unavailable
+
+STOP_GRACE_S: Final = 6.0
+Command = Callable[[ClusterPlan, NodePlan, Path], list[str]]
+"""The whole command line of one node, program first."""
+LOG_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A node's log larger than this is moved to `.old` when the node is started."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Restarts:
+    """How long a node that died waits before it is started again.
+
+    The first restart comes soon; a node that dies again before it has run for `settled_ms` waits
+    twice as long each time, up to `delay_ms_max`.
+    """
+
+    delay_ms: int = 500
+    delay_ms_max: int = 10_000
+    settled_ms: int = 10_000
+    _failures: int = 0
+    _started_ms: int = 0
+
+    def on_started(self, now_ms: int) -> None:
+        """The process runs since `now_ms` (any monotonic clock)."""
+        self._started_ms = now_ms
+
+    def on_exited(self, now_ms: int) -> int:
+        """The process ended; returns the milliseconds to wait."""
+        if now_ms - self._started_ms >= self.settled_ms:
+            self._failures = 0
+        delay = min(self.delay_ms << min(self._failures, 16), self.delay_ms_max)
+        self._failures += 1
+        return delay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvent:
+    """A node's process came or went."""
+
+    event: Literal["started", "exited"]
+    node: NodePlan
+    pid: int
+    status: int | None = None
+    """Exit status, negative for a signal; None for `started`."""
+
+
+class Supervisor:
+    """`async with Supervisor(plan, directory, ...)`: the nodes run inside the block.
+
+    Raises Unavailable (from `check`) when a node cannot start.
+    """
+
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        directory: Path,
+        *,
+        restart: bool,
+        on_event: Callable[[NodeEvent], None],
+        command: Command | None = None,
+    ) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._restart = restart
+        self._on_event = on_event
+        self._command = command or node_command
+        self._tasks: list[asyncio.Task[None]] = []
+        self._processes: dict[NodePlan, asyncio.subprocess.Process] = {}
+        self._failure: str | None = None
+        self._stopping = asyncio.Event()
+        self.serving = False
+        """Set by the owner once the cluster served; from then on every death is restarted and
+        every event told."""
+
+    async def __aenter__(self) -> Supervisor:
+        for name in ("logs", *(node.name for node in self._plan.nodes)):
+            (self._directory / name).mkdir(parents=True, exist_ok=True)
+        self._tasks = [asyncio.create_task(self._keep(node)) for node in self._plan.nodes]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        stopping = asyncio.ensure_future(self._stop())
+        while not stopping.done():  # a second interrupt must not leave a process behind
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(stopping)
+        stopping.result()
+
+    def check(self) -> None:
+        """Raises Unavailable when a node gave up or the keeping of one failed."""
+        if self._failure is not None:
+            raise Unavailable(self._failure)
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    def pid(self, node: NodePlan) -> int | None:
+        """Process id of a node that runs."""
+        process = self._processes.get(node)
+        return process.pid if process is not None else None
+
+    def log_path(self, node: NodePlan) -> Path:
+        """Where a node's output goes."""
+        return self._directory / "logs" / f"{node.name}.log"
+
+    def kill_now(self) -> None:
+        """SIGKILL to every node: the owner has no patience left."""
+        self._stopping.set()
+        self._signal(signal.SIGKILL)
+
+    async def _keep(self, node: NodePlan) -> None:
+        """Runs one node for ever, or until it is not to be started again."""
+        restarts = Restarts()
+        while not self._stopping.is_set():
+            process = await self._start(node)
+            restarts.on_started(_now_ms())
+            status = await process.wait()
+            delay_ms = restarts.on_exited(_now_ms())
+            del self._processes[node]
+            self._tell(NodeEvent(event="exited", node=node, pid=process.pid, status=status))
+            if self._stopping.is_set() or not self._restart:
+                return
+            if status in (1, 2) and not self.serving:
+                self._failure = f"{node.name} did not start: {self._last_line(node)}"
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_ms / 1000)
+
+    async def _start(self, node: NodePlan) -> asyncio.subprocess.Process:
+        launcher = Path(__file__).with_name("launcher.py")
+        command = [
+            *(sys.executable, "-I", "-S", str(launcher), str(os.getpid())),
+            *self._command(self._plan, node, self._directory),
+        ]
+        with self._open_log(node) as log:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._processes[node] = process
+        self._tell(NodeEvent(event="started", node=node, pid=process.pid))
+        if self._stopping.is_set():  # the signal to all went out while this one was being started
+            process.terminate()
+        return process
+
+    @contextlib.contextmanager
+    def _open_log(self, node: NodePlan) -> Iterator[int]:
+        path = self.log_path(node)
+        if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
+            path.replace(path.with_suffix(".log.old"))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _last_line(self, node: NodePlan) -> str:
+        """The newest line that names an error, else the newest line at all."""
+        path = self.log_path(node)
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-200:]
+        lines = [line for line in lines if line.strip()]
+        named = [line for line in lines if line.startswith("error: ")]
+        line = (named or lines or ["it said nothing"])[-1]
+        return f"{line.removeprefix('error: ')} ({path})"
+
+    def _tell(self, event: NodeEvent) -> None:
+        if self.serving:
+            self._on_event(event)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    async def _stop(self) -> None:
+        self._stopping.set()
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # a stopped process would sleep through its own end
+        _, alive = await asyncio.wait(self._tasks, timeout=STOP_GRACE_S)
+        while alive:
+            self._signal(signal.SIGKILL)
+            _, alive = await asyncio.wait(alive, timeout=0.5)
+
+
+def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str]:
+    """The command line of a node's own program."""
+    command = [sys.executable, "-P", "-m", f"semel.{node.kind}"]
+    command += ["--data", str(directory / node.name), "--listen", node.address]
+    command += ["--cluster-id", plan.cluster_id]
+    if node.kind == "broker":
+        assert node.group is not None
+        command += ["--group", str(node.group), "--node", str(node.id)]
+        for member in plan.members(node.group):
+            command += ["--member", f"{member.id}={member.address}"]
+        command += ["--controllers", plan.bootstrap]
+    return [*command, "--json"]
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,236 @@
+"""`semel up`: a whole cluster on this machine, as one command in the foreground.
+
+How it works. It locks the directory, loads or makes the plan of the cluster, runs the nodes under
+a `Supervisor` and asks the controller until every group has a master that answers a confirmed
+read; then it says that it is ready and stays until SIGINT, SIGTERM or SIGHUP. A second signal ends
+the nodes at once.
+
+Invariants
+1. One `up` at a time runs a directory (an flock, gone with the process).
+2. `ready` is printed once, after every group can take a write; `started` and `exited` lines follow
+   for every process that comes or goes after it.
+
+Not here: keeping processes alive (`supervisor.py`), ports and ids (`cluster_file.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from semel.console import cluster_file, render
+from semel.console.cluster_file import ClusterPlan
+from semel.console.options import json_option
+from semel.console.supervisor import Supervisor
+from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut, Unavailable
+
+if TYPE_CHECKING:
+    from semel.console.up_view import View
+    from semel.console.watch import ClusterWatch
+
+READY_TIMEOUT_S: Final = 60.0
+PORT_WAIT_S: Final = 3.0
+"""How long a port may still be held by the nodes of an `up` that was just killed."""
+LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("semel-data"),
+    show_default=True,
+    help="Directory of the cluster; the same one starts the same cluster again.",
+)
+@click.option("--brokers", type=int, help="Nodes of each broker group: 1, 3 or 5. [default: 3]")
+@click.option("--controllers", type=int, help="Controllers: 1. [default: 1]")
+@click.option("--groups", type=int, help="Broker groups. [default: 1]")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    help="Of the controller; brokers take port + 101 and up. 0 takes free ones. [default: 7070]",
+)
+@click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
+@click.option("--no-restart", is_flag=True, help="Leave a node that died dead.")
+@json_option
+def up(
+    data: Path,
+    brokers: int | None,
+    controllers: int | None,
+    groups: int | None,
+    port: int | None,
+    host: str | None,
+    no_restart: bool,
+    as_json: bool,
+) -> int:
+    """Runs a whole cluster on this machine until Ctrl-C."""
+    _check_counts(brokers, controllers, groups)
+    data = data.absolute()
+    data.mkdir(parents=True, exist_ok=True)
+    with _locked(data):
+        plan = _plan(data, brokers, controllers, groups, port, host)
+        return asyncio.run(_run(plan, data, restart=not no_restart, as_json=as_json))
+
+
+def _check_counts(brokers: int | None, controllers: int | None, groups: int | None) -> None:
+    if brokers not in (None, 1, 3, 5):
+        raise click.UsageError(f"--brokers {brokers}: a group has 1, 3 or 5 nodes")
+    if controllers not in (None, 1):
+        raise click.UsageError(f"--controllers {controllers}: this version runs exactly 1")
+    if groups is not None and not 1 <= groups <= 64:
+        raise click.UsageError(f"--groups {groups}: choose 1 to 64")
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Holds the directory for this process; raises DataDirectoryError when another has it."""
+    descriptor = os.open(directory / "up.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataDirectoryError(
+                f"{directory} is in use by another `semel up`: stop it, or choose another --data"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _plan(
+    directory: Path,
+    brokers: int | None,
+    controllers: int | None,
+    groups: int | None,
+    port: int | None,
+    host: str | None,
+) -> ClusterPlan:
+    """The directory's plan, or a new one that is saved; refuses options that contradict it."""
+    plan = cluster_file.load(directory)
+    if plan is None:
+        plan = cluster_file.plan_cluster(
+            controllers=controllers or 1,
+            groups=groups or 1,
+            brokers=brokers or 3,
+            host=host or "127.0.0.1",
+            port=port,
+        )
+        _check_ports(plan)
+        cluster_file.save(directory, plan)
+        return plan
+    kept_host, _, kept_port = plan.controllers[0].address.rpartition(":")
+    wanted = {
+        "brokers": (brokers, len(plan.members(plan.groups[0]))),
+        "controllers": (controllers, len(plan.controllers)),
+        "groups": (groups, len(plan.groups)),
+        "port": (port or None, int(kept_port)),
+        "host": (host, kept_host),
+    }
+    for option, (asked, kept) in wanted.items():
+        if asked is not None and asked != kept:
+            raise InvalidRequest(
+                f"{directory} holds a cluster with {option} {kept}, not {asked}: leave out"
+                f" --{option}, or choose another --data"
+            )
+    _check_ports(plan)
+    return plan
+
+
+def _check_ports(plan: ClusterPlan) -> None:
+    deadline = time.monotonic() + PORT_WAIT_S
+    for node in plan.nodes:
+        while cluster_file.is_taken(node.address):
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"{node.address} is in use, {node.name} cannot listen there: stop the other"
+                    " program, or choose another --port"
+                )
+            time.sleep(0.1)
+
+
+async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bool) -> int:
+    from semel.console.up_view import JsonView, LiveView
+    from semel.console.watch import ClusterWatch
+
+    if not plan.controllers[0].address.startswith(LOOPBACK):
+        render.warn(
+            f"the cluster listens on {plan.controllers[0].address} and asks nobody who they are:"
+            " everyone who reaches it can read, write and delete"
+        )
+    began = time.monotonic()
+    async with contextlib.AsyncExitStack() as stack:
+        stop = await stack.enter_async_context(_signals())
+        view: View = (
+            JsonView(plan, directory) if as_json else stack.enter_context(LiveView(plan, directory))
+        )
+        nodes = Supervisor(plan, directory, restart=restart, on_event=view.on_event)
+        await stack.enter_async_context(nodes)
+        watch = await stack.enter_async_context(ClusterWatch(plan))
+        stop.on_second = nodes.kill_now
+        if await _until_ready(nodes, watch, stop):
+            view.on_ready(nodes, time.monotonic() - began)
+            nodes.serving = True
+        while not stop.is_set():
+            nodes.check()
+            if view.wants_status:
+                view.on_status(await watch.status())
+            await _wait(stop, 0.5)
+        view.on_stopping()
+    return 0
+
+
+class _Stop(asyncio.Event):
+    """Set by the first signal; a second one calls `on_second`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_second: Callable[[], None] = lambda: None
+
+    def on_signal(self) -> None:
+        if self.is_set():
+            self.on_second()
+        self.set()
+
+
+@contextlib.asynccontextmanager
+async def _signals() -> AsyncIterator[_Stop]:
+    stop, loop = _Stop(), asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, stop.on_signal)
+    try:
+        yield stop
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)
+
+
+async def _until_ready(nodes: Supervisor, watch: ClusterWatch, stop: asyncio.Event) -> bool:
+    """True once every group serves, False when stopped before; raises TimedOut, Unavailable."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while not stop.is_set():
+        nodes.check()
+        missing = await watch.not_serving()
+        if not missing:
+            return True
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"the cluster does not serve after {READY_TIMEOUT_S:.0f} s ({missing}):"
+                " see its logs"
+            )
+        await _wait(stop, 0.05)
+    return False

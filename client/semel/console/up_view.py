@@ -1,0 +1,215 @@
+"""What `semel up` prints: JSON events for scripts, or a live table for people.
+
+How it works. `up` tells a view when the cluster serves, when a node comes or goes, and the
+controller's newest status; a view draws. On a terminal the table stands still and changes in place;
+into a pipe people's output becomes one line an event.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from semel.console import render
+from semel.console.cluster_file import ClusterPlan, NodePlan
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from semel.console.supervisor import NodeEvent
+    from semel.protos.v1.controller_pb2 import ClusterStatusReply
+
+EVENTS_SHOWN = 5
+
+
+class Pids(Protocol):
+    """Who knows the processes."""
+
+    def pid(self, node: NodePlan) -> int | None:
+        """Process id of a node that runs."""
+
+
+class View(Protocol):
+    """What `up` tells, in the order in which it happens."""
+
+    wants_status: bool
+
+    def on_ready(self, pids: Pids, seconds: float) -> None:
+        """The cluster serves."""
+
+    def on_event(self, event: NodeEvent) -> None:
+        """A node came or went, after `on_ready`."""
+
+    def on_status(self, status: ClusterStatusReply | None) -> None:
+        """The controller's newest word; None while it is silent."""
+
+    def on_stopping(self) -> None:
+        """The nodes are being ended."""
+
+
+class JsonView:
+    """The contract for scripts."""
+
+    wants_status = False
+
+    def __init__(self, plan: ClusterPlan, directory: Path) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._out = render.Output(as_json=True)
+
+    def on_ready(self, pids: Pids, seconds: float) -> None:
+        """Prints the `ready` line."""
+        nodes = [
+            {
+                "kind": node.kind,
+                "group": node.group,
+                "id": node.id,
+                "address": node.address,
+                "pid": pids.pid(node),
+                "data": str(self._directory / node.name),
+            }
+            for node in self._plan.nodes
+        ]
+        self._out.emit(
+            {
+                "event": "ready",
+                "bootstrap": self._plan.bootstrap,
+                "cluster_id": self._plan.cluster_id,
+                "seconds": round(seconds, 3),
+                "nodes": nodes,
+            }
+        )
+
+    def on_event(self, event: NodeEvent) -> None:
+        """Prints a `started` or `exited` line."""
+        line: dict[str, Any] = {
+            "event": event.event,
+            "kind": event.node.kind,
+            "group": event.node.group,
+            "id": event.node.id,
+            "pid": event.pid,
+        }
+        self._out.emit(line if event.status is None else {**line, "status": event.status})
+
+    def on_status(self, status: ClusterStatusReply | None) -> None:
+        """Scripts ask for it themselves."""
+
+    def on_stopping(self) -> None:
+        """Scripts see the `exited` lines."""
+
+
+class LiveView:
+    """For people; `with LiveView(...)` gives the terminal back."""
+
+    wants_status = True
+
+    def __init__(self, plan: ClusterPlan, directory: Path) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._plan = plan
+        self._directory = directory
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False)
+        self._pids: Pids | None = None
+        self._status: ClusterStatusReply | None = None
+        self._events: list[str] = []
+        self._headline = "starting …"
+
+    def __enter__(self) -> LiveView:
+        if self._console.is_terminal:
+            self._live.start()
+            self._draw()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._headline = "stopped"
+            self._draw()
+        self._live.stop()
+
+    def on_ready(self, pids: Pids, seconds: float) -> None:
+        """The table appears."""
+        self._pids = pids
+        self._headline = (
+            f"serving at {self._plan.bootstrap} after {seconds:.1f} s · data in {self._directory}"
+            " · Ctrl-C stops it"
+        )
+        self._say(self._headline)
+        self._draw()
+
+    def on_event(self, event: NodeEvent) -> None:
+        """A line under the table."""
+        status = event.status
+        if event.event == "started":
+            text = f"{event.node.name} started, pid {event.pid}"
+        elif status is not None and status < 0:
+            text = f"{event.node.name} was killed by signal {-status}"
+        else:
+            text = f"{event.node.name} exited with status {status}"
+        self._events = [*self._events, f"{time.strftime('%H:%M:%S')}  {text}"][-EVENTS_SHOWN:]
+        self._say(text)
+        self._draw()
+
+    def on_status(self, status: ClusterStatusReply | None) -> None:
+        """The table's figures."""
+        self._status = status
+        self._draw()
+
+    def on_stopping(self) -> None:
+        """The headline says so."""
+        self._headline = "stopping …"
+        self._draw()
+
+    def _say(self, text: str) -> None:
+        if not self._console.is_terminal:
+            print(text, file=sys.stdout, flush=True)
+
+    def _draw(self) -> None:
+        if self._live.is_started:
+            self._live.update(self._table(), refresh=True)
+
+    def _table(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        table = render.table(
+            ["node", "group", "role", "address", "pid", "log end", "term"],
+            [self._row(node) for node in self._plan.nodes] if self._pids else [],
+        )
+        parts: list[RenderableType] = [Text(self._headline, style="bold")]
+        parts += [table] if self._pids else []
+        parts += [Text(line, style="dim") for line in self._events]
+        return Group(*parts)
+
+    def _row(self, node: NodePlan) -> list[object]:
+        from rich.text import Text
+
+        assert self._pids is not None
+        pid = self._pids.pid(node)
+        role, log_end, term = self._figures(node)
+        style = {"master": "bold green", "slave": "green", "down": "bold red"}.get(role, "yellow")
+        shown = Text(role, style=style)
+        return [node.name, node.group, shown, node.address, str(pid or ""), log_end, term]
+
+    def _figures(self, node: NodePlan) -> tuple[str, int | None, int | None]:
+        """Role, last index and term of a node, as far as they are known."""
+        assert self._pids is not None
+        if self._pids.pid(node) is None:
+            return "down", None, None
+        if node.kind == "controller":
+            return ("master" if self._status is not None else "silent"), None, None
+        for group in self._status.groups if self._status is not None else ():
+            for status in group.nodes:
+                if group.group_id == node.group and status.node_id == node.id:
+                    role = status.role if status.alive else "silent"
+                    return role, status.log_end_index, group.term
+        return "starting", None, None

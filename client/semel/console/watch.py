@@ -1,0 +1,107 @@
+"""What the cluster's own controller and masters say about it, for `semel up`.
+
+How it works. One channel to the controller and one to each master, both kept. An answer that does
+not come in time is no answer; nothing here raises because a node is down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from semel.console.cluster_file import ClusterPlan
+from semel.protos.v1.broker_pb2 import NodeStatusReply, NodeStatusRequest
+from semel.protos.v1.controller_pb2 import ClusterStatusReply, ClusterStatusRequest, GroupStatus
+
+CALL_TIMEOUT_S: Final = 1.0
+ALL_NODES_WAIT_S: Final = 3.0
+"""How long a cluster whose groups serve already waits for its last nodes."""
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class ClusterWatch:
+    """`async with ClusterWatch(plan)`: asks how the cluster is."""
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        self._plan = plan
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._served_since: float | None = None
+
+    async def __aenter__(self) -> ClusterWatch:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def status(self) -> ClusterStatusReply | None:
+        """The controller's view; None when it does not answer."""
+        call = self._channel(self._plan.controllers[0].address).unary_unary(
+            "/semel.protos.v1.Controller/GetClusterStatus",
+            request_serializer=ClusterStatusRequest.SerializeToString,
+            response_deserializer=ClusterStatusReply.FromString,
+        )
+        try:
+            return await call(ClusterStatusRequest(), timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return None
+
+    async def not_serving(self) -> str:
+        """Empty once every group has a master that confirms it; else what is missing.
+
+        Slaves that are still on their way are waited for a little.
+        """
+        status = await self.status()
+        if status is None:
+            return "the controller does not answer"
+        known = {group.group_id: group for group in status.groups}
+        for number in self._plan.groups:
+            group = known.get(number)
+            if group is None or group.master_id == 0:
+                return f"group {number} has no master"
+            if not await self._confirms(group):
+                return f"the master of group {number} does not answer"
+        now = asyncio.get_running_loop().time()
+        self._served_since = now if self._served_since is None else self._served_since
+        alive = {node.node_id for group in status.groups for node in group.nodes if node.alive}
+        asleep = [node.name for node in self._plan.brokers if node.id not in alive]
+        if asleep and now - self._served_since < ALL_NODES_WAIT_S:
+            return f"{', '.join(asleep)} did not report yet"
+        return ""
+
+    async def _confirms(self, group: GroupStatus) -> bool:
+        """The master that the controller knows still is it, by its own quorum's word."""
+        for node in self._plan.members(group.group_id):
+            if node.id == group.master_id:
+                call = self._channel(node.address).unary_unary(
+                    "/semel.protos.v1.Broker/GetNodeStatus",
+                    request_serializer=NodeStatusRequest.SerializeToString,
+                    response_deserializer=NodeStatusReply.FromString,
+                )
+                try:
+                    reply = await call(NodeStatusRequest(confirmed=True), timeout=CALL_TIMEOUT_S)
+                except grpc.aio.AioRpcError:
+                    return False
+                return reply.role == "master"
+        return False
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+            self._channels[address] = channel
+        return channel

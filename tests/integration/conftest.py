@@ -1,0 +1,24 @@
+"""Fixtures that start real clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cluster import Cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Three brokers and a controller of this test's own."""
+    with Cluster(tmp_path / "cluster") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three brokers and a controller for all tests of a module, which must not kill any of it."""
+    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
