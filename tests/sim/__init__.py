@@ -1,0 +1,1 @@
+"""Deterministic simulation: real cores, one event queue, seeded faults."""
