@@ -130,7 +130,7 @@ _KEY = BatchFlags.KEY.value
 _HEADERS = BatchFlags.HEADERS.value
 _TIMESTAMP = BatchFlags.TIMESTAMP.value
 _MESSAGE_ID = BatchFlags.MESSAGE_ID.value
-_BUFFER_COUNTS: Final = (
+BUFFER_COUNTS: Final = (
     (_KEY, 3),
     (_HEADERS, 5),
     (_TIMESTAMP, 1),
@@ -147,7 +147,7 @@ class BodyReader:
     def __init__(self, body: pa.Buffer, header: BatchHeader) -> None:
         """Raises CorruptBatch unless the length table matches the flags and fills the body."""
         self.flags = int(header.flags)
-        expected = 2 + sum(count for flag, count in _BUFFER_COUNTS if flag & self.flags)
+        expected = 2 + sum(count for flag, count in BUFFER_COUNTS if flag & self.flags)
         self.buffers: list[pa.Buffer] = []
         self.taken = 0
         position = 4 * (expected + 1)
