@@ -1,0 +1,113 @@
+"""`python -m semel.controller`: one controller as a process.
+
+Settings come from flags, then `SEMEL_CONTROLLER_*` in the environment, then the TOML file given by
+`--config`, then the defaults of `ControllerConfig`. With `--json` one line on stdout says that it
+serves; everything else goes to stderr. SIGTERM and SIGINT end it with status 0, an error before or
+after that with one line and status 1, a wrong flag or setting with status 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from semel.controller.config import ControllerConfig
+from semel.controller.node import ControllerNode
+from semel.protos.errors import InvalidRequest, SemelError
+
+_FIELDS = {field.name: field for field in dataclasses.fields(ControllerConfig)}
+
+
+def _read_toml(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
+    """Makes the file's settings the defaults of all options."""
+    if path is None:
+        return None
+    try:
+        settings = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"cannot read {path}: {error}") from error
+    unknown = sorted(settings.keys() - _FIELDS.keys())
+    if unknown:
+        raise click.BadParameter(f"{path} has an unknown setting {unknown[0]!r}")
+    context.default_map = settings
+    return path
+
+
+@click.command(context_settings={"auto_envvar_prefix": "SEMEL_CONTROLLER"})
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    callback=_read_toml,
+    is_eager=True,
+    expose_value=False,
+    help="TOML file with the settings below, dashes written as underscores.",
+)
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="Data directory.")
+@click.option("--listen", help="HOST:PORT; port 0 takes a free one. [127.0.0.1:7070]")
+@click.option("--advertise", help="HOST:PORT under which others reach it. [as it listens]")
+@click.option("--controller-id", type=int, help="Its number, 1 and up. [1]")
+@click.option("--cluster-id", help="Refuse a data directory of another cluster.")
+@click.option("--node-timeout-ms", type=int, help="Silence after which a node is not alive. [2000]")
+@click.option("--broker-call-timeout-ms", type=int, help="Limit of a call to a broker. [5000]")
+@click.option("--request-timeout-ms", type=int, help="Limit of a call without one. [30000]")
+@click.option("--stop-ms", type=int, help="How long running calls may go on at a stop. [500]")
+@click.option("--json", "as_json", is_flag=True, help="Say on stdout, as JSON, that it serves.")
+@click.option("--verbose", is_flag=True, help="Log more.")
+def main(as_json: bool, verbose: bool, **given: Any) -> None:
+    """Run one controller of a Semel cluster."""
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        config = ControllerConfig(**{k: v for k, v in given.items() if v is not None})
+    except InvalidRequest as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        asyncio.run(_serve(config, as_json))
+    except SemelError as error:
+        print(f"semel controller: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+async def _serve(config: ControllerConfig, as_json: bool) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with ControllerNode(config) as node:
+        if as_json:
+            print(json.dumps(_ready(node)), flush=True)
+        stopped = asyncio.ensure_future(stop.wait())
+        failed = asyncio.ensure_future(node.failed())
+        await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if failed.done():
+            raise failed.result()
+        failed.cancel()
+
+
+def _ready(node: ControllerNode) -> dict[str, object]:
+    return {
+        "event": "ready",
+        "kind": "controller",
+        "id": node.config.controller_id,
+        "address": node.address,
+        "pid": os.getpid(),
+        "data": str(node.config.data),
+        "cluster_id": node.cluster_id,
+    }
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m semel.controller")

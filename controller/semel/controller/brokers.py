@@ -1,0 +1,91 @@
+"""Calls from the controller to broker groups.
+
+How it works. `apply` is one attempt: it asks the supposed master, follows the hints of nodes that
+are not, and asks each node at most once. Trying again later is the caller's business. A channel
+that failed is closed, so that the next attempt begins with a fresh connection and not with gRPC's
+back-off.
+
+Not here: what to send (`topic_rules.py`), when to try again (`topics.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from semel.protos.errors import NotMaster, SemelError, TimedOut, Unavailable
+from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.v1.broker_pb2 import ApplyQueuesRequest
+from semel.protos.v1.broker_pb2_grpc import BrokerStub
+from semel.protos.v1.control_pb2 import ControlRecord
+
+
+class BrokerCaller:
+    """Channels to broker nodes; `addresses` gives a group's nodes, the supposed master first."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: str,
+        addresses: Callable[[int], list[str]],
+        timeout_s: float,
+        interceptors: list[grpc.aio.ClientInterceptor],
+    ) -> None:
+        self._cluster_id = cluster_id
+        self._addresses = addresses
+        self._timeout_s = timeout_s
+        self._interceptors = interceptors
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def apply(self, group_id: int, batch: list[ControlRecord]) -> None:
+        """Brings records to a group's log; returns once they are applied there.
+
+        Raises the last node's SemelError when no node took them.
+        """
+        request = ApplyQueuesRequest(records=batch, cluster_id=self._cluster_id)
+        waiting = deque(self._addresses(group_id))
+        asked: set[str] = set()
+        trouble: SemelError = Unavailable(f"no node of broker group {group_id} is known")
+        while waiting:
+            address = waiting.popleft()
+            if address in asked:
+                continue
+            asked.add(address)
+            try:
+                await self._call(address, request)
+                return
+            except NotMaster as error:
+                trouble = error
+                if error.master_address:
+                    waiting.appendleft(error.master_address)
+            except (Unavailable, TimedOut) as error:
+                trouble = error
+        raise trouble
+
+    async def close(self) -> None:
+        """Closes all channels."""
+        for address in list(self._channels):
+            await self._drop(address)
+
+    async def _call(self, address: str, request: ApplyQueuesRequest) -> None:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(
+                address, options=CHANNEL_OPTIONS, interceptors=self._interceptors
+            )
+        try:
+            stub = BrokerStub(channel)  # type: ignore[no-untyped-call]
+            await stub.ApplyQueues(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            translated = error_from_rpc(error)
+            if isinstance(translated, Unavailable | TimedOut):
+                await self._drop(address)
+            raise translated from error
+
+    async def _drop(self, address: str) -> None:
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            await channel.close()

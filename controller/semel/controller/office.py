@@ -1,0 +1,103 @@
+"""One controller's term of office: who may write, and the cluster's identity.
+
+How it works. Whoever becomes master raises the counter in /cluster in a transaction of its own. Its
+later transactions all check that /cluster is still at the version it wrote, so a controller that
+was replaced without noticing (paused, cut off) can change nothing any more: its next write fails
+and ends its office. The counter is also the upper half of the route version.
+
+Invariants
+1. No transaction of one office is applied after the transaction that begins the next one.
+2. The cluster id never changes once it is stored.
+
+Not here: electing a master among several controllers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from semel.controller import records
+from semel.controller.store import MetadataStore, Transaction, VersionConflict
+from semel.protos.errors import DataDirectoryError, Unavailable
+from semel.protos.v1.metadata_pb2 import ClusterRecord
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Office:
+    """Permission to write to the store, as long as nobody else has taken it; made by `take`."""
+
+    def __init__(self, store: MetadataStore, record: ClusterRecord, version: int) -> None:
+        self.store = store
+        self.cluster_id = record.cluster_id
+        self.number = record.terms_of_office
+        self._version = version
+
+    @classmethod
+    async def take(cls, store: MetadataStore, *, now_us: int, cluster_id: str = "") -> Office:
+        """Begins a term of office; the first one ever makes the cluster's id.
+
+        Raises DataDirectoryError when `cluster_id` is given and the store belongs to another
+        cluster.
+        """
+        while True:
+            entry = await store.get(records.CLUSTER)
+            if entry is None:
+                record = ClusterRecord(cluster_id=cluster_id or uuid.uuid4().hex, created_us=now_us)
+            else:
+                record = records.load(ClusterRecord, records.CLUSTER, entry)
+            if cluster_id and record.cluster_id != cluster_id:
+                raise DataDirectoryError(
+                    f"the data directory belongs to cluster {record.cluster_id}, "
+                    f"not to {cluster_id}. Choose another directory"
+                )
+            record.terms_of_office += 1
+            transaction = Transaction(
+                checks={records.CLUSTER: None if entry is None else entry.version},
+                puts={records.CLUSTER: records.dump(record)},
+            )
+            try:
+                version = await store.transact(transaction)
+            except VersionConflict:
+                continue
+            log.info("office taken cluster=%s office=%d", record.cluster_id, record.terms_of_office)
+            return cls(store, record, version)
+
+    async def transact(
+        self,
+        *,
+        checks: Mapping[str, int | None] | None = None,
+        puts: Mapping[str, bytes] | None = None,
+        deletes: frozenset[str] = frozenset(),
+    ) -> int:
+        """`MetadataStore.transact` under the office's own check.
+
+        Raises VersionConflict when another check failed, and Unavailable when the office is over.
+        """
+        transaction = Transaction(
+            checks={**(checks or {}), records.CLUSTER: self._version},
+            puts=puts or {},
+            deletes=deletes,
+        )
+        try:
+            return await self.store.transact(transaction)
+        except VersionConflict:
+            entry = await self.store.get(records.CLUSTER)
+            if entry is None or entry.version != self._version:
+                raise Unavailable("another controller has taken over; ask that one") from None
+            raise
+
+
+async def unbroken(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` to its end even when the caller is cancelled.
+
+    For everything that writes to the store and then takes the result into memory: a client that
+    hangs up in between must not leave the two apart.
+    """
+    return await asyncio.shield(asyncio.ensure_future(work))

@@ -1,0 +1,177 @@
+"""Producers: durable names, ids that are never given twice, epochs that only rise.
+
+How it works. A named producer is one record: its id, its newest epoch, and the newest calls with
+the epochs they were given, so that a call that is repeated (its reply was lost) or delayed gets its
+old answer instead of a new epoch that would fence its own caller.
+
+Ids come from blocks: the store says below which id everything may be in use, and a block of ids is
+taken with one write. So opening an anonymous producer writes nothing most times; a crash loses the
+rest of the block and no id comes twice.
+
+Invariants
+1. A name keeps its id for ever; its epoch rises with every new open_id and is stored before anybody
+   hears of it.
+2. Every id given out lies below the stored `next_id`.
+
+Not here: what brokers do with (id, epoch) (the fence in their log).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from semel.controller import records
+from semel.controller.office import Office
+from semel.controller.store import VersionConflict
+from semel.protos.errors import InvalidRequest, UnknownProducer
+from semel.protos.ids import ProducerId
+from semel.protos.v1.controller_pb2 import OpenProducerReply, ProducerInfo
+from semel.protos.v1.metadata_pb2 import ProducerIdsRecord, ProducerOpen, ProducerRecord
+
+ID_BLOCK: Final = 1_000
+OPENS_REMEMBERED: Final = 16
+"""Calls per name whose answer is repeated; older ones count as new."""
+ANONYMOUS_REMEMBERED: Final = 10_000
+"""Anonymous calls whose answer is repeated, in memory: a second id would only be wasted."""
+FIRST_EPOCH: Final = 1
+EPOCH_MAX: Final = 2**32 - 1
+NAME_CHARACTERS_MAX: Final = 249
+OPEN_ID_BYTES_MAX: Final = 64
+
+
+def next_open(record: ProducerRecord, open_id: bytes, now_us: int) -> tuple[ProducerRecord, int]:
+    """The record after a call and the epoch it is answered with; the same record for an old call.
+
+    Raises InvalidRequest when the epochs are used up.
+    """
+    for earlier in record.opens:
+        if earlier.open_id == open_id:
+            return record, earlier.epoch
+    if record.epoch >= EPOCH_MAX:
+        raise InvalidRequest(f"producer {record.name!r} has used all epochs; use another name")
+    epoch = record.epoch + 1
+    opens = [*record.opens, ProducerOpen(open_id=open_id, epoch=epoch)][-OPENS_REMEMBERED:]
+    return (
+        ProducerRecord(
+            name=record.name,
+            producer_id=record.producer_id,
+            epoch=epoch,
+            opened_us=now_us,
+            opens=opens,
+        ),
+        epoch,
+    )
+
+
+class IdAllocator:
+    """Hands out ids from blocks that were reserved in the store."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._next = 0
+        self._end = 0
+        self._reserving = asyncio.Lock()
+
+    async def take(self) -> ProducerId:
+        """An id that nobody ever had. Raises what `Office.transact` raises."""
+        async with self._reserving:
+            if self._next == self._end:
+                await self._reserve()
+            self._next += 1
+            return ProducerId(self._next - 1)
+
+    async def _reserve(self) -> None:
+        key = records.PRODUCER_IDS
+        while True:
+            entry = await self._office.store.get(key)
+            record = (
+                ProducerIdsRecord(next_id=1)
+                if entry is None
+                else records.load(ProducerIdsRecord, key, entry)
+            )
+            start = record.next_id
+            record.next_id = start + ID_BLOCK
+            try:
+                await self._office.transact(
+                    checks={key: None if entry is None else entry.version},
+                    puts={key: records.dump(record)},
+                )
+            except VersionConflict:
+                continue  # a cancelled call's block: it is lost, take the one after it
+            self._next, self._end = start, start + ID_BLOCK
+            return
+
+
+class ProducerService:
+    """Opens and lists producers. `clock_us` is the wall clock."""
+
+    def __init__(self, office: Office, *, clock_us: Callable[[], int]) -> None:
+        self._office = office
+        self._clock_us = clock_us
+        self._ids = IdAllocator(office)
+        self._anonymous: OrderedDict[bytes, ProducerId] = OrderedDict()
+
+    async def open(self, name: str, open_id: bytes) -> OpenProducerReply:
+        """A producer's id and an epoch above all before, the same for the same `open_id`.
+
+        Raises InvalidRequest. Each attempt begins from what is stored, so a cancelled one may
+        have raised the epoch and leaves nothing else behind.
+        """
+        if not 1 <= len(open_id) <= OPEN_ID_BYTES_MAX:
+            raise InvalidRequest(f"open_id needs 1 to {OPEN_ID_BYTES_MAX} random bytes")
+        if not name:
+            return await self._open_anonymous(open_id)
+        if len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
+            raise InvalidRequest(
+                f"{name[:60]!r} is no producer name: use 1 to {NAME_CHARACTERS_MAX} printable "
+                "characters"
+            )
+        key = records.producer_key(name)
+        while True:
+            entry = await self._office.store.get(key)
+            if entry is None:
+                record = ProducerRecord(name=name, producer_id=await self._ids.take())
+            else:
+                record = records.load(ProducerRecord, key, entry)
+            opened, epoch = next_open(record, open_id, self._clock_us())
+            if opened is not record:
+                try:
+                    await self._office.transact(
+                        checks={key: None if entry is None else entry.version},
+                        puts={key: records.dump(opened)},
+                    )
+                except VersionConflict:
+                    continue  # opened by somebody else meanwhile
+            return OpenProducerReply(producer_id=record.producer_id, epoch=epoch)
+
+    async def list(self, name: str) -> list[ProducerInfo]:
+        """One named producer, or all of them by name. Raises UnknownProducer."""
+        if name:
+            key = records.producer_key(name)
+            entry = await self._office.store.get(key)
+            found = {} if entry is None else {key: entry}
+            if not found:
+                raise UnknownProducer(f"there is no producer {name!r}")
+        else:
+            found = await self._office.store.scan(records.PRODUCERS)
+        stored = [records.load(ProducerRecord, key, entry) for key, entry in found.items()]
+        return [
+            ProducerInfo(
+                name=record.name,
+                producer_id=record.producer_id,
+                epoch=record.epoch,
+                opened_us=record.opened_us,
+            )
+            for record in sorted(stored, key=lambda record: record.name)
+        ]
+
+    async def _open_anonymous(self, open_id: bytes) -> OpenProducerReply:
+        producer_id = self._anonymous.get(open_id)
+        if producer_id is None:
+            producer_id = self._anonymous[open_id] = await self._ids.take()
+            if len(self._anonymous) > ANONYMOUS_REMEMBERED:
+                self._anonymous.popitem(last=False)
+        return OpenProducerReply(producer_id=producer_id, epoch=FIRST_EPOCH)

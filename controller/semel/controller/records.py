@@ -1,0 +1,68 @@
+"""The keys of the metadata store and the messages behind them.
+
+How it works. Names that users choose are percent-quoted into their key, so that no name can reach
+into another key's place. `load` and `dump` are the only places where values become messages and
+back; what is stored under each key stands in docs/formats/metadata.md.
+
+Not here: the store (`store/`), what the records mean (`topics.py`, `producers.py`, …).
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+from google.protobuf.message import DecodeError, Message
+
+from semel.controller.store import Versioned
+from semel.protos.errors import DataDirectoryError
+
+CLUSTER: Final = "/cluster"
+TOPICS: Final = "/topics/"
+DELETING: Final = "/deleting/"
+BROKERS: Final = "/brokers/"
+PRODUCERS: Final = "/producers/"
+PRODUCER_IDS: Final = "/producer-ids"
+CONSUMERS: Final = "/consumers/"
+
+M = TypeVar("M", bound=Message)
+
+
+def topic_key(name: str) -> str:
+    """Key of a topic that is being created or active."""
+    return TOPICS + quote(name, safe="")
+
+
+def deleting_key(topic_id: int) -> str:
+    """Key of a topic that is being deleted; its name is free again."""
+    return f"{DELETING}{topic_id}"
+
+
+def broker_group_key(group_id: int) -> str:
+    """Key of a broker group."""
+    return f"{BROKERS}{group_id}"
+
+
+def producer_key(name: str) -> str:
+    """Key of a named producer."""
+    return PRODUCERS + quote(name, safe="")
+
+
+def consumer_group_key(group: str) -> str:
+    """Key of a consumer group."""
+    return CONSUMERS + quote(group, safe="")
+
+
+def load(kind: type[M], key: str, entry: Versioned) -> M:
+    """The message stored under `key`; raises DataDirectoryError when it is none."""
+    try:
+        return kind.FromString(entry.value)
+    except DecodeError as error:
+        raise DataDirectoryError(
+            f"the metadata store holds no {kind.__name__} under {key}: {error}"
+        ) from error
+
+
+def dump(message: Message) -> bytes:
+    """The message as stored, the same bytes for the same content."""
+    return message.SerializeToString(deterministic=True)

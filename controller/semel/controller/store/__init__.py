@@ -1,0 +1,23 @@
+"""The metadata store: the seam and its implementations."""
+
+from semel.controller.store.base import (
+    Change,
+    MetadataStore,
+    StoreFailed,
+    Transaction,
+    VersionConflict,
+    Versioned,
+)
+from semel.controller.store.memory import MemoryStore
+from semel.controller.store.sqlite import SqliteStore
+
+__all__ = [
+    "Change",
+    "MemoryStore",
+    "MetadataStore",
+    "SqliteStore",
+    "StoreFailed",
+    "Transaction",
+    "VersionConflict",
+    "Versioned",
+]

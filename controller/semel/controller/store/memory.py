@@ -1,0 +1,140 @@
+"""The map behind a store: versions, checks and watches, all in memory.
+
+How it works. `Table` is the pure part: it checks and applies transactions and tells a watcher
+what changed since a revision. `MemoryStore` puts the asynchronous contract around it and is the
+whole store of a test; the durable stores derive from it, write a transaction to their medium
+first and then apply it here, so that reads never wait for a disk.
+
+Invariants
+1. A transaction is applied to the table only after `_persist` returned: nobody reads what is not
+   durable.
+2. One transaction at a time is between its check and its application.
+
+Not here: bytes on disk (`sqlite.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from semel.controller.store.base import (
+    Change,
+    StoreFailed,
+    Transaction,
+    VersionConflict,
+    Versioned,
+)
+from semel.protos.errors import Closed
+
+
+class Table:
+    """Keys, values and versions of one revision."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.entries: dict[str, Versioned] = {}
+
+    def check(self, transaction: Transaction) -> None:
+        """Raises VersionConflict when a version is not the expected one."""
+        assert not transaction.puts.keys() & transaction.deletes
+        for key, expected in transaction.checks.items():
+            entry = self.entries.get(key)
+            found = None if entry is None else entry.version
+            if found != expected:
+                raise VersionConflict(f"{key} is at version {found}, expected {expected}")
+
+    def apply(self, transaction: Transaction) -> int:
+        """Applies a checked transaction; returns the new revision."""
+        self.revision += 1
+        for key, value in transaction.puts.items():
+            self.entries[key] = Versioned(value=bytes(value), version=self.revision)
+        for key in transaction.deletes:
+            self.entries.pop(key, None)
+        return self.revision
+
+    def scan(self, prefix: str) -> dict[str, Versioned]:
+        """All entries under `prefix`, by key."""
+        return {key: self.entries[key] for key in sorted(self.entries) if key.startswith(prefix)}
+
+
+class MemoryStore:
+    """A MetadataStore that forgets everything when it is closed."""
+
+    def __init__(self) -> None:
+        self._table = Table()
+        self._writing = asyncio.Lock()
+        self._changed: asyncio.Future[None] | None = None
+        self._failed: asyncio.Future[StoreFailed] | None = None
+        self._closed = False
+
+    async def get(self, key: str) -> Versioned | None:
+        self._check_open()
+        return self._table.entries.get(key)
+
+    async def scan(self, prefix: str) -> dict[str, Versioned]:
+        self._check_open()
+        return self._table.scan(prefix)
+
+    async def revision(self) -> int:
+        self._check_open()
+        return self._table.revision
+
+    async def transact(self, transaction: Transaction) -> int:
+        # Shielded: once the medium has been asked to write, the table must follow it.
+        return await asyncio.shield(asyncio.ensure_future(self._transact(transaction)))
+
+    async def _transact(self, transaction: Transaction) -> int:
+        async with self._writing:
+            self._check_open()
+            self._table.check(transaction)
+            await self._persist(transaction, self._table.revision + 1)
+            revision = self._table.apply(transaction)
+        self._wake()
+        return revision
+
+    async def _persist(self, transaction: Transaction, revision: int) -> None:
+        """Makes the transaction durable; the durable stores have something to do here."""
+
+    async def watch(self, prefix: str) -> AsyncGenerator[Change]:
+        seen: dict[str, Versioned] = {}
+        first = True
+        while not self._closed:
+            entries = self._table.scan(prefix)
+            puts = {key: entry for key, entry in entries.items() if seen.get(key) != entry}
+            deletes = frozenset(seen.keys() - entries.keys())
+            if first or puts or deletes:
+                first = False
+                seen = entries
+                yield Change(revision=self._table.revision, puts=puts, deletes=deletes)
+                continue  # what changed while the consumer was busy comes at once
+            if self._changed is None:
+                self._changed = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._changed)
+
+    async def wait_failed(self) -> StoreFailed:
+        if self._failed is None:
+            self._failed = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._failed)
+
+    async def close(self) -> None:
+        async with self._writing:
+            self._closed = True
+        self._wake()
+
+    def _fail(self, error: StoreFailed) -> None:
+        if self._failed is None:
+            self._failed = asyncio.get_running_loop().create_future()
+        if not self._failed.done():
+            self._failed.set_result(error)
+
+    def _check_open(self) -> None:
+        if self._failed is not None and self._failed.done():
+            raise self._failed.result()
+        if self._closed:
+            raise Closed("the metadata store is closed")
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+        self._changed = None

@@ -1,0 +1,244 @@
+"""The metadata store of a single controller: one SQLite file.
+
+How it works. At the start the whole file is checked and read into memory; from then on reads come
+from memory and every transaction is one SQLite transaction, on a thread of its own, in WAL mode
+with `synchronous=FULL`, so that it is on the disk before `transact` returns.
+
+Format. `DIR/metadata.sqlite`, application id "SMLC", `user_version` 1:
+    entries(key TEXT PRIMARY KEY, version INTEGER, value BLOB, crc INTEGER)
+    meta(name TEXT PRIMARY KEY, value INTEGER)      -- one row, "revision"
+`crc` is the CRC32C of the key, a zero byte, the version (8 bytes, little-endian) and the value.
+SQLite checks its pages' structure, not their content; the CRC does that.
+
+Crash cases. A torn transaction is rolled back by SQLite's own log. A damaged page, value or CRC is
+refused at the start with the file's name: guessing here could give a producer's epoch or a topic's
+id out twice. `DIR/lock` is locked by the running process and says which one it is.
+
+Invariants
+1. A failed write that is not a plain lack of room is fatal: a failed fsync is never tried again.
+2. One process at a time has the directory open.
+
+Not here: versions, checks, watches (`memory.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import functools
+import os
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import google_crc32c
+
+from semel.controller.store.base import StoreFailed, Transaction, Versioned
+from semel.controller.store.memory import MemoryStore
+from semel.protos.errors import DataDirectoryError, DiskFull
+
+FILE_NAME: Final = "metadata.sqlite"
+LOCK_NAME: Final = "lock"
+APPLICATION_ID: Final = int.from_bytes(b"SMLC", "big")
+FORMAT_VERSION: Final = 1
+_WAY_OUT: Final = (
+    "Restore the file from a backup. Starting with an empty directory makes a new cluster, "
+    "which brokers and clients of the old one refuse"
+)
+_SCHEMA: Final = f"""
+    CREATE TABLE entries(
+        key TEXT PRIMARY KEY, version INTEGER NOT NULL, value BLOB NOT NULL, crc INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+    INSERT INTO meta VALUES ('revision', 0);
+    PRAGMA application_id = {APPLICATION_ID};
+    PRAGMA user_version = {FORMAT_VERSION};
+"""
+
+
+def entry_crc(key: str, version: int, value: bytes) -> int:
+    """The checksum that stands beside each value."""
+    return int(google_crc32c.value(key.encode() + b"\0" + version.to_bytes(8, "little") + value))
+
+
+class SqliteStore(MemoryStore):
+    """A durable MetadataStore in one directory; made by `open`."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+        self._path = directory / FILE_NAME
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata")
+        self._lock_file = -1
+        self._connection: sqlite3.Connection | None = None
+
+    @classmethod
+    async def open(cls, directory: Path) -> SqliteStore:
+        """Opens or creates the store.
+
+        Raises DataDirectoryError when the directory cannot be used, is in use, is something else
+        or newer than this program, or when the file is damaged.
+        """
+        store = cls(directory)
+        try:
+            await store._run(store._open)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        await super().close()
+        await self._run(self._close)
+        self._thread.shutdown()
+
+    async def _persist(self, transaction: Transaction, revision: int) -> None:
+        try:
+            await self._run(self._write, transaction, revision)
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise DiskFull(
+                    f"no room to write {self._path}; nothing was changed. Free some disk space"
+                ) from error
+            failure = StoreFailed(f"cannot write {self._path}: {error}. The controller must end")
+            self._fail(failure)
+            raise failure from error
+
+    async def _run(self, function: Callable[..., None], *args: object) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, functools.partial(function, *args))
+
+    # Everything below runs on the store's own thread.
+
+    def _open(self) -> None:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            created = self._check_kind()
+            self._connection = sqlite3.connect(self._path, isolation_level=None)
+            self._check_format()
+            self._load()
+            if created:
+                self._sync_directories()
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise DiskFull(f"no room for {self._path}. Free some disk space") from error
+            raise self._damaged(str(error)) from error
+        except OSError as error:
+            raise DataDirectoryError(
+                f"cannot use the data directory {self._directory}: {error.strerror or error}"
+            ) from error
+
+    def _take_lock(self) -> None:
+        self._lock_file = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self._lock_file, 32, 0).decode("ascii", "replace").strip()
+            raise DataDirectoryError(
+                f"the data directory {self._directory} is in use by process {owner or '?'}. "
+                "Stop that one, or choose another directory"
+            ) from None
+        os.ftruncate(self._lock_file, 0)
+        os.pwrite(self._lock_file, f"{os.getpid()}\n".encode(), 0)
+
+    def _check_kind(self) -> bool:
+        """True when there is no file yet; refuses a directory that is somebody else's."""
+        if self._path.exists():
+            return False
+        others = sorted(
+            path.name
+            for path in self._directory.iterdir()
+            if path.name not in (LOCK_NAME, "lost+found") and path.suffix != ".log"
+        )
+        if others:
+            raise DataDirectoryError(
+                f"{self._directory} is not a controller's data directory: it holds {others[0]} "
+                f"and no {FILE_NAME}. Choose an empty directory"
+            )
+        return True
+
+    def _check_format(self) -> None:
+        connection = self._connected()
+        connection.execute("PRAGMA synchronous = FULL")
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if (application, version, tables) == (0, 0, 0):
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+        elif application != APPLICATION_ID:
+            raise DataDirectoryError(f"{self._path} is a database of another program")
+        elif version > FORMAT_VERSION:
+            raise DataDirectoryError(
+                f"{self._path} has format {version}, this program knows up to {FORMAT_VERSION}. "
+                "Start the newer program"
+            )
+        else:
+            connection.execute("PRAGMA journal_mode = WAL")
+
+    def _load(self) -> None:
+        connection = self._connected()
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise self._damaged(str(verdict))
+        row = connection.execute("SELECT value FROM meta WHERE name = 'revision'").fetchone()
+        if row is None:
+            raise self._damaged("the revision is missing")
+        self._table.revision = row[0]
+        for key, version, value, crc in connection.execute(
+            "SELECT key, version, value, crc FROM entries"
+        ):
+            if not isinstance(value, bytes) or entry_crc(key, version, value) != crc:
+                raise self._damaged(f"the value of {key} does not match its checksum")
+            if version > self._table.revision:
+                raise self._damaged(f"{key} is newer than the revision")
+            self._table.entries[key] = Versioned(value=value, version=version)
+
+    def _write(self, transaction: Transaction, revision: int) -> None:
+        connection = self._connected()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.executemany(
+                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)",
+                [
+                    (key, revision, bytes(value), entry_crc(key, revision, bytes(value)))
+                    for key, value in transaction.puts.items()
+                ],
+            )
+            connection.executemany(
+                "DELETE FROM entries WHERE key = ?", [(key,) for key in transaction.deletes]
+            )
+            connection.execute("UPDATE meta SET value = ? WHERE name = 'revision'", (revision,))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._lock_file >= 0:
+            os.close(self._lock_file)
+            self._lock_file = -1
+
+    def _connected(self) -> sqlite3.Connection:
+        assert self._connection is not None
+        return self._connection
+
+    def _damaged(self, what: str) -> DataDirectoryError:
+        return DataDirectoryError(f"{self._path} is damaged: {what}. {_WAY_OUT}")
+
+    def _sync_directories(self) -> None:
+        for directory in (self._directory, self._directory.parent):
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

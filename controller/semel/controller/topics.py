@@ -1,0 +1,414 @@
+"""Topics: created, altered and deleted in steps that survive a crash between any two of them.
+
+How it works. What is wanted is written to the store first, then the broker groups are driven to
+it, then the store says that it is done. A *driver* task per unfinished topic reads the record and
+does the next step:
+
+    creating               create the queues on every group        → active
+    active, settings new   send the settings to every group        → active
+    deleting               delete the queues on every group        → (no record)
+
+Steps are idempotent and are repeated until they succeed: after an error with growing pauses, at
+once when a group has a new master, and by a fresh driver after a restart of the controller.
+Deleting moves the record from the topic's name to its id, so that the name is free from that
+moment and the topic never comes back.
+
+Invariants
+1. A topic is in the routes only while it is active: all its queues exist.
+2. A record is written only with a check of the version that the decision was made from.
+3. A topic_id is given to one topic, ever: it is random, and checked against all that are known.
+4. A caller that gives up changes nothing about the steps: they go on to the end.
+
+A request to create that its broker delays beyond the topic's deletion leaves an unused queue
+there; no route and no client can name it.
+
+Not here: rules and records (`topic_rules.py`), calling brokers (`brokers.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from semel.controller import records, topic_rules
+from semel.controller.office import Office, unbroken
+from semel.controller.placement import place
+from semel.controller.routes import RouteTable
+from semel.controller.store import StoreFailed, VersionConflict
+from semel.protos.errors import (
+    Closed,
+    SemelError,
+    TimedOut,
+    TopicExists,
+    Unavailable,
+    UnknownGroup,
+    UnknownTopic,
+)
+from semel.protos.ids import GroupId
+from semel.protos.v1.common_pb2 import TopicSettings
+from semel.protos.v1.control_pb2 import ControlRecord
+from semel.protos.v1.controller_pb2 import CreateTopicRequest, TopicRoute
+from semel.protos.v1.metadata_pb2 import (
+    TOPIC_STATE_ACTIVE,
+    TOPIC_STATE_CREATING,
+    TOPIC_STATE_DELETING,
+    TopicRecord,
+)
+
+log = logging.getLogger(__name__)
+
+RETRY_MS_FIRST: Final = 50
+RETRY_MS_LAST: Final = 2_000
+
+
+class QueueApplier(Protocol):
+    """Brings control records to a broker group."""
+
+    async def apply(self, group_id: int, batch: list[ControlRecord]) -> None:
+        """Returns once they are durable there; raises SemelError when one attempt failed."""
+        ...
+
+
+class Groups(Protocol):
+    """What the topics need to know about broker groups."""
+
+    def group_ids(self) -> list[int]:
+        """All groups ever heard of."""
+        ...
+
+    def served_groups(self) -> list[int]:
+        """Groups whose master is alive."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A record as it is in the store."""
+
+    key: str
+    version: int
+    record: TopicRecord
+
+    @property
+    def unfinished(self) -> bool:
+        return self.record.state != TOPIC_STATE_ACTIVE or self.record.settings_pending
+
+
+class TopicService:
+    """All topics of the cluster. `start` begins its work, `stop` ends it."""
+
+    def __init__(
+        self,
+        office: Office,
+        routes: RouteTable,
+        groups: Groups,
+        applier: QueueApplier,
+        *,
+        clock_us: Callable[[], int],
+        on_change: Callable[[str], None],
+    ) -> None:
+        """`clock_us` is the wall clock; `on_change` hears of topics that came or went."""
+        self._office = office
+        self._routes = routes
+        self._groups = groups
+        self._applier = applier
+        self._clock_us = clock_us
+        self._on_change = on_change
+        self._known: dict[int, _Known] = {}
+        self._ids: dict[str, int] = {}
+        self._placed: Counter[int] = Counter()
+        self._drivers: dict[int, asyncio.Task[None]] = {}
+        self._troubles: dict[int, SemelError] = {}
+        self._creating = asyncio.Lock()
+        self._retry_now = asyncio.Event()
+        self._stopped = False
+
+    async def load(self) -> None:
+        """Reads all topics; to be called once, before `start`."""
+        for prefix in (records.TOPICS, records.DELETING):
+            for key, entry in (await self._office.store.scan(prefix)).items():
+                record = records.load(TopicRecord, key, entry)
+                self._absorb(_Known(key=key, version=entry.version, record=record))
+
+    def start(self) -> None:
+        """Goes on with everything that is unfinished."""
+        for topic_id in list(self._known):
+            self._drive(topic_id)
+
+    async def stop(self) -> None:
+        """Ends all drivers; what they had not finished stays unfinished in the store."""
+        self._stopped = True
+        drivers = list(self._drivers.values())
+        for driver in drivers:
+            driver.cancel()
+        await asyncio.gather(*drivers, return_exceptions=True)
+
+    def on_new_master(self, group_id: int) -> None:
+        """Tries again at once what waits for a group."""
+        self._retry_now.set()
+        self._retry_now = asyncio.Event()
+        self.start()
+
+    def placed(self) -> dict[int, int]:
+        """How many queues of active topics each group owns."""
+        return dict(self._placed)
+
+    def names(self) -> list[str]:
+        """All active topics."""
+        return [name for name in sorted(self._ids) if self._routes.topic(name) is not None]
+
+    async def create(
+        self, request: CreateTopicRequest, timeout_s: float
+    ) -> tuple[TopicRoute, bool]:
+        """Creates a topic; returns it and whether it is new.
+
+        Raises InvalidRequest, TopicExists, UnknownGroup, Unavailable (no broker group), and
+        TimedOut when its queues do not exist in time; it will be finished nevertheless.
+        """
+        topic_rules.check_name(request.name)
+        topic_rules.check_queues(request.queues)
+        settings = topic_rules.complete_settings(request.settings)
+        created = await unbroken(self._begin_create(request, settings))
+        topic_id = self._ids[request.name]
+        await self._settled(topic_id, timeout_s, f"topic {request.name!r} is being created")
+        route = self._routes.topic(request.name)
+        if route is None or route.topic_id != topic_id:
+            raise UnknownTopic(f"topic {request.name!r} was deleted while it was created")
+        return route, created
+
+    async def alter(self, name: str, settings: TopicSettings, timeout_s: float) -> TopicRoute:
+        """Gives a topic new settings. Raises InvalidRequest, UnknownTopic, TimedOut."""
+        complete = topic_rules.complete_settings(settings)
+        topic_id = self._find(name).record.topic_id
+        await unbroken(self._begin_alter(name, complete))
+        await self._settled(topic_id, timeout_s, f"the settings of {name!r} are stored")
+        return topic_rules.topic_route(self._find(name).record)
+
+    async def delete(self, name: str, *, if_exists: bool, timeout_s: float) -> bool:
+        """Deletes a topic for ever; false when there was none.
+
+        Raises UnknownTopic, and TimedOut when its queues are not gone in time: the topic is.
+        """
+        if name not in self._ids and if_exists:
+            return False
+        topic_id = self._find(name).record.topic_id
+        await unbroken(self._begin_delete(name))
+        await self._settled(topic_id, timeout_s, f"topic {name!r} is deleted; its data")
+        return True
+
+    # The first step of each change; run to their end once they have begun.
+
+    async def _begin_create(self, request: CreateTopicRequest, settings: TopicSettings) -> bool:
+        async with self._creating:
+            if request.name in self._ids:
+                self._check_same(request)
+                return False
+            record = TopicRecord(
+                name=request.name,
+                topic_id=self._new_id(),
+                state=TOPIC_STATE_CREATING,
+                settings=settings,
+                placement=place(request.queues, self._loads(request)),
+                created_us=self._clock_us(),
+            )
+            key = records.topic_key(request.name)
+            version = await self._office.transact(
+                checks={key: None}, puts={key: records.dump(record)}
+            )
+            self._absorb(_Known(key=key, version=version, record=record))
+            log.info("topic is being created topic=%s queues=%d", record.name, request.queues)
+            self._drive(record.topic_id)
+            return True
+
+    async def _begin_alter(self, name: str, settings: TopicSettings) -> None:
+        while True:
+            known = self._find(name)
+            record = _copy(known.record)
+            record.settings.CopyFrom(settings)
+            record.settings_pending = True
+            if await self._replace(known, record):
+                self._drive(record.topic_id)
+                return
+
+    async def _begin_delete(self, name: str) -> None:
+        while True:
+            known = self._find(name)
+            record = _copy(known.record)
+            record.state = TOPIC_STATE_DELETING
+            if await self._replace(known, record, records.deleting_key(record.topic_id)):
+                log.info("topic is deleted topic=%s", name)
+                self._drive(record.topic_id)
+                return
+
+    def _check_same(self, request: CreateTopicRequest) -> None:
+        """An existing topic is success only if that was asked for and the queues are as many."""
+        record = self._find(request.name).record
+        doing = "exists" if record.state == TOPIC_STATE_ACTIVE else "is being created"
+        if not request.if_not_exists:
+            raise TopicExists(f"topic {request.name!r} {doing}")
+        if len(record.placement) != request.queues:
+            raise TopicExists(
+                f"topic {request.name!r} {doing} with {len(record.placement)} queues, "
+                f"not {request.queues}"
+            )
+
+    def _loads(self, request: CreateTopicRequest) -> dict[GroupId, int]:
+        """Groups that may get queues of a new topic, and how many they have."""
+        known = self._groups.group_ids()
+        for group_id in request.groups:
+            if group_id not in known:
+                raise UnknownGroup(f"there is no broker group {group_id}; known are {known}")
+        usable = list(request.groups) or self._groups.served_groups() or known
+        if not usable:
+            raise Unavailable("no broker has reported to the controller yet. Start the brokers")
+        loads = Counter(group for known in self._known.values() for group in known.record.placement)
+        return {GroupId(group_id): loads[group_id] for group_id in usable}
+
+    def _new_id(self) -> int:
+        while True:
+            topic_id = secrets.randbits(63)
+            if topic_id and topic_id not in self._known:
+                return topic_id
+
+    def _find(self, name: str) -> _Known:
+        if name not in self._ids:
+            raise UnknownTopic(f"there is no topic {name!r}. Create it, or check the spelling")
+        return self._known[self._ids[name]]
+
+    # The store and its image here.
+
+    async def _replace(self, known: _Known, record: TopicRecord, key: str = "") -> bool:
+        """Writes a new state, under another key if one is given; false when it had changed."""
+        key = key or known.key
+        try:
+            version = await self._office.transact(
+                checks={known.key: known.version},
+                puts={key: records.dump(record)},
+                deletes=frozenset({known.key} - {key}),
+            )
+        except VersionConflict:
+            return False
+        self._absorb(_Known(key=key, version=version, record=record))
+        return True
+
+    async def _remove(self, known: _Known) -> None:
+        await self._office.transact(
+            checks={known.key: known.version}, deletes=frozenset({known.key})
+        )
+        self._known.pop(known.record.topic_id, None)
+        log.info("topic's queues are gone topic=%s", known.record.name)
+
+    def _absorb(self, known: _Known) -> None:
+        """Takes a stored record into the index and the routes."""
+        record = known.record
+        before = self._known.get(record.topic_id)
+        self._known[record.topic_id] = known
+        was_active = before is not None and before.record.state == TOPIC_STATE_ACTIVE
+        if record.state == TOPIC_STATE_DELETING:
+            if self._ids.get(record.name) == record.topic_id:
+                del self._ids[record.name]
+                self._routes.remove_topic(record.name)
+        else:
+            self._ids[record.name] = record.topic_id
+        if record.state == TOPIC_STATE_ACTIVE:
+            self._routes.set_topic(topic_rules.topic_route(record))
+        if was_active != (record.state == TOPIC_STATE_ACTIVE):
+            change = Counter(record.placement)
+            self._placed = self._placed - change if was_active else self._placed + change
+            self._on_change(record.name)
+
+    # The drivers.
+
+    def _drive(self, topic_id: int) -> None:
+        known = self._known.get(topic_id)
+        if self._stopped or known is None or not known.unfinished or topic_id in self._drivers:
+            return
+        driver = asyncio.get_running_loop().create_task(self._finish(topic_id))
+        self._drivers[topic_id] = driver
+
+    async def _finish(self, topic_id: int) -> None:
+        try:
+            await self._steps(topic_id)
+        except (Closed, StoreFailed):
+            return  # the controller ends
+        except Exception:
+            log.exception("topic is left as it is for now, by a bug topic_id=%d", topic_id)
+        finally:
+            del self._drivers[topic_id]
+
+    async def _steps(self, topic_id: int) -> None:
+        pause_ms = RETRY_MS_FIRST
+        while (known := self._known.get(topic_id)) is not None and known.unfinished:
+            retry_now = self._retry_now
+            try:
+                await self._step(known)
+                self._troubles.pop(topic_id, None)
+                pause_ms = RETRY_MS_FIRST
+                continue
+            except VersionConflict:
+                continue  # altered or deleted meanwhile: read again
+            except (Closed, StoreFailed):
+                raise
+            except SemelError as error:
+                self._troubles[topic_id] = error
+                log.warning("topic waits topic=%s reason=%s", known.record.name, error)
+            try:
+                await asyncio.wait_for(retry_now.wait(), pause_ms / 1000)
+            except TimeoutError:
+                pause_ms = min(pause_ms * 2, RETRY_MS_LAST)
+
+    async def _step(self, known: _Known) -> None:
+        record = known.record
+        if record.state == TOPIC_STATE_DELETING:
+            await self._on_all(record, lambda group: topic_rules.delete_records(record, group))
+            await unbroken(self._remove(known))
+            return
+        done = _copy(record)
+        if record.state == TOPIC_STATE_CREATING:
+            await self._on_all(record, lambda group: topic_rules.create_records(record, group))
+            done.state = TOPIC_STATE_ACTIVE
+            log.info("topic is active topic=%s", record.name)
+        else:
+            await self._on_all(record, lambda _: topic_rules.alter_records(record))
+            done.settings_pending = False
+        await unbroken(self._replace(known, done))
+
+    async def _on_all(
+        self, record: TopicRecord, calls: Callable[[int], Iterator[list[ControlRecord]]]
+    ) -> None:
+        """Sends each group its records; raises the first failure after all have ended."""
+
+        async def one(group_id: int) -> None:
+            for batch in calls(group_id):
+                await self._applier.apply(group_id, batch)
+
+        results = await asyncio.gather(
+            *(one(group_id) for group_id in topic_rules.groups_of(record)), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _settled(self, topic_id: int, timeout_s: float, what: str) -> None:
+        """Waits for the driver of a topic; raises TimedOut."""
+        driver = self._drivers.get(topic_id)
+        if driver is None:
+            return
+        await asyncio.wait({driver}, timeout=timeout_s)
+        known = self._known.get(topic_id)
+        if known is None or not known.unfinished:
+            return
+        trouble = self._troubles.get(topic_id)
+        reason = f" (last trouble: {trouble})" if trouble else ""
+        raise TimedOut(f"{what}: not on all broker groups yet, it goes on by itself{reason}")
+
+
+def _copy(record: TopicRecord) -> TopicRecord:
+    copy = TopicRecord()
+    copy.CopyFrom(record)
+    return copy

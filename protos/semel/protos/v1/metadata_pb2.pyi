@@ -1,0 +1,120 @@
+from semel.protos.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TopicState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOPIC_STATE_UNSPECIFIED: _ClassVar[TopicState]
+    TOPIC_STATE_CREATING: _ClassVar[TopicState]
+    TOPIC_STATE_ACTIVE: _ClassVar[TopicState]
+    TOPIC_STATE_DELETING: _ClassVar[TopicState]
+TOPIC_STATE_UNSPECIFIED: TopicState
+TOPIC_STATE_CREATING: TopicState
+TOPIC_STATE_ACTIVE: TopicState
+TOPIC_STATE_DELETING: TopicState
+
+class ClusterRecord(_message.Message):
+    __slots__ = ("cluster_id", "created_us", "terms_of_office")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_US_FIELD_NUMBER: _ClassVar[int]
+    TERMS_OF_OFFICE_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    created_us: int
+    terms_of_office: int
+    def __init__(self, cluster_id: _Optional[str] = ..., created_us: _Optional[int] = ..., terms_of_office: _Optional[int] = ...) -> None: ...
+
+class TopicRecord(_message.Message):
+    __slots__ = ("name", "topic_id", "state", "settings", "placement", "created_us", "settings_pending")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_US_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_PENDING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic_id: int
+    state: TopicState
+    settings: _common_pb2.TopicSettings
+    placement: _containers.RepeatedScalarFieldContainer[int]
+    created_us: int
+    settings_pending: bool
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., state: _Optional[_Union[TopicState, str]] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., placement: _Optional[_Iterable[int]] = ..., created_us: _Optional[int] = ..., settings_pending: _Optional[bool] = ...) -> None: ...
+
+class BrokerGroupRecord(_message.Message):
+    __slots__ = ("group_id", "nodes", "term", "master_id")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ID_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]
+    term: int
+    master_id: int
+    def __init__(self, group_id: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ...) -> None: ...
+
+class ProducerOpen(_message.Message):
+    __slots__ = ("open_id", "epoch")
+    OPEN_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    open_id: bytes
+    epoch: int
+    def __init__(self, open_id: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ProducerRecord(_message.Message):
+    __slots__ = ("name", "producer_id", "epoch", "opened_us", "opens")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPENED_US_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    producer_id: int
+    epoch: int
+    opened_us: int
+    opens: _containers.RepeatedCompositeFieldContainer[ProducerOpen]
+    def __init__(self, name: _Optional[str] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., opened_us: _Optional[int] = ..., opens: _Optional[_Iterable[_Union[ProducerOpen, _Mapping]]] = ...) -> None: ...
+
+class ProducerIdsRecord(_message.Message):
+    __slots__ = ("next_id",)
+    NEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    next_id: int
+    def __init__(self, next_id: _Optional[int] = ...) -> None: ...
+
+class TopicQueues(_message.Message):
+    __slots__ = ("topic_id", "queue_ids")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_IDS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    queue_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic_id: _Optional[int] = ..., queue_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ConsumerMemberRecord(_message.Message):
+    __slots__ = ("member_id", "client", "topics", "session_ms", "assignment")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_MS_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    client: str
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    session_ms: int
+    assignment: _containers.RepeatedCompositeFieldContainer[TopicQueues]
+    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ...) -> None: ...
+
+class ConsumerGroupRecord(_message.Message):
+    __slots__ = ("group", "generation", "members")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    generation: int
+    members: _containers.RepeatedCompositeFieldContainer[ConsumerMemberRecord]
+    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ConsumerMemberRecord, _Mapping]]] = ...) -> None: ...

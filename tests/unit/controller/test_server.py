@@ -1,0 +1,189 @@
+"""The controller over real gRPC, with brokers that only remember queues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semel.protos.errors import (
+    DataDirectoryError,
+    InvalidRequest,
+    TimedOut,
+    TopicExists,
+    Unavailable,
+    UnknownGroup,
+    UnknownProducer,
+    UnknownTopic,
+)
+from semel.protos.v1 import controller_pb2 as pb
+from tests.unit.controller.cluster import eventually, raised_by, refuse, running_cluster
+
+
+async def test_a_created_topic_is_in_the_routes_with_all_slots(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        await cluster.add_group(1)
+        await cluster.add_group(2)
+        reply = await cluster.client.create("orders", 5)
+        assert reply.created
+        routes = await cluster.client.routes("orders")
+        assert routes.topics[0] == reply.topic
+        queues = routes.topics[0].queues
+        assert [queue.queue_id for queue in queues] == [0, 1, 2, 3, 4]
+        assert [queue.group_id for queue in queues] == [1, 2, 1, 2, 1]
+        assert queues[0].slot_start == 0
+        assert queues[-1].slot_end == 65_536
+        assert [group.master_id for group in routes.groups] == [10, 20]
+        assert len(cluster.brokers[0].queues) == 3
+        assert len(cluster.brokers[1].queues) == 2
+
+
+async def test_settings_get_defaults_and_can_be_altered(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (broker,) = await cluster.add_group(1)
+        created = await cluster.client.create("orders", 1, settings={"retention_ms": 5})
+        assert created.topic.settings.retention_ms == 5
+        assert created.topic.settings.batch_bytes_max == 4 << 20
+        request = pb.AlterTopicRequest(name="orders", settings={"retention_bytes": 77})
+        altered = await cluster.client.call("AlterTopic", request)
+        assert altered.topic.settings.retention_bytes == 77
+        (queue,) = broker.queues.values()
+        assert queue.settings == altered.topic.settings
+        assert (await cluster.client.routes()).topics[0].settings == altered.topic.settings
+
+
+async def test_an_existing_topic_is_success_only_when_asked_and_equal(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        await cluster.add_group(1)
+        await cluster.client.create("orders", 2)
+        assert isinstance(await raised_by(cluster.client.create("orders", 2)), TopicExists)
+        reply = await cluster.client.create("orders", 2, if_not_exists=True)
+        assert not reply.created
+        error = await raised_by(cluster.client.create("orders", 3, if_not_exists=True))
+        assert isinstance(error, TopicExists)
+        assert "2 queues" in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"name": ""}, InvalidRequest),
+        ({"name": "a b"}, InvalidRequest),
+        ({"name": "x" * 250}, InvalidRequest),
+        ({"name": ".."}, InvalidRequest),
+        ({"queues": 0}, InvalidRequest),
+        ({"queues": 65_537}, InvalidRequest),
+        ({"settings": {"retention_ms": -2}}, InvalidRequest),
+        ({"settings": {"batch_bytes_max": 9 << 20}}, InvalidRequest),
+        ({"settings": {"message_bytes_max": 4 << 20}}, InvalidRequest),
+        ({"groups": [7]}, UnknownGroup),
+    ],
+)
+async def test_senseless_topics_are_refused(tmp_path: Path, fields, error) -> None:  # type: ignore[no-untyped-def]
+    async with running_cluster(tmp_path) as cluster:
+        await cluster.add_group(1)
+        given = {"name": "orders", "queues": 1, **fields}
+        assert type(await raised_by(cluster.client.create(**given))) is error
+        assert not (await cluster.client.routes()).topics
+
+
+async def test_without_brokers_a_topic_cannot_be_created(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        error = await raised_by(cluster.client.create("orders"))
+        assert isinstance(error, Unavailable)
+        assert "no broker" in error.message
+
+
+async def test_unknown_things_are_named(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        client = cluster.client
+        error = await raised_by(client.routes("nope"))
+        assert isinstance(error, UnknownTopic)
+        assert "'nope'" in error.message
+        assert isinstance(await raised_by(client.delete("nope")), UnknownTopic)
+        assert not (await client.delete("nope", if_exists=True)).deleted
+        error = await raised_by(client.call("ListProducers", pb.ListProducersRequest(name="x")))
+        assert isinstance(error, UnknownProducer)
+        error = await raised_by(client.call("ListGroups", pb.ListGroupsRequest(group="x")))
+        assert isinstance(error, UnknownGroup)
+
+
+async def test_a_node_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (broker,) = await cluster.add_group(1)
+        report = broker.report(cluster_id="other")
+        error = await raised_by(cluster.client.call("ReportNode", report))
+        assert isinstance(error, DataDirectoryError)
+        assert "other" in error.message
+
+
+async def test_slaves_hints_lead_to_the_master(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        one, two, three = await cluster.add_group(1, (1, 2, 3))
+        one.master = two.master = three.master = three  # the controller still believes in one
+        await cluster.client.create("orders", 2)
+        assert len(three.queues) == 2
+        assert three.calls == 1
+
+
+async def test_creating_goes_on_after_the_caller_gave_up(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (broker,) = await cluster.add_group(1)
+        broker.before = refuse
+        error = await raised_by(cluster.client.create("orders", timeout=0.3))
+        assert isinstance(error, TimedOut)
+        assert "told to fail" in error.message
+        assert not (await cluster.client.routes()).topics
+        broker.before = None
+        reply = await cluster.client.create("orders", if_not_exists=True)
+        assert not reply.created
+        assert len(broker.queues) == 4
+
+
+async def test_deleting_frees_the_name_at_once_and_the_queues_later(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (broker,) = await cluster.add_group(1)
+        first = await cluster.client.create("orders", 2)
+        broker.before = refuse
+        assert isinstance(await raised_by(cluster.client.delete("orders", timeout=0.3)), TimedOut)
+        assert isinstance(await raised_by(cluster.client.routes("orders")), UnknownTopic)
+        assert len(broker.queues) == 2
+        broker.before = None
+        second = await cluster.client.create("orders", 1)
+        assert second.topic.topic_id != first.topic.topic_id
+        await eventually(lambda: set(broker.queues) == {(second.topic.topic_id, 0)})
+
+
+async def test_watchers_get_the_routes_at_once_and_after_each_change(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (broker,) = await cluster.add_group(1)
+        watch = cluster.client.watch("orders")
+        first = await watch.read()
+        assert [group.master_id for group in first.groups] == [10]
+        assert not first.topics
+        await cluster.client.create("orders", 1)
+        second = await watch.read()
+        assert [topic.name for topic in second.topics] == ["orders"]
+        await cluster.client.call("ReportNode", broker.report(term=4))
+        third = await watch.read()
+        assert third.groups[0].term == 4
+        assert first.version < second.version < third.version
+        watch.cancel()
+
+
+async def test_status_tells_who_is_alive(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        await cluster.add_group(1, (1, 2, 3))
+        await cluster.client.create("orders", 4)
+        cluster.clock.now_ms += 1_900
+        await cluster.client.call("ReportNode", cluster.brokers[0].report(commit_index=9))
+        cluster.clock.now_ms += 200
+        status = await cluster.client.call("GetClusterStatus", pb.ClusterStatusRequest())
+        (group,) = status.groups
+        assert (group.master_id, group.queues, group.commit_index) == (1, 4, 9)
+        assert [node.alive for node in group.nodes] == [True, False, False]
+        assert [node.role for node in group.nodes] == ["master", "slave", "slave"]
+        assert status.topics == 1
+        assert status.controllers[0].role == "master"
+        assert cluster.node is not None
+        assert status.controllers[0].address == cluster.node.address
