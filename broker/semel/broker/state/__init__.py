@@ -1,1 +1,91 @@
 """What the log means: the replicated state machine, and the master's judge. Pure; no I/O."""
+
+from semel.broker.state.extents import Extent
+from semel.broker.state.judge import Judge, batch_record_parts
+from semel.broker.state.lock_clock import LockClock
+from semel.broker.state.locks import ConsumerGroups, GroupQueue
+from semel.broker.state.log_clock import LogClock, majority_time_us
+from semel.broker.state.machine import FEATURE_LEVEL_MAX, State, queue_key_of
+from semel.broker.state.producers import (
+    WINDOW_BATCHES,
+    Outcome,
+    OutcomeKind,
+    SequenceTable,
+    row_message,
+)
+from semel.broker.state.queues import QueueSettings, QueueState
+from semel.broker.state.results import (
+    ApplyResult,
+    BatchApplied,
+    CommitApplied,
+    CommitOutcome,
+    Done,
+    FenceApplied,
+    LockGranted,
+    LockRefused,
+    Membership,
+    MembershipApplied,
+    NodeRef,
+    OffsetReset,
+    ProducerState,
+    Released,
+    StateDiverged,
+    WindowEntry,
+)
+from semel.broker.state.verdicts import (
+    Accepted,
+    BatchKey,
+    BatchVerdict,
+    ControlVerdict,
+    Duplicate,
+    Parked,
+    ParkKey,
+    Pending,
+    Refused,
+)
+
+__all__ = [
+    "FEATURE_LEVEL_MAX",
+    "WINDOW_BATCHES",
+    "Accepted",
+    "ApplyResult",
+    "BatchApplied",
+    "BatchKey",
+    "BatchVerdict",
+    "CommitApplied",
+    "CommitOutcome",
+    "ConsumerGroups",
+    "ControlVerdict",
+    "Done",
+    "Duplicate",
+    "Extent",
+    "FenceApplied",
+    "GroupQueue",
+    "Judge",
+    "LockClock",
+    "LockGranted",
+    "LockRefused",
+    "LogClock",
+    "Membership",
+    "MembershipApplied",
+    "NodeRef",
+    "OffsetReset",
+    "Outcome",
+    "OutcomeKind",
+    "ParkKey",
+    "Parked",
+    "Pending",
+    "ProducerState",
+    "QueueSettings",
+    "QueueState",
+    "Refused",
+    "Released",
+    "SequenceTable",
+    "State",
+    "StateDiverged",
+    "WindowEntry",
+    "batch_record_parts",
+    "majority_time_us",
+    "queue_key_of",
+    "row_message",
+]

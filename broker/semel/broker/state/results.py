@@ -24,7 +24,8 @@ class StateDiverged(Exception):
     """
 
 
-class WindowEntry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WindowEntry:
     """One batch that the window remembers; `count` 0 is a position mark."""
 
     base_sequence: Sequence
@@ -121,7 +122,7 @@ class LockRefused:
 
 
 class CommitOutcome(NamedTuple):
-    """`error` is None when stored; else LockLost, OffsetOutOfRange, InvalidRequest, UnknownQueue."""
+    """Stored if `error` is None; else LockLost, OffsetOutOfRange, InvalidRequest, UnknownQueue."""
 
     queue_key: QueueKey
     offset: int

@@ -6,10 +6,12 @@ Not here: how it decides (`judge.py`), and what applying did (`results.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from semel.protos.errors import SemelError
 from semel.protos.ids import Offset, ProducerId, QueueKey, Sequence
+
+NO_OFFSET: Final = Offset(-1)
 
 
 class BatchKey(NamedTuple):
@@ -33,7 +35,7 @@ class ParkKey(NamedTuple):
 class Accepted:
     """Append it to the entry being built, now: the judge already counts on it."""
 
-    base_offset: Offset = Offset(-1)
+    base_offset: Offset = NO_OFFSET
     """Where the batch goes; -1 for control records."""
 
 

@@ -1,0 +1,57 @@
+"""Reading and writing the pieces of the state's canonical bytes: integers, texts, runs of bytes.
+
+Format. Everything is little-endian; a text is a u32 length and UTF-8. See docs/formats/state.md.
+
+Not here: which fields exist, in which order: each class writes its own (`machine.py` begins).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from semel.protos.errors import CorruptSegment
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+def pack_text(text: str) -> bytes:
+    """A text with its length in front."""
+    raw = text.encode()
+    return _LENGTH.pack(len(raw)) + raw
+
+
+class Reader:
+    """Walks over one buffer. Every method raises CorruptSegment when the bytes do not suffice."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    def take(self, length: int) -> memoryview:
+        """The next `length` bytes, as a view."""
+        end = self._at + length
+        if length < 0 or end > len(self._data):
+            raise CorruptSegment(f"state ends at {len(self._data)}, {end} bytes were announced")
+        piece = self._data[self._at : end]
+        self._at = end
+        return piece
+
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        """The next fields."""
+        return layout.unpack(self.take(layout.size))
+
+    def text(self) -> str:
+        """The next text."""
+        (length,) = self.unpack(_LENGTH)
+        try:
+            return str(self.take(length), "utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptSegment(f"state holds a text that is not UTF-8: {error}") from error
+
+    def finish(self) -> None:
+        """Asserts that nothing is left."""
+        if self._at != len(self._data):
+            raise CorruptSegment(f"state has {len(self._data) - self._at} bytes too many")

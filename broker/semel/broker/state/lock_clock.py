@@ -1,0 +1,155 @@
+"""When locks of consumer groups time out, by the master's monotonic clock.
+
+How it works. The fold knows who holds which lock and nothing of time. The master's lock clock knows
+when each holder was heard of, and what it was given and has not committed. `expired` names tokens
+that the master then ends with a ReleaseLock record. A new master, or one whose loop stood still,
+calls `refresh_all`: every lock gets its full time again, so that expiry may come late, never early.
+
+Two timeouts: the *session* ends when no heartbeat, delivery or commit came for `session_ms`; the
+*lock* ends when something is delivered and nothing was committed for `lock_ms`.
+
+Not here: granting and releasing (`locks.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from semel.broker.state.locks import GroupQueue
+from semel.broker.state.queues import QueueState
+from semel.protos.ids import QueueKey
+
+REPEAT_MS: Final = 1_000
+"""An expired lock is named again after this, should its release have been lost."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    token: int
+    lock_ms: int
+    session_ms: int
+    session_deadline_ms: float
+    lock_deadline_ms: float | None = None
+    """None: nothing is delivered and uncommitted."""
+    delivered_end: int = -1
+    """End of what was delivered under this token."""
+    named_ms: float | None = None
+    """When `expired` named it."""
+
+
+class LockClock:
+    """Deadlines of all held locks. `now_ms` is monotonic. Stale tokens change nothing."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, QueueKey], _Held] = {}
+
+    def restore(
+        self,
+        held: Iterable[tuple[str, QueueKey, GroupQueue]],
+        queues: Mapping[QueueKey, QueueState],
+        now_ms: float,
+    ) -> None:
+        """Begins anew from the replicated state (`ConsumerGroups.held`) with full fresh time.
+
+        Whether something is delivered is not known then: it is assumed wherever there is something
+        uncommitted.
+        """
+        self._held.clear()
+        for group, key, state in held:
+            self.on_granted(
+                group,
+                key,
+                state.token,
+                lock_ms=state.lock_ms,
+                session_ms=state.session_ms,
+                now_ms=now_ms,
+            )
+            end = queues[key].log_end_offset
+            if state.committed_offset < end:
+                self.on_delivered(group, key, state.token, end, now_ms)
+
+    def _current(self, group: str, key: QueueKey, token: int) -> _Held | None:
+        held = self._held.get((group, key))
+        return held if held is not None and held.token == token else None
+
+    def on_granted(
+        self,
+        group: str,
+        key: QueueKey,
+        token: int,
+        *,
+        lock_ms: int,
+        session_ms: int,
+        now_ms: float,
+    ) -> None:
+        """A lock was granted at apply."""
+        self._held[group, key] = _Held(
+            token=token,
+            lock_ms=lock_ms,
+            session_ms=session_ms,
+            session_deadline_ms=now_ms + session_ms,
+        )
+
+    def on_renewed(self, group: str, key: QueueKey, token: int, now_ms: float) -> bool:
+        """A heartbeat of the member; False when it does not hold the lock any more."""
+        held = self._current(group, key, token)
+        if held is None:
+            return False
+        held.session_deadline_ms = now_ms + held.session_ms
+        return True
+
+    def on_delivered(
+        self, group: str, key: QueueKey, token: int, end_offset: int, now_ms: float
+    ) -> None:
+        """Messages below `end_offset` left for the member."""
+        held = self._current(group, key, token)
+        if held is None:
+            return
+        held.session_deadline_ms = now_ms + held.session_ms
+        if end_offset > held.delivered_end:
+            held.delivered_end = end_offset
+            if held.lock_deadline_ms is None:
+                held.lock_deadline_ms = now_ms + held.lock_ms
+
+    def on_committed(
+        self, group: str, key: QueueKey, token: int, offset: int, now_ms: float
+    ) -> None:
+        """A commit was applied."""
+        held = self._current(group, key, token)
+        if held is None:
+            return
+        held.session_deadline_ms = now_ms + held.session_ms
+        behind = offset < held.delivered_end
+        held.lock_deadline_ms = now_ms + held.lock_ms if behind else None
+
+    def on_released(self, group: str, key: QueueKey, token: int) -> None:
+        """A release was applied."""
+        if self._current(group, key, token) is not None:
+            del self._held[group, key]
+
+    def on_reset(self, group: str, key: QueueKey) -> None:
+        """A reset was applied, or the queue or the group is gone: nobody holds the lock."""
+        self._held.pop((group, key), None)
+
+    def refresh_all(self, now_ms: float) -> None:
+        """Full fresh time for everybody."""
+        for held in self._held.values():
+            held.session_deadline_ms = now_ms + held.session_ms
+            if held.lock_deadline_ms is not None:
+                held.lock_deadline_ms = now_ms + held.lock_ms
+            held.named_ms = None
+
+    def expired(self, now_ms: float) -> list[tuple[str, QueueKey, int]]:
+        """Locks to release, as (group, queue, token)."""
+        found: list[tuple[str, QueueKey, int]] = []
+        for (group, key), held in self._held.items():
+            lock_deadline = held.lock_deadline_ms
+            over = now_ms >= held.session_deadline_ms or (
+                lock_deadline is not None and now_ms >= lock_deadline
+            )
+            if over and (held.named_ms is None or now_ms >= held.named_ms + REPEAT_MS):
+                held.named_ms = now_ms
+                found.append((group, key, held.token))
+        return found

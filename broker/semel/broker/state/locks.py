@@ -1,0 +1,247 @@
+"""Consumer groups: progress and fenced locks, one for each (group, queue).
+
+How it works. All is decided here, at apply, the same on every node: who owns a queue, which token
+is current, which commit counts. No clock: that an owner is gone arrives as a ReleaseLock record,
+which the master proposes (`lock_clock.py`).
+
+Invariants
+1. Tokens of a (group, queue) only rise, also across a deleted and re-created group: every grant and
+   every reset raises the token.
+2. A commit counts only under the current token while that lock is held.
+3. Progress falls by a reset only.
+
+Not here: membership and assignment (the controller), timeouts (`lock_clock.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from semel.broker.state.codec import Reader, pack_text
+from semel.broker.state.queues import QueueState
+from semel.broker.state.results import (
+    CommitOutcome,
+    LockGranted,
+    LockRefused,
+    OffsetReset,
+    Released,
+)
+from semel.protos.errors import (
+    InvalidRequest,
+    LockLost,
+    OffsetOutOfRange,
+    QueueLocked,
+    SemelError,
+    StaleGeneration,
+    UnknownQueue,
+)
+from semel.protos.ids import QueueKey
+from semel.protos.v1 import control_pb2
+
+_FIXED: Final = struct.Struct("<QIqQQII")
+_COUNT: Final = struct.Struct("<I")
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupQueue:
+    """One group on one queue. Changed by `ConsumerGroups` only."""
+
+    committed_offset: int = -1
+    """Next offset to read; -1 when the group never committed here."""
+    token: int
+    """The newest token given; current as long as `owner` is set."""
+    owner: str = ""
+    """Member that holds the lock; empty when unlocked."""
+    generation: int = 0
+    """The highest one that was granted the lock."""
+    lock_ms: int = 0
+    session_ms: int = 0
+
+
+class ConsumerGroups:
+    """All consumer groups of one broker group."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[QueueKey, GroupQueue]] = {}
+
+    def lookup(self, group: str, key: QueueKey) -> GroupQueue | None:
+        """The live state of one group on one queue; not to be changed."""
+        return self._groups.get(group, {}).get(key)
+
+    def names(self) -> list[str]:
+        """Groups that have any state here, sorted."""
+        return sorted(self._groups)
+
+    def states(self, group: str | None = None) -> Iterator[tuple[str, QueueKey, GroupQueue]]:
+        """All states, or one group's, by group, then queue."""
+        for name in self.names() if group is None else [group]:
+            queues = self._groups.get(name, {})
+            for key in sorted(queues):
+                yield name, key, queues[key]
+
+    def held(self) -> Iterator[tuple[str, QueueKey, GroupQueue]]:
+        """States whose lock somebody holds."""
+        return (state for state in self.states() if state[2].owner)
+
+    def _at(self, group: str, queue: QueueState) -> GroupQueue:
+        queues = self._groups.setdefault(group, {})
+        if queue.key not in queues:
+            queues[queue.key] = GroupQueue(token=queue.token_floor)
+        return queues[queue.key]
+
+    def acquire(
+        self, record: control_pb2.AcquireLock, key: QueueKey, queue: QueueState | None
+    ) -> LockGranted | LockRefused:
+        """Grants an unlocked queue, or one that the member holds already, under a new token."""
+        error: SemelError | None = None
+        state = self.lookup(record.group, key)
+        if queue is None:
+            error = unknown_queue(key)
+        elif not record.member_id:
+            error = InvalidRequest("a lock needs a member_id")
+        elif state is not None and 0 < record.generation < state.generation:
+            error = StaleGeneration(
+                f"generation {record.generation} of group {record.group!r} is over;"
+                f" {state.generation} is known for queue {key.queue_id}"
+            )
+        elif state is not None and state.owner not in ("", record.member_id):
+            error = QueueLocked(
+                f"queue {key.queue_id} is locked by {state.owner!r} of group {record.group!r}",
+                owner=state.owner,
+            )
+        if error is not None or queue is None:
+            assert error is not None
+            return LockRefused(group=record.group, queue_key=key, error=error)
+        state = self._at(record.group, queue)
+        state.token += 1
+        state.owner = record.member_id
+        state.generation = max(state.generation, record.generation)
+        state.lock_ms = record.lock_ms
+        state.session_ms = record.session_ms
+        return LockGranted(
+            group=record.group,
+            queue_key=key,
+            member_id=record.member_id,
+            token=state.token,
+            committed_offset=state.committed_offset,
+            lock_ms=state.lock_ms,
+            session_ms=state.session_ms,
+        )
+
+    def release(self, record: control_pb2.ReleaseLock, key: QueueKey) -> Released:
+        """Unlocks if the token is the current one and held."""
+        state = self.lookup(record.group, key)
+        released = state is not None and bool(state.owner) and state.token == record.token
+        if state is not None and released:
+            state.owner = ""
+        return Released(group=record.group, queue_key=key, token=record.token, released=released)
+
+    def commit(
+        self, group: str, key: QueueKey, queue: QueueState | None, token: int, offset: int
+    ) -> CommitOutcome:
+        """Stores progress of the lock's holder."""
+        state = self.lookup(group, key)
+        error: SemelError | None = None
+        if queue is None:
+            error = unknown_queue(key)
+        elif state is None or not state.owner or state.token != token:
+            current = state.token if state is not None and state.owner else 0
+            error = LockLost(
+                f"token {token} of group {group!r} for queue {key.queue_id} is not current"
+                f" ({current})",
+                current_token=current,
+            )
+        elif not 0 <= offset <= queue.log_end_offset:
+            error = _out_of_range(queue, offset)
+        elif offset < state.committed_offset:
+            error = InvalidRequest(
+                f"group {group!r} has committed {state.committed_offset} of queue {key.queue_id};"
+                f" {offset} needs a reset"
+            )
+        else:
+            state.committed_offset = offset
+        return CommitOutcome(key, offset, token, error)
+
+    def reset(
+        self, record: control_pb2.ResetOffset, key: QueueKey, queue: QueueState | None
+    ) -> OffsetReset:
+        """Moves progress anywhere, unlocks, and raises the token so that the owner is fenced."""
+        error: SemelError | None = None
+        token = 0
+        if queue is None:
+            error = unknown_queue(key)
+        elif not 0 <= record.offset <= queue.log_end_offset:
+            error = _out_of_range(queue, record.offset)
+        else:
+            state = self._at(record.group, queue)
+            state.token += 1
+            state.owner = ""
+            state.committed_offset = record.offset
+            token = state.token
+        return OffsetReset(group=record.group, queue_key=key, token=token, error=error)
+
+    def remove_group(self, group: str, queues: dict[QueueKey, QueueState]) -> None:
+        """Forgets a group; a group of that name begins above the tokens this one had."""
+        for key, state in self._groups.pop(group, {}).items():
+            queues[key].token_floor = max(queues[key].token_floor, state.token)
+
+    def remove_queue(self, key: QueueKey) -> None:
+        """Forgets a queue."""
+        for group in list(self._groups):
+            self._groups[group].pop(key, None)
+            if not self._groups[group]:
+                del self._groups[group]
+
+    def parts(self) -> list[bytes]:
+        """Canonical bytes, by group, then queue."""
+        states = list(self.states())
+        parts = [_COUNT.pack(len(states))]
+        for group, key, state in states:
+            fixed = _FIXED.pack(
+                key.topic_id,
+                key.queue_id,
+                state.committed_offset,
+                state.token,
+                state.generation,
+                state.lock_ms,
+                state.session_ms,
+            )
+            parts.append(fixed + pack_text(group) + pack_text(state.owner))
+        return parts
+
+    @classmethod
+    def read_parts(cls, reader: Reader) -> ConsumerGroups:
+        """The inverse of `parts`. Raises CorruptSegment."""
+        groups = cls()
+        for _ in range(reader.unpack(_COUNT)[0]):
+            topic_id, queue_id, committed, token, generation, lock_ms, session_ms = reader.unpack(
+                _FIXED
+            )
+            queues = groups._groups.setdefault(reader.text(), {})
+            queues[QueueKey(topic_id, queue_id)] = GroupQueue(
+                committed_offset=committed,
+                token=token,
+                owner=reader.text(),
+                generation=generation,
+                lock_ms=lock_ms,
+                session_ms=session_ms,
+            )
+        return groups
+
+
+def unknown_queue(key: QueueKey) -> UnknownQueue:
+    """The error for a queue that this group does not have."""
+    return UnknownQueue(f"queue {key.queue_id} of topic {key.topic_id:#x} is not here")
+
+
+def _out_of_range(queue: QueueState, offset: int) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"offset {offset} does not exist in queue {queue.key.queue_id} of {queue.topic!r}",
+        log_start_offset=queue.log_start_offset,
+        log_end_offset=queue.log_end_offset,
+    )

@@ -1,0 +1,52 @@
+"""Log time: the one clock the log knows, told by the master in every entry.
+
+How it works. A new master starts from the later of the log's last time and its own idea of now
+(the time that a majority of the group's clocks has passed, when it knows them). From there log time
+follows the wall clock, but its speed is held within one percent of the monotonic clock: a wall
+clock set an hour forth or back bends it slowly instead of expiring everything or standing still.
+
+Invariants
+1. `now` never falls, and is never below the log time it started from.
+2. Between two calls it rises by 0.99 to 1.01 times the monotonic clock.
+
+Not here: reading clocks; both come in as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+SLEW: Final = 0.01
+_FAST: Final = 1 + SLEW
+_SLOW: Final = 1 - SLEW
+
+
+class LogClock:
+    """Log time while this node is master."""
+
+    __slots__ = ("_monotonic_us", "_time_us")
+
+    def __init__(self, log_time_us: int, *, wall_us: int, monotonic_us: int) -> None:
+        """`log_time_us` is that of the last entry, applied or not."""
+        self._time_us = max(log_time_us, wall_us)
+        self._monotonic_us = monotonic_us
+
+    def now(self, *, wall_us: int, monotonic_us: int) -> int:
+        """Log time in microseconds since the epoch, for the next entry."""
+        elapsed = max(0, monotonic_us - self._monotonic_us)
+        slowest = self._time_us + int(elapsed * _SLOW)
+        fastest = self._time_us + int(elapsed * _FAST)
+        self._time_us = min(max(wall_us, slowest), fastest)
+        self._monotonic_us = max(monotonic_us, self._monotonic_us)
+        return self._time_us
+
+
+def majority_time_us(clocks_us: Sequence[int], members: int) -> int:
+    """The latest time that a majority of `members` clocks has passed.
+
+    `clocks_us` are those that are known, at least a majority of them (asserted).
+    """
+    majority = members // 2 + 1
+    assert len(clocks_us) >= majority
+    return sorted(clocks_us, reverse=True)[majority - 1]

@@ -1,0 +1,426 @@
+"""The replicated state machine: folds committed frames, one after the other, into one state.
+
+How it works. `apply_frame` walks over the records of one Raft entry. Batches and fences were
+decided by the master's judge before they were proposed; here they are re-checked (incarnation,
+chain, offset, time) and a mismatch is `StateDiverged`, which halts the node. Locks, commits and
+resets are decided here. Nothing else enters the state: no clock, no file, no random number, no
+message.
+
+Invariants
+1. Two states that applied the same frames have the same canonical bytes, whether they replayed all
+   of them or began with `from_bytes` somewhere. Dict order never shows.
+2. `applied_index` rises by one with each frame; `log_time_us` and `applied_term` never fall.
+3. A record is applied whole or the node halts.
+
+Format. docs/formats/state.md.
+
+Not here: deciding about batches (`judge.py`); where bytes lie on disk (the log).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from semel.broker.state.codec import Reader, pack_text
+from semel.broker.state.locks import ConsumerGroups
+from semel.broker.state.producers import Outcome, OutcomeKind, Row, SequenceTable
+from semel.broker.state.queues import SLOTS, QueueSettings, QueueState
+from semel.broker.state.results import (
+    ApplyResult,
+    BatchApplied,
+    CommitApplied,
+    Done,
+    FenceApplied,
+    Membership,
+    MembershipApplied,
+    NodeRef,
+    ProducerState,
+    StateDiverged,
+)
+from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header, decode_header
+from semel.protos.errors import CorruptBatch, CorruptFrame, CorruptSegment
+from semel.protos.frames import FrameHeader, RecordKind, decode_frame_header, iter_records
+from semel.protos.ids import (
+    Index,
+    NodeId,
+    ProducerId,
+    QueueId,
+    QueueKey,
+    Term,
+    TopicId,
+)
+from semel.protos.v1 import common_pb2, control_pb2
+
+STATE_MAGIC: Final = b"SMST"
+STATE_VERSION: Final = 1
+FEATURE_LEVEL_MAX: Final = 1
+"""The highest level whose rules this version knows."""
+_HEAD: Final = struct.Struct("<4sIQQqI")
+_MEMBERS: Final = struct.Struct("<QII")
+_NODE: Final = struct.Struct("<I")
+_COUNT: Final = struct.Struct("<I")
+_CRC: Final = struct.Struct("<I")
+
+
+class State:
+    """The replicated state at `applied_index`."""
+
+    __slots__ = (
+        "_handlers",
+        "applied_index",
+        "applied_term",
+        "feature_level",
+        "groups",
+        "log_time_us",
+        "membership",
+        "producers",
+        "queues",
+    )
+
+    def __init__(self) -> None:
+        self.applied_index = Index(0)
+        self.applied_term = Term(0)
+        self.log_time_us = 0
+        self.feature_level = 0
+        self.membership = Membership(index=Index(0))
+        self.queues: dict[QueueKey, QueueState] = {}
+        self.producers = SequenceTable()
+        self.groups = ConsumerGroups()
+        self._handlers: dict[str, Callable[..., ApplyResult]] = {
+            "create_queue": self._create_queue,
+            "delete_queue": self._delete_queue,
+            "alter_topic": self._alter_topic,
+            "fence": self._fence,
+            "trim": self._trim,
+            "expire_producers": self._expire_producers,
+            "acquire_lock": self._acquire_lock,
+            "release_lock": self._release_lock,
+            "commit_offsets": self._commit_offsets,
+            "reset_offset": self._reset_offset,
+            "delete_group": self._delete_group,
+            "feature_level": self._raise_feature_level,
+        }
+
+    # --- the fold ---------------------------------------------------------------------------
+
+    def apply_frame(self, frame: bytes) -> list[ApplyResult]:
+        """Folds the next frame; one result for each of its records.
+
+        The frame was checked by the log (`check_frame`). Raises StateDiverged.
+        """
+        try:
+            header = decode_frame_header(frame)
+            self._check_header(header)
+            self.log_time_us = header.time_us
+            self.applied_term = header.term
+            results: list[ApplyResult] = []
+            for position, kind, payload in iter_records(frame):
+                match kind:
+                    case RecordKind.BATCH:
+                        results.append(self._apply_batch(header, position, payload))
+                    case RecordKind.CONTROL:
+                        results.append(self._apply_control(payload))
+                    case RecordKind.MEMBERSHIP:
+                        results.append(self._apply_membership(header.index, payload))
+                    case RecordKind.NOOP:
+                        results.append(Done(what="noop"))
+        except (CorruptFrame, CorruptBatch, DecodeError) as error:
+            raise StateDiverged(f"entry {self.applied_index + 1}: {error}") from error
+        self.applied_index = header.index
+        return results
+
+    def _check_header(self, header: FrameHeader) -> None:
+        if header.index != self.applied_index + 1:
+            raise StateDiverged(f"entry {header.index} after {self.applied_index}")
+        if header.term < self.applied_term or header.time_us < self.log_time_us:
+            raise StateDiverged(
+                f"entry {header.index} goes back: term {header.term} after {self.applied_term},"
+                f" time {header.time_us} after {self.log_time_us}"
+            )
+
+    def _apply_batch(self, frame: FrameHeader, position: int, payload: memoryview) -> BatchApplied:
+        stored = decode_broker_header(payload)
+        batch = decode_header(payload, BROKER_HEADER_BYTES)
+        key = batch.queue_key
+        producer_id = batch.producer_id
+        queue = self.queues.get(key)
+        row = self.producers.find(key, producer_id)
+        append_time_us = stored.append_time_us
+        if (
+            queue is None
+            or row is None
+            or batch.epoch != row.epoch
+            or batch.session != row.session
+            or batch.previous_sequence != row.last_sequence
+            or stored.base_offset != queue.log_end_offset
+            or stored.term != frame.term
+            or not queue.last_append_us <= append_time_us <= frame.time_us
+            or len(payload) != BROKER_HEADER_BYTES + batch.batch_length
+        ):
+            raise StateDiverged(
+                f"entry {frame.index} at {position}: batch {batch} stored as {stored} does not"
+                f" follow {self.producers.lookup(key, producer_id)},"
+                f" end {None if queue is None else queue.log_end_offset}"
+            )
+        last = batch.last_sequence
+        base_offset = stored.base_offset
+        row.append(
+            batch.base_sequence, last, base_offset, batch.count, batch.content_crc, frame.time_us
+        )
+        if batch.count:
+            queue.append(batch.count, frame.index, position, len(payload), append_time_us)
+        return BatchApplied(
+            queue_key=key,
+            producer_id=producer_id,
+            base_sequence=batch.base_sequence,
+            last_sequence=last,
+            base_offset=base_offset,
+            count=batch.count,
+            append_time_us=append_time_us,
+        )
+
+    def _apply_membership(self, index: Index, payload: memoryview) -> MembershipApplied:
+        record = control_pb2.MembershipRecord.FromString(bytes(payload))
+        self.membership = Membership(
+            index=index,
+            voters=tuple(_node(node) for node in record.voters),
+            learners=tuple(_node(node) for node in record.learners),
+        )
+        return MembershipApplied(membership=self.membership)
+
+    def _apply_control(self, payload: memoryview) -> ApplyResult:
+        record = control_pb2.ControlRecord.FromString(bytes(payload))
+        name = record.WhichOneof("record")
+        if name is None:
+            raise StateDiverged(
+                f"entry {self.applied_index + 1} has a control record that this version does not"
+                " know; upgrade this node"
+            )
+        return self._handlers[name](getattr(record, name))
+
+    # --- queues -----------------------------------------------------------------------------
+
+    def _create_queue(self, record: control_pb2.CreateQueue) -> Done:
+        key = queue_key_of(record.queue)
+        if not 0 <= record.slot_start < record.slot_end <= SLOTS:
+            raise StateDiverged(f"queue {key} has slots {record.slot_start} to {record.slot_end}")
+        if key not in self.queues:
+            settings = QueueSettings.from_message(record.settings)
+            self.queues[key] = QueueState(
+                key, record.topic, record.slot_start, record.slot_end, settings
+            )
+        return Done(what="create_queue", queue_key=key)
+
+    def _delete_queue(self, record: control_pb2.DeleteQueue) -> Done:
+        key = queue_key_of(record.queue)
+        if self.queues.pop(key, None) is not None:
+            self.producers.remove_queue(key)
+            self.groups.remove_queue(key)
+        return Done(what="delete_queue", queue_key=key)
+
+    def _alter_topic(self, record: control_pb2.AlterTopic) -> Done:
+        settings = QueueSettings.from_message(record.settings)
+        for key, queue in self.queues.items():
+            if key.topic_id == record.topic_id:
+                queue.settings = settings
+        return Done(what="alter_topic")
+
+    def _trim(self, record: control_pb2.Trim) -> Done:
+        key = queue_key_of(record.queue)
+        queue = self.queues.get(key)
+        if queue is not None:
+            if record.log_start_offset > queue.log_end_offset:
+                raise StateDiverged(
+                    f"queue {key} ends at {queue.log_end_offset}; it cannot start at"
+                    f" {record.log_start_offset}"
+                )
+            queue.trim(record.log_start_offset)
+        return Done(what="trim", queue_key=key)
+
+    # --- the sequence table -----------------------------------------------------------------
+
+    def _fence(self, record: control_pb2.Fence) -> FenceApplied:
+        incarnation = record.epoch, record.session
+        producer_id = ProducerId(record.producer_id)
+        rows: list[ProducerState] = []
+        for reference in record.queues:
+            key = queue_key_of(reference)
+            queue = self.queues.get(key)
+            row = self.producers.find(key, producer_id)
+            if queue is None or (row is None and not queue.may_open(producer_id, record.epoch)):
+                raise StateDiverged(f"fence of producer {producer_id} by {incarnation} on {key}")
+            if row is None:
+                row = Row(record.epoch, record.session, self.log_time_us)
+                self.producers.create(key, producer_id, row)
+            elif incarnation < (row.epoch, row.session):
+                raise StateDiverged(
+                    f"fence of producer {producer_id} by {incarnation} on {key} after"
+                    f" {(row.epoch, row.session)}"
+                )
+            row.epoch, row.session = incarnation
+            row.last_time_us = self.log_time_us
+        self.producers.set_name(producer_id, record.name)
+        for reference in record.queues:
+            copy = self.producers.lookup(queue_key_of(reference), producer_id)
+            assert copy is not None
+            rows.append(copy)
+        return FenceApplied(rows=tuple(rows))
+
+    def _expire_producers(self, record: control_pb2.ExpireProducers) -> Done:
+        key = queue_key_of(record.queue)
+        queue = self.queues.get(key)
+        if queue is not None:
+            floor = max(queue.expired_epoch_floor, record.epoch_floor)
+            ceiling = queue.expired_id_ceiling
+            for producer_id in record.producer_ids:
+                row = self.producers.remove(key, producer_id)
+                if row is not None:
+                    floor = max(floor, row.epoch)
+                    ceiling = max(ceiling, producer_id)
+            queue.expired_epoch_floor = floor
+            queue.expired_id_ceiling = ceiling
+        return Done(what="expire_producers", queue_key=key)
+
+    # --- consumer groups --------------------------------------------------------------------
+
+    def _acquire_lock(self, record: control_pb2.AcquireLock) -> ApplyResult:
+        key = queue_key_of(record.queue)
+        return self.groups.acquire(record, key, self.queues.get(key))
+
+    def _release_lock(self, record: control_pb2.ReleaseLock) -> ApplyResult:
+        return self.groups.release(record, queue_key_of(record.queue))
+
+    def _commit_offsets(self, record: control_pb2.CommitOffsets) -> CommitApplied:
+        outcomes = []
+        for commit in record.commits:
+            key = queue_key_of(commit.queue)
+            queue = self.queues.get(key)
+            outcomes.append(
+                self.groups.commit(record.group, key, queue, commit.token, commit.offset)
+            )
+        return CommitApplied(group=record.group, outcomes=tuple(outcomes))
+
+    def _reset_offset(self, record: control_pb2.ResetOffset) -> ApplyResult:
+        key = queue_key_of(record.queue)
+        return self.groups.reset(record, key, self.queues.get(key))
+
+    def _delete_group(self, record: control_pb2.DeleteGroup) -> Done:
+        self.groups.remove_group(record.group, self.queues)
+        return Done(what="delete_group")
+
+    def _raise_feature_level(self, record: control_pb2.FeatureLevel) -> Done:
+        if record.level > FEATURE_LEVEL_MAX:
+            raise StateDiverged(
+                f"the log needs feature level {record.level}; this version knows"
+                f" {FEATURE_LEVEL_MAX}; upgrade this node"
+            )
+        self.feature_level = max(self.feature_level, record.level)
+        return Done(what="feature_level")
+
+    # --- questions --------------------------------------------------------------------------
+
+    def outcome(self, key: QueueKey, producer_id: ProducerId, sequence: int) -> Outcome:
+        """The fate of one sequence; TOO_OLD when the row may have expired."""
+        queue = self.queues.get(key)
+        if (
+            queue is not None
+            and self.producers.find(key, producer_id) is None
+            and producer_id <= queue.expired_id_ceiling
+        ):
+            return Outcome(OutcomeKind.TOO_OLD, -1, -1)
+        return self.producers.outcome(key, producer_id, sequence)
+
+    def live_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
+        """(index, position, length) of every record in entries `[lo_index, hi_index)` that some
+        queue still needs, by queue, then offset. `length` is the payload's."""
+        for key in sorted(self.queues):
+            yield from self.queues[key].live_records(lo_index, hi_index)
+
+    # --- canonical bytes --------------------------------------------------------------------
+
+    def to_parts(self) -> list[bytes]:
+        """Canonical bytes in parts; the last one is the CRC of all others."""
+        members = self.membership
+        parts = [
+            _HEAD.pack(
+                STATE_MAGIC,
+                STATE_VERSION,
+                self.applied_index,
+                self.applied_term,
+                self.log_time_us,
+                self.feature_level,
+            ),
+            _MEMBERS.pack(members.index, len(members.voters), len(members.learners)),
+        ]
+        for node in members.voters + members.learners:
+            parts.append(_NODE.pack(node.node_id) + pack_text(node.address) + pack_text(node.rack))
+        parts.append(_COUNT.pack(len(self.queues)))
+        for key in sorted(self.queues):
+            parts += self.queues[key].parts()
+        parts += self.producers.parts()
+        parts += self.groups.parts()
+        crc = 0
+        for part in parts:
+            crc = google_crc32c.extend(crc, part)
+        parts.append(_CRC.pack(crc))
+        return parts
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> State:
+        """The state whose parts, joined, are `data`. Raises CorruptSegment."""
+        data = bytes(data)
+        if len(data) < _HEAD.size + _CRC.size or data[:4] != STATE_MAGIC:
+            raise CorruptSegment(f"not a replicated state: {len(data)} bytes, {data[:4]!r}")
+        body = data[: -_CRC.size]
+        if google_crc32c.value(body) != _CRC.unpack(data[-_CRC.size :])[0]:
+            raise CorruptSegment("replicated state is damaged: its CRC does not match")
+        reader = Reader(body)
+        _, version, index, term, time_us, level = reader.unpack(_HEAD)
+        if version != STATE_VERSION or level > FEATURE_LEVEL_MAX:
+            raise CorruptSegment(
+                f"replicated state has version {version} and feature level {level}; this program"
+                f" knows {STATE_VERSION} and {FEATURE_LEVEL_MAX}; upgrade it"
+            )
+        state = cls()
+        state.applied_index, state.applied_term = Index(index), Term(term)
+        state.log_time_us, state.feature_level = time_us, level
+        members_index, voters, learners = reader.unpack(_MEMBERS)
+        state.membership = Membership(
+            index=Index(members_index),
+            voters=tuple(_read_node(reader) for _ in range(voters)),
+            learners=tuple(_read_node(reader) for _ in range(learners)),
+        )
+        for _ in range(reader.unpack(_COUNT)[0]):
+            queue = QueueState.read_parts(reader)
+            state.queues[queue.key] = queue
+        state.producers = SequenceTable.read_parts(reader)
+        state.groups = ConsumerGroups.read_parts(reader)
+        reader.finish()
+        return state
+
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical bytes."""
+        digest = hashlib.sha256()
+        for part in self.to_parts():
+            digest.update(part)
+        return digest.digest()
+
+
+def queue_key_of(reference: common_pb2.QueueRef) -> QueueKey:
+    """The queue that a message names."""
+    return QueueKey(TopicId(reference.topic_id), QueueId(reference.queue_id))
+
+
+def _node(message: common_pb2.NodeAddress) -> NodeRef:
+    return NodeRef(node_id=NodeId(message.node_id), address=message.address, rack=message.rack)
+
+
+def _read_node(reader: Reader) -> NodeRef:
+    (node_id,) = reader.unpack(_NODE)
+    return NodeRef(node_id=NodeId(node_id), address=reader.text(), rack=reader.text())

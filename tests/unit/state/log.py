@@ -1,0 +1,176 @@
+"""A log of one node for the state's tests: builds frames of headers without bodies worth reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from semel.broker.state import (
+    Accepted,
+    ApplyResult,
+    BatchVerdict,
+    Judge,
+    State,
+    batch_record_parts,
+)
+from semel.protos.batch import BatchFlags, BatchHeader, Codec
+from semel.protos.frames import RecordKind, build_frame
+from semel.protos.ids import ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
+from semel.protos.v1 import common_pb2, control_pb2
+
+KEY = QueueKey(TopicId(7), QueueId(0))
+START_US = 1_700_000_000_000_000
+BODY = bytes(16)
+BODY_CRC = 0xDEADBEEF  # the state never looks into a body
+
+Record = tuple[RecordKind, list[bytes | memoryview]]
+
+
+def ref(key: QueueKey = KEY) -> common_pb2.QueueRef:
+    return common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id)
+
+
+def header(
+    previous: int,
+    base: int | None = None,
+    last: int | None = None,
+    *,
+    count: int | None = None,
+    producer: int = 1,
+    epoch: int = 1,
+    session: int = 0,
+    crc: int = 1,
+    key: QueueKey = KEY,
+    body: bytes = BODY,
+) -> BatchHeader:
+    """Contiguous by default; with a count of its own it has source positions, with 0 it is a mark."""
+    base = previous + 1 if base is None else base
+    last = base if last is None else last
+    flags = BatchFlags.NONE
+    if count == 0:
+        flags, body = BatchFlags.POSITION_MARK, b""
+    elif count is not None or base != previous + 1:
+        flags = BatchFlags.SOURCE_POSITIONS | BatchFlags.SEQUENCE
+    count = last - base + 1 if count is None else count
+    body = body if count < len(body) // 4 else bytes(4 * count + 8) if count else b""
+    return BatchHeader(
+        codec=Codec.NONE,
+        flags=flags,
+        body_length=len(body),
+        uncompressed_length=len(body),
+        body_crc=BODY_CRC,
+        content_crc=crc,
+        topic_id=key.topic_id,
+        queue_id=key.queue_id,
+        count=count,
+        producer_id=ProducerId(producer),
+        epoch=epoch,
+        session=session,
+        previous_sequence=Sequence(previous),
+        base_sequence=Sequence(base),
+        last_sequence=Sequence(last),
+        first_timestamp_us=0,
+        max_timestamp_us=0,
+        deliver_at_us=0,
+    )
+
+
+def control(**record: Any) -> Record:
+    message = control_pb2.ControlRecord(**record)
+    return RecordKind.CONTROL, [message.SerializeToString()]
+
+
+def batch_record(head: BatchHeader, base_offset: int, time_us: int, term: int) -> Record:
+    data = head.encode() + bytes(head.body_length)
+    parts = batch_record_parts(
+        data, base_offset=base_offset, append_time_us=time_us, term=Term(term)
+    )
+    return RecordKind.BATCH, parts
+
+
+class Group:
+    """One master whose entries commit at once, unless a test keeps them in `entry`."""
+
+    def __init__(self, *, queues: Iterable[QueueKey] = (KEY,), term: int = 1) -> None:
+        self.state = State()
+        self.frames: list[bytes] = []
+        self.term = term
+        self.now_us = START_US
+        self.entry: list[Record] = []
+        self.apply((RecordKind.NOOP, []))
+        self.judge = Judge(self.state, term=Term(term))
+        for key in queues:
+            self.create(key)
+
+    def apply(self, *records: Record) -> list[ApplyResult]:
+        frame, _ = build_frame(len(self.frames) + 1, self.term, self.now_us, list(records))
+        self.frames.append(frame)
+        return self.state.apply_frame(frame)
+
+    def commit(self) -> list[ApplyResult]:
+        """Everything accepted so far becomes one entry, committed and applied."""
+        if not self.entry:
+            return []
+        records, self.entry = self.entry, []
+        results = self.apply(*records)
+        self.judge.on_applied(results)
+        return results
+
+    def new_master(self) -> None:
+        """The old master's unapplied entries are lost."""
+        self.entry = []
+        self.term += 1
+        self.apply((RecordKind.NOOP, []))
+        self.judge = Judge(self.state, term=Term(self.term))
+
+    def create(self, key: QueueKey, **settings: int) -> None:
+        record = control_pb2.CreateQueue(
+            queue=ref(key),
+            topic="orders",
+            slot_start=0,
+            slot_end=65_536,
+            settings=common_pb2.TopicSettings(**settings),
+        )
+        assert isinstance(self.judge.judge_create_queue(record), Accepted)
+        self.entry.append(control(create_queue=record))
+        self.commit()
+
+    def fence(
+        self,
+        *,
+        producer: int = 1,
+        epoch: int = 1,
+        session: int = 0,
+        keys: Iterable[QueueKey] = (KEY,),
+        name: str = "",
+        commit: bool = True,
+    ) -> Any:
+        """The verdict, or the fence's result once it is applied."""
+        record = control_pb2.Fence(
+            queues=[ref(key) for key in keys],
+            producer_id=producer,
+            epoch=epoch,
+            session=session,
+            name=name,
+        )
+        verdict = self.judge.judge_fence(record)
+        if isinstance(verdict, Accepted):
+            self.entry.append(control(fence=record))
+            if commit:
+                return self.commit()[-1]
+        return verdict
+
+    def produce(self, head: BatchHeader, *, commit: bool = True, now_ms: float = 0) -> BatchVerdict:
+        verdict = self.judge.judge_batch(head, now_ms)
+        if isinstance(verdict, Accepted):
+            self.entry.append(batch_record(head, verdict.base_offset, self.now_us, self.term))
+            if commit:
+                self.commit()
+        return verdict
+
+    def replayed(self) -> State:
+        """A second node that folds all frames."""
+        state = State()
+        for frame in self.frames:
+            state.apply_frame(frame)
+        return state
