@@ -1,1 +1,21 @@
 """Bytes on disk of one node: segments, checkpoints, kept files, hard state, identity."""
+
+from semel.broker.log.checkpoint import Checkpoint
+from semel.broker.log.config import LogConfig
+from semel.broker.log.files import File, FileLayer, OsFiles
+from semel.broker.log.log import Log
+from semel.broker.log.types import Damage, DamagedEntry, IndexUnavailable, LogStats, RecordRef
+
+__all__ = [
+    "Checkpoint",
+    "Damage",
+    "DamagedEntry",
+    "File",
+    "FileLayer",
+    "IndexUnavailable",
+    "Log",
+    "LogConfig",
+    "LogStats",
+    "OsFiles",
+    "RecordRef",
+]

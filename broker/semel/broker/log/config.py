@@ -25,7 +25,7 @@ class LogConfig:
     """Frames read from disk lately: one frame holds records of many queues."""
 
     recycle_max: int = 2
-    """Old segments kept for reuse: writing over cached pages is seven times as fast as fresh ones."""
+    """Old segments kept for reuse: writing over cached pages is seven times as fast."""
 
     checkpoint_keep: int = 2
     """Two, so that one damaged checkpoint costs nothing."""

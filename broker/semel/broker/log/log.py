@@ -1,107 +1,413 @@
-"""The log of one node: the only door to its bytes on disk."""
+"""The log of one node: the only door to its bytes on disk.
+
+How it works. `append` places frames in memory at once (index, terms, tail cache) and queues them
+for the writer's thread, which syncs them in groups and reports (index, term) through `on_synced`.
+Reads come from the tail cache, or block in the caller's reader pool. Checkpoints, compaction and
+snapshots block in an executor beside serving.
+
+Threads. The *owner* (one thread: the node's event loop) calls everything that is not marked
+BLOCKING; methods marked BLOCKING are for other threads. `save_checkpoint`, `compact`, `drop_kept`
+and `install_snapshot` exclude each other.
+
+Invariants
+1. What `on_synced` reported survives any crash, byte for byte.
+2. first_index - 1 ≤ the index of every checkpoint kept ≤ synced_index.
+3. A failed write or sync ends the log: `on_failure` is called once, nothing is accepted afterwards.
+
+Not here: what records mean (state), who may append (raft), in which order things leave (node).
+"""
 
 from __future__ import annotations
 
+import struct
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
-from semel.broker.log.checkpoint import Checkpoint
+from semel.broker.log.checkpoint import Checkpoint, Checkpoints
 from semel.broker.log.config import LogConfig
+from semel.broker.log.current import CurrentDirectory
 from semel.broker.log.files import FileLayer, OsFiles
-from semel.broker.log.types import Damage, LogStats, RecordRef
+from semel.broker.log.index import Write
+from semel.broker.log.kept import KeptStore
+from semel.broker.log.reader import OpenFiles, record_of
+from semel.broker.log.store import Store
+from semel.broker.log.types import Damage, IndexUnavailable, LogStats, RecordRef
+from semel.protos.errors import Closed, InvalidRequest
+from semel.protos.frames import check_frame
+
+_INDEX_TERM: Final = struct.Struct("<8xQQ")
+"""Index and term in a frame's header."""
+
+
+def _ignore_synced(index: int, term: int) -> None:
+    """Until the owner sets `on_synced`."""
+
+
+def _ignore_failure(error: BaseException) -> None:
+    """Until the owner sets `on_failure`; `append` raises anyway."""
 
 
 class Log:
-    """The owner (one thread: the node's event loop) calls everything that is not marked BLOCKING."""
+    """Open it with `Log.open`, set the two callbacks, then append."""
 
     on_synced: Callable[[int, int], None]
-    """(index, term); called in the writer's thread."""
+    """(index, term): all up to it is durable. Called in the writer's thread; must not block."""
     on_failure: Callable[[BaseException], None]
-    """Called at most once, in the thread that failed; the log accepts nothing afterwards."""
+    """The log has failed for good. Called at most once, in the thread that failed."""
+
+    def __init__(self, directory: Path, config: LogConfig, files: FileLayer) -> None:
+        """BLOCKING. Use `open`."""
+        self.on_synced = _ignore_synced
+        self.on_failure = _ignore_failure
+        self._config = config
+        self._files = files
+        self._changed = threading.Condition()
+        # Guards what both the owner and the writer change: the next five fields.
+        self._synced_index = 0
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._era = 0
+        self._cuts: deque[tuple[int, int]] = deque()
+        # Invariant: (era that began, truncated from), for eras the writer has not reached.
+        self._queued_ms: deque[int] = deque()
+        # When each write was queued that is not durable.
+        self._maintenance = threading.Lock()
+        self._appended_bytes = 0
+        files.make_directory(directory)
+        self._lock_file = files.lock(directory / "LOCK")
+        try:
+            self._current = CurrentDirectory(files, directory)
+            self._current.open()
+            self._store = self._open_store()
+        except BaseException:
+            self._lock_file.close()
+            raise
+        self._store.start()
 
     @classmethod
     def open(
         cls, directory: Path, config: LogConfig | None = None, *, files: FileLayer | None = None
     ) -> Log:
-        """BLOCKING. Raises DataDirectoryError, CorruptSegment."""
-        ...
+        """BLOCKING. Locks `directory` (created if missing) and recovers what is in it.
+
+        Raises DataDirectoryError when another process holds it or the format is newer,
+        CorruptSegment when entries that were durable are lost here.
+        """
+        return cls(directory, config or LogConfig(), files or OsFiles())
+
+    def _open_store(self) -> Store:
+        store = Store(
+            self._files,
+            self._current.path,
+            self._config,
+            on_durable=self._on_durable,
+            on_failure=self._fail,
+        )
+        self._synced_index = store.acknowledgeable
+        return store
+
+    # What the log holds.
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The newest good one. `Checkpoint(index, term, length)`, `.payload` reads it (BLOCKING)."""
-        ...
+        """The newest good one; its `payload` is read from disk when asked for (BLOCKING)."""
+        return self._store.checkpoints.newest
 
     @property
-    def first_index(self) -> int: ...
+    def first_index(self) -> int:
+        """The lowest index whose frame can be read whole."""
+        return self._store.index.first_index
 
     @property
-    def last_index(self) -> int: ...
+    def last_index(self) -> int:
+        """The newest entry, durable or not; first_index - 1 when there is none."""
+        return self._store.index.last_index
 
     @property
-    def last_term(self) -> int: ...
+    def last_term(self) -> int:
+        """The term of last_index; 0 in an empty log."""
+        return self._store.index.last_term
 
     @property
-    def synced_index(self) -> int: ...
+    def synced_index(self) -> int:
+        """Everything up to here is durable, and whole as far as it is known."""
+        return self._synced_index
 
     @property
     def damaged(self) -> dict[int, Damage]:
-        """Entries to fetch from a peer: the node may vote, and never stands for election until
-        this is empty."""
-        ...
+        """Entries to fetch from a peer and `mend`, by index; a copy.
+
+        The node may vote by their terms, and never stands for election until this is empty.
+        """
+        with self._store.lock:
+            return dict(self._store.damaged)
 
     def term_at(self, index: int) -> int | None:
-        """None below first_index - 1 and above last_index."""
-        ...
+        """The entry's term; also for first_index - 1. None below that and above last_index."""
+        return self._store.index.term_at(index)
 
-    def fit(self, lo: int, hi_max: int, max_bytes: int) -> int: ...
+    def fit(self, lo: int, hi_max: int, max_bytes: int) -> int:
+        """The largest hi ≤ hi_max with frames [lo, hi) ≤ max_bytes, but at least one frame.
 
-    def size_of(self, index: int) -> int: ...
+        Raises IndexUnavailable if `lo` is below first_index.
+        """
+        return self._store.index.fit(lo, hi_max, max_bytes)
+
+    def size_of(self, index: int) -> int:
+        """Bytes of the entry's frame. Raises IndexUnavailable."""
+        return self._store.index.size_of(index)
+
+    def stats(self) -> LogStats:
+        """Figures for metrics."""
+        store = self._store
+        segments = store.index.segments
+        return LogStats(
+            segments=len(segments),
+            segment_bytes=sum(segment.end for segment in segments),
+            spares=store.keeper.spare_count,
+            kept_files=store.kept.file_count,
+            kept_bytes=store.kept.total_bytes,
+            kept_records=store.kept.record_count,
+            checkpoints=store.checkpoints.count,
+            cache_frames=len(store.tail),
+            cache_bytes=store.tail.bytes,
+            first_index=store.index.first_index,
+            last_index=store.index.last_index,
+            synced_index=self._synced_index,
+            damaged=len(store.damaged),
+            appended_bytes=self._appended_bytes,
+            syncs=store.writer.syncs,
+            rolls=store.writer.rolls,
+            disk_full=store.keeper.shortage is not None,
+        )
+
+    # Writing.
 
     def append(self, frames: Sequence[bytes]) -> None:
-        """All or nothing. Raises DiskFull (nothing accepted), Closed."""
-        ...
+        """Takes frames with the indexes from last_index + 1 on: all of them or none.
 
-    def truncate(self, from_index: int) -> None: ...
+        Raises DiskFull when a new segment is needed and there is no room for one (nothing is
+        taken; it may be tried again), Closed after a failure or `close`.
+        """
+        self._check_open()
+        store = self._store
+        index = store.index
+        shortage = store.keeper.shortage
+        if shortage is not None and index.needs_roll(frames):
+            raise shortage
+        expected = index.last_index
+        last_term = index.last_term
+        terms = []
+        for frame in frames:
+            expected += 1
+            number, term = _INDEX_TERM.unpack_from(frame)
+            assert number == expected, f"frame {number} appended, {expected} expected"
+            assert term >= last_term, f"frame {number} is of term {term}, after {last_term}"
+            assert not len(frame) & 7, f"frame {number} has {len(frame)} bytes"
+            last_term = term
+            terms.append(term)
+        now_ms = time.monotonic_ns() // 1_000_000
+        with store.lock:
+            # In the cache first: an entry that is in the index can be read.
+            for number, frame in enumerate(frames, index.last_index + 1):
+                store.tail.add(number, frame)
+                self._appended_bytes += len(frame)
+            steps = index.place(frames, terms, self._era)
+            store.tail.evict(self._synced_index)
+            self._queued_ms.extend(now_ms for step in steps if isinstance(step, Write))
+        for step in steps:
+            store.writer.put(step)
+
+    def truncate(self, from_index: int) -> None:
+        """Drops the entries from `from_index` on, which were not committed.
+
+        It is durable before anything that is appended later is; a crash before that brings them
+        back. Asserts first_index ≤ from_index ≤ last_index.
+        """
+        self._check_open()
+        store = self._store
+        with self._changed, store.lock:
+            store.index.truncate(from_index)
+            store.tail.cut(from_index)
+            for index in [one for one in store.damaged if one >= from_index]:
+                del store.damaged[index]
+            self._era += 1
+            self._cuts.append((self._era, from_index))
+            self._synced_index = min(self._synced_index, from_index - 1)
 
     def oldest_unsynced_age_ms(self, now_ms: int | None = None) -> int:
-        """now_ms: time.monotonic_ns() // 1_000_000, the default."""
-        ...
+        """How long the oldest write has waited for its sync; 0 when none does.
+
+        `now_ms`: time.monotonic_ns() // 1_000_000, the default.
+        """
+        try:
+            oldest = self._queued_ms[0]
+        except IndexError:
+            return 0
+        if now_ms is None:
+            now_ms = time.monotonic_ns() // 1_000_000
+        return max(0, now_ms - oldest)
 
     def wait_synced(self, index: int, timeout_s: float | None = None) -> bool:
-        """BLOCKING, any thread."""
-        ...
+        """BLOCKING. Until `index` is durable; False after the timeout. Raises Closed."""
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: self._synced_index >= index or self._failure or self._closed, timeout_s
+            )
+            if self._synced_index >= index:
+                return True
+            if done:
+                raise Closed(f"the log has ended before entry {index} was durable")
+            return False
 
-    def cached_frames(self, lo: int, hi: int) -> list[bytes] | None: ...
+    def _on_durable(self, index: int, term: int, era: int, writes: int) -> None:
+        """In the writer's thread: `writes` more are durable, up to (index, term) of that era."""
+        for _ in range(writes):
+            self._queued_ms.popleft()
+        with self._changed:
+            while self._cuts and self._cuts[0][0] <= era:
+                self._cuts.popleft()
+            reached = min([index, *(cut - 1 for _, cut in self._cuts)])
+            self._raise_synced(reached, term if reached == index else None)
+
+    def _raise_synced(self, index: int, term: int | None) -> None:
+        """Under `_changed`: everything up to `index` is durable."""
+        store = self._store
+        with store.lock:
+            if store.damaged:
+                index, term = min(index, store.acknowledgeable), None
+            if index <= self._synced_index:
+                return
+            term = store.index.term_at(index) if term is None else term
+        assert term is not None
+        self._synced_index = index
+        self._changed.notify_all()
+        self.on_synced(index, term)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            if self._failure is not None:
+                return
+            self._failure = error
+            self._changed.notify_all()
+        self.on_failure(error)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise Closed(f"the log has failed: {self._failure}") from self._failure
+        if self._closed:
+            raise Closed("the log is closed")
+
+    # Reading.
+
+    def cached_frames(self, lo: int, hi: int) -> list[bytes] | None:
+        """The frames [lo, hi) if all of them are in memory."""
+        return self._store.tail.range(lo, hi)
+
+    def cached_record(self, index: int, position: int, length: int) -> memoryview | None:
+        """The payload of a record if its frame is in memory."""
+        frame = self._store.tail.get(index)
+        return None if frame is None else record_of(frame, position, length)
 
     def read_frames(self, lo: int, hi: int) -> list[bytes]:
-        """BLOCKING, any thread. Raises IndexUnavailable, DamagedEntry."""
-        ...
+        """BLOCKING, any thread. The frames [lo, hi), checked.
 
-    def cached_record(self, index: int, position: int, length: int) -> memoryview | None: ...
+        Raises IndexUnavailable, DamagedEntry (which names file and index; a CorruptSegment).
+        """
+        return self._store.reader.frames(lo, hi)
 
     def read_record(self, index: int, position: int, length: int) -> bytes:
-        """BLOCKING, any thread. Raises IndexUnavailable, DamagedEntry."""
-        ...
+        """BLOCKING, any thread. A record's payload, checked; also below first_index, if kept.
 
-    def mend(self, frame: bytes) -> None:
-        """BLOCKING, any thread: puts a damaged entry's frame, as a peer has it, back in place."""
-        ...
+        Raises IndexUnavailable, DamagedEntry, InvalidRequest (there is no such record).
+        """
+        store = self._store
+        if index >= store.index.first_index:
+            try:
+                return store.reader.record(index, position, length)
+            except IndexUnavailable:
+                if index >= store.index.first_index:
+                    raise
+        return store.kept.read(index, position, length)
 
     def replay(self, from_index: int) -> Iterator[bytes]:
-        """BLOCKING, at start."""
-        ...
+        """BLOCKING, at start. All frames from `from_index` to last_index, checked.
+
+        Raises IndexUnavailable, DamagedEntry at the damaged one.
+        """
+        index = self._store.index
+        lo = from_index
+        while lo <= index.last_index:
+            hi = index.fit(lo, index.last_index + 1, self._config.replay_bytes)
+            yield from self._store.reader.frames(lo, hi)
+            lo = hi
+
+    def mend(self, frame: bytes) -> None:
+        """BLOCKING, any thread. Puts a damaged entry's frame, as a peer has it, back in place.
+
+        Raises CorruptFrame when the frame is damaged itself, InvalidRequest when it is not the
+        entry that is missing here.
+        """
+        header = check_frame(frame)
+        store = self._store
+        with store.lock:
+            known = store.damaged.get(header.index)
+        if known is None:
+            return
+        if (known.term, known.length) != (header.term, len(frame)):
+            raise InvalidRequest(
+                f"entry {header.index} of term {header.term} with {len(frame)} bytes is not the "
+                f"damaged one, of term {known.term} with {known.length} bytes"
+            )
+        store.reader.mend(store.index.locate(header.index), header.index, frame)
+        with self._changed:
+            with store.lock:
+                store.damaged.pop(header.index, None)
+                reached = None if self._queued_ms else store.acknowledgeable
+            if reached is not None:
+                self._raise_synced(reached, None)
+
+    def mend_record(self, ref: RecordRef, payload: bytes) -> None:
+        """BLOCKING, any thread. The same for a damaged record below first_index."""
+        self._store.kept.mend(ref, payload)
+
+    # Checkpoints, compaction, snapshots.
 
     def save_checkpoint(self, index: int, term: int, parts: Sequence[bytes]) -> None:
-        """BLOCKING, executor; waits until `index` is durable."""
-        ...
+        """BLOCKING, in an executor. Stores the state at `index`, once that is durable here.
+
+        Raises DiskFull (the older ones stand), Closed.
+        """
+        self.wait_synced(index)
+        with self._maintenance:
+            self._check_open()
+            self._store.checkpoints.save(index, term, parts)
 
     def compact(self, upto_index: int, keep: Callable[[int, int], Iterable[RecordRef]]) -> int:
-        """BLOCKING, executor. Returns first_index. Never passes the older of the two checkpoints."""
-        ...
+        """BLOCKING, in an executor. Recycles whole segments with last index < upto_index.
+
+        `keep(lo, hi)` names the live records of entries [lo, hi); they stay readable. It never
+        passes the oldest checkpoint, and does nothing before there are `checkpoint_keep` of them:
+        a damaged newest one must leave enough to replay. Returns the new first_index. Raises
+        DiskFull, DamagedEntry (a live record is damaged: mend it), Closed.
+        """
+        with self._maintenance:
+            self._check_open()
+            return self._store.cleaner.compact(upto_index, keep)
 
     def drop_kept(self, live: Callable[[int, int], bool]) -> int:
-        """BLOCKING, executor. Returns the number of files removed."""
-        ...
+        """BLOCKING, in an executor. Removes kept files without live records.
+
+        `live(index, position)`. Live records of mostly dead files move to a new one. Returns how
+        many files were removed. Raises DiskFull, DamagedEntry, Closed.
+        """
+        with self._maintenance:
+            self._check_open()
+            return self._store.kept.drop(live)
 
     def install_snapshot(
         self,
@@ -110,11 +416,46 @@ class Log:
         term: int,
         kept_records: Iterable[tuple[RecordRef, bytes]],
     ) -> None:
-        """BLOCKING, executor; the owner appends and truncates nothing until it returns."""
-        ...
+        """BLOCKING, in an executor. Replaces the whole log by a checkpoint and its live records.
 
-    def stats(self) -> LogStats: ...
+        Until it returns the owner appends and truncates nothing; `kept_records` may read from this
+        log. Afterwards first_index = index + 1, last_index = synced_index = index. A crash leaves
+        all of the old log or all of the new one. Raises DiskFull, Closed, and whatever
+        `kept_records` raises: then the old log stands.
+        """
+        with self._maintenance:
+            self._check_open()
+            staged = self._current.stage()
+            open_files = OpenFiles(self._files, 1)
+            kept = KeptStore(self._files, staged, open_files, self._config.segment_bytes)
+            kept.add(kept_records)
+            Checkpoints(self._files, staged, 1).save(index, term, parts)
+            old = self._store
+            old.close()
+            try:
+                self._check_open()
+                self._current.adopt_staged()
+                with self._changed:
+                    self._store = self._open_store()
+                    self._cuts.clear()
+                    self._queued_ms.clear()
+                    self._changed.notify_all()
+                self._store.start()
+                self._current.remove_others()
+            except BaseException as error:
+                self._fail(error)
+                raise
 
     def close(self) -> None:
-        """BLOCKING."""
-        ...
+        """BLOCKING. Writes and syncs what was appended, then lets go of the directory.
+
+        Raises DiskFull when there was no room for the rest, which was never reported durable.
+        """
+        if self._closed:
+            return
+        with self._maintenance:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            self._store.close()
+            self._lock_file.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from semel.protos.errors import CorruptSegment
 
 
-class RecordRef(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class RecordRef:
     """A record by its entry's index and its place in the frame."""
 
     index: int
@@ -20,7 +20,7 @@ class RecordRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """An entry whose ID is good and whose frame is not: known by name, to be fetched from a peer."""
+    """An entry whose ID is good and whose frame is not: its name is known, a peer has its bytes."""
 
     index: int
     term: int
@@ -70,7 +70,9 @@ class IndexUnavailable(LookupError):
     """The index is below the first kept entry, or past the last; never leaves the node."""
 
     def __init__(self, index: int, first_index: int, last_index: int) -> None:
-        super().__init__(f"index {index} is not in the log, which holds {first_index}..{last_index}")
+        super().__init__(
+            f"index {index} is not in the log, which holds {first_index}..{last_index}"
+        )
         self.index = index
         self.first_index = first_index
         self.last_index = last_index

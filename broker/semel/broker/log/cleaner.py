@@ -1,0 +1,66 @@
+"""Compaction: old segments go, their live records stay.
+
+How it works. Segment by segment, oldest first: the live records are copied to a kept file, which is
+durable before the log's first index advances past the segment and its file becomes a spare.
+
+Crash cases. After the copy and before the rename, a record exists twice, with the same bytes: in
+the kept file and in the segment, which is still the oldest one and is compacted again.
+
+Invariants
+1. A live record is readable at every moment, from its segment or from a kept file.
+2. The segments that are left are always consecutive: each removal is durable before the next.
+
+Not here: which records are live, and how far to go (the node's retention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from semel.broker.log.reader import record_of
+from semel.broker.log.types import RecordRef
+
+if TYPE_CHECKING:
+    from semel.broker.log.store import Store
+
+Keep = Callable[[int, int], Iterable[RecordRef]]
+
+
+class Cleaner:
+    """Compacts one log directory; one call at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def compact(self, upto_index: int, keep: Keep) -> int:
+        """BLOCKING. Removes whole segments with last index < upto_index; the new first index.
+
+        Raises DiskFull, DamagedEntry (a live record cannot be read): what was done so far stands.
+        """
+        store = self._store
+        index = store.index
+        upto_index = min(upto_index, store.checkpoints.compact_limit + 1)
+        store.keeper.drain()  # No seal may be written into a file that becomes a spare.
+        while len(index.segments) > 1 and index.segments[0].end_index <= upto_index:
+            segment = index.segments[0]
+            assert segment.sealed
+            store.kept.add(self._live(keep(segment.first_index, segment.end_index)))
+            with store.lock:
+                index.drop_before(segment)
+                for one in [one for one in store.damaged if one < index.first_index]:
+                    del store.damaged[one]
+            path = store.directory / segment.file_name
+            store.open_files.forget(path)
+            store.keeper.give(path)
+        return index.first_index
+
+    def _live(self, refs: Iterable[RecordRef]) -> Iterator[tuple[RecordRef, bytes]]:
+        """The records that are not kept already, frame by frame."""
+        kept = self._store.kept
+        missing = sorted(ref for ref in refs if not kept.has(ref.index, ref.position))
+        for index, group in groupby(missing, key=lambda ref: ref.index):
+            frame = self._store.reader.frames(index, index + 1)[0]
+            for ref in group:
+                yield ref, bytes(record_of(frame, ref.position, ref.length))

@@ -1,0 +1,228 @@
+"""The seam to the file system: the few operations that the log is made of.
+
+How it works. All of the log's I/O goes through a `FileLayer`, so that tests put a simulated disk in
+its place, one that forgets what was not synced, tears writes, fails and fills up. Nothing here
+retries: a failed write or sync is reported as it is.
+
+Invariants
+1. What `write` wrote is durable after `sync` of the same file, and not before.
+2. A name that was created, renamed or removed is durable after `sync_directory`, not before.
+3. A full disk raises DiskFull, every other fault raises OSError.
+
+Not here: formats (`segment.py`, `kept.py`, `checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from semel.protos.errors import DataDirectoryError, DiskFull
+
+_IOV_MAX = 1024
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class File(Protocol):
+    """An open file. `read` and `write` may be called from several threads."""
+
+    def write(self, parts: Sequence[bytes], offset: int) -> None:
+        """Writes all of `parts`, one behind the other, from `offset`."""
+
+    def read(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+
+    def sync(self) -> None:
+        """Makes data and size durable (fdatasync)."""
+
+    def allocate(self, length: int) -> None:
+        """Makes the file at least `length` bytes long, with room on the disk for all of it."""
+
+    def resize(self, length: int) -> None:
+        """Cuts the file, or extends it with zeros that take no room."""
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class FileLayer(Protocol):
+    """A file system."""
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        """For reading and writing. Raises FileNotFoundError, and FileExistsError if `create`."""
+
+    def lock(self, path: Path) -> File:
+        """Creates and locks the file until it is closed; DataDirectoryError when held."""
+
+    def names(self, directory: Path) -> list[str]:
+        """Names of what lies in the directory, sorted; empty when it does not exist."""
+
+    def rename(self, source: Path, target: Path) -> None: ...
+
+    def remove(self, path: Path) -> None: ...
+
+    def make_directory(self, path: Path) -> None:
+        """With parents; an existing one is fine."""
+
+    def remove_directory(self, path: Path) -> None: ...
+
+    def sync_directory(self, path: Path) -> None: ...
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFull(
+                f"no room on the disk for {path}; free some, the node goes on"
+            ) from error
+        raise
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    def write(self, parts: Sequence[bytes], offset: int) -> None:
+        with _translated(self._path):
+            for start in range(0, len(parts), _IOV_MAX):
+                chunk = parts[start : start + _IOV_MAX]
+                wanted = sum(map(len, chunk))
+                written = os.pwritev(self._descriptor, chunk, offset)
+                if written < wanted:
+                    self._write_rest(b"".join(chunk), written, offset)
+                offset += wanted
+
+    def _write_rest(self, data: bytes, written: int, offset: int) -> None:
+        """A short write is legal (2 GiB limit, signals, a disk that is nearly full)."""
+        view = memoryview(data)
+        while written < len(data):
+            written += os.pwrite(self._descriptor, view[written:], offset + written)
+
+    def read(self, length: int, offset: int) -> bytes:
+        data = os.pread(self._descriptor, length, offset)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < length:
+            data = os.pread(self._descriptor, length - got, offset + got)
+            if not data:
+                break
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def sync(self) -> None:
+        with _translated(self._path):
+            os.fdatasync(self._descriptor)
+
+    def allocate(self, length: int) -> None:
+        with _translated(self._path):
+            os.posix_fallocate(self._descriptor, 0, length)
+
+    def resize(self, length: int) -> None:
+        os.ftruncate(self._descriptor, length)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+class OsFiles:
+    """The operating system's file system."""
+
+    def open(self, path: Path, *, create: bool = False) -> OsFile:
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT | os.O_EXCL
+        with _translated(path):
+            return OsFile(path, os.open(path, flags, 0o640))
+
+    def lock(self, path: Path) -> OsFile:
+        with _translated(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise DataDirectoryError(
+                f"{path.parent} is in use by another process (pid {holder or 'unknown'}); "
+                "stop it, or give this node a directory of its own"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return OsFile(path, descriptor)
+
+    def names(self, directory: Path) -> list[str]:
+        try:
+            return sorted(entry.name for entry in directory.iterdir())
+        except FileNotFoundError:
+            return []
+
+    def rename(self, source: Path, target: Path) -> None:
+        with _translated(target):
+            source.rename(target)
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def make_directory(self, path: Path) -> None:
+        with _translated(path):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def remove_directory(self, path: Path) -> None:
+        path.rmdir()
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def replace_file(files: FileLayer, path: Path, parts: Sequence[bytes]) -> None:
+    """Puts a file of `parts` at `path`, durably and whole or not at all.
+
+    Crash cases: a temporary file is left, which the next call replaces; or the new file stands.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    with contextlib.suppress(FileNotFoundError):
+        files.remove(temporary)
+    file = files.open(temporary, create=True)
+    try:
+        file.write(parts, 0)
+        file.sync()
+    finally:
+        file.close()
+    files.rename(temporary, path)
+    files.sync_directory(path.parent)
+
+
+def read_file(files: FileLayer, path: Path) -> bytes | None:
+    """All bytes of the file; None when there is none."""
+    try:
+        file = files.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.read(file.size(), 0)
+    finally:
+        file.close()

@@ -1,0 +1,225 @@
+"""The log in memory: which entries there are, their terms, and where each frame lies.
+
+How it works. Segments hold 4 bytes a frame (its place); terms are kept as runs, because they change
+only with the master. `place` decides where new frames go before any byte is written, so that the
+writer only carries out.
+
+Invariants
+1. Entries first_index..last_index are consecutive over `segments`; last_index is first_index - 1
+   when there are none.
+2. `segments` is a tuple that is replaced, never changed: other threads read it without a lock.
+3. After a truncation the next frame goes to a new segment. The new header's first index tells the
+   recovery that whatever an older segment holds from there on is void, so nothing is overwritten.
+
+Not here: the files (`keeper.py`, `writer.py`), what survives a crash (`recovery.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from semel.broker.log.config import LogConfig
+from semel.broker.log.segment import Segment, SegmentHeader, frames_at
+from semel.broker.log.types import IndexUnavailable
+
+_FIRST_INDEX = attrgetter("first_index")
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A segment that gets no more frames, with what its seal says."""
+
+    segment: Segment
+    count: int
+    end: int
+    last_term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """From here on frames go to `segment`."""
+
+    segment: Segment
+    retired: Retired | None
+    void: tuple[Segment, ...]
+    """Truncated as a whole; their files go once `segment` is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Consecutive frames for one segment."""
+
+    segment: Segment
+    first_index: int
+    position: int
+    frames: list[bytes]
+    terms: list[int]
+    era: int
+    """Number of truncations before it."""
+
+    @property
+    def last_index(self) -> int:
+        return self.first_index + len(self.frames) - 1
+
+
+class LogIndex:
+    """The owner's thread changes it, except `drop_before`."""
+
+    def __init__(
+        self,
+        config: LogConfig,
+        *,
+        first_index: int,
+        base_term: int,
+        segments: tuple[Segment, ...] = (),
+        runs: Sequence[tuple[int, int]] = (),
+        next_sequence: int = 1,
+    ) -> None:
+        """`base_term`: of the entry before the first; `runs`: (first index, term), rising."""
+        self._config = config
+        self.first_index = first_index
+        self.segments = segments
+        self.last_index = segments[-1].end_index - 1 if segments else first_index - 1
+        self._run_first = [first_index - 1, *(index for index, _ in runs)]
+        self._run_term = [base_term, *(term for _, term in runs)]
+        self._next_sequence = next_sequence
+        self._tail: Segment | None = None
+        self._void: list[Segment] = []
+        self._unsealed = segments[-1] if segments and not segments[-1].sealed else None
+        # A segment found without a seal gets no more frames: behind its end there may be frames
+        # that were written and never acknowledged.
+
+    @property
+    def last_term(self) -> int:
+        return self._run_term[-1]
+
+    def term_at(self, index: int) -> int | None:
+        """The term of the entry; also for first_index - 1. None outside."""
+        if index > self.last_index or index < self.first_index - 1:
+            return None
+        return self._run_term[bisect_right(self._run_first, index) - 1]
+
+    def locate(self, index: int) -> Segment:
+        """The segment that holds the entry. Raises IndexUnavailable."""
+        segments = self.segments
+        found = bisect_right(segments, index, key=_FIRST_INDEX) - 1
+        if found < 0 or index >= segments[found].end_index:
+            raise IndexUnavailable(index, self.first_index, self.last_index)
+        return segments[found]
+
+    def size_of(self, index: int) -> int:
+        start, end = self.locate(index).place(index)
+        return end - start
+
+    def fit(self, lo: int, hi_max: int, max_bytes: int) -> int:
+        """The largest hi ≤ hi_max so that frames [lo, hi) take ≤ max_bytes, at least lo + 1."""
+        hi_max = min(hi_max, self.last_index + 1)
+        hi = lo
+        left = max_bytes
+        while hi < hi_max:
+            segment = self.locate(hi)
+            reached = segment.fit(hi, min(hi_max, segment.end_index), left)
+            if reached > hi:
+                left -= segment.place(reached - 1)[1] - segment.place(hi)[0]
+                hi = reached
+            if reached < segment.end_index:
+                break
+        if hi == lo and lo < hi_max:
+            hi = lo + 1
+        return hi
+
+    def needs_roll(self, frames: Sequence[bytes]) -> bool:
+        """Whether appending these frames takes a new segment."""
+        tail = self._tail
+        if tail is None:
+            return True
+        room = tail.header.id_capacity - tail.count
+        return len(frames) > room or tail.end + sum(map(len, frames)) > tail.bytes_limit
+
+    def place(self, frames: Sequence[bytes], terms: Sequence[int], era: int) -> list[Roll | Write]:
+        """Takes the frames behind the last entry; returns what the writer has to do for it."""
+        steps: list[Roll | Write] = []
+        write: Write | None = None
+        for frame, term in zip(frames, terms, strict=True):
+            length = len(frame)
+            tail = self._tail
+            if tail is None or not tail.has_room(length):
+                steps.append(self._roll(length))
+                tail = self._tail
+                write = None
+                assert tail is not None
+            if write is None:
+                write = Write(tail, self.last_index + 1, tail.end, [], [], era)
+                steps.append(write)
+            tail.add(length)
+            self.last_index += 1
+            if term != self._run_term[-1]:
+                self._run_first.append(self.last_index)
+                self._run_term.append(term)
+            write.frames.append(frame)
+            write.terms.append(term)
+        return steps
+
+    def _roll(self, length: int) -> Roll:
+        old = self._tail or self._unsealed
+        retired = None
+        if old is not None and old not in self._void:
+            old.sealed = True
+            retired = Retired(old, old.count, old.end, self.last_term)
+        capacity = self._config.ids_per_segment
+        header = SegmentHeader(
+            sequence=self._next_sequence,
+            generation=int.from_bytes(os.urandom(8), "little"),
+            first_index=self.last_index + 1,
+            previous_term=self.last_term,
+            id_capacity=capacity,
+        )
+        limit = max(self._config.segment_bytes, frames_at(capacity) + length)
+        self._tail = Segment(header, limit)
+        self._next_sequence += 1
+        self._unsealed = None
+        void, self._void = tuple(self._void), []
+        # An empty segment holds nothing, and would shadow the new one.
+        empty = tuple(s for s in self.segments if s.first_index >= header.first_index)
+        self.segments = (*(s for s in self.segments if s not in empty), self._tail)
+        if retired is not None and retired.segment in empty:
+            retired = None
+        return Roll(self._tail, retired, (*void, *empty))
+
+    def truncate(self, from_index: int) -> None:
+        """Drops the entries from `from_index` on."""
+        assert self.first_index <= from_index <= self.last_index, (
+            f"truncation at {from_index} of a log that holds {self.first_index}..{self.last_index}"
+        )
+        if self._tail is not None:
+            self._unsealed = self._tail
+            self._tail = None
+        keep = [s for s in self.segments if s.first_index < from_index]
+        self._void += self.segments[len(keep) :]
+        if keep and keep[-1].end_index > from_index:
+            keep[-1].cut(from_index)
+        self.segments = tuple(keep)
+        self.last_index = from_index - 1
+        while self._run_first[-1] >= from_index:
+            self._run_first.pop()
+            self._run_term.pop()
+
+    def unsealed(self) -> Retired | None:
+        """What may be sealed now that nothing will be appended; None after a truncation, which
+        only a new segment makes durable."""
+        last = self._tail or self._unsealed
+        if last is None or self._void or last.sealed:
+            return None
+        return Retired(last, last.count, last.end, self.last_term)
+
+    def drop_before(self, segment: Segment) -> None:
+        """`segment`, the oldest, is no longer part of the log."""
+        assert self.segments[0] is segment
+        assert segment is not self._tail
+        first = segment.end_index
+        self.segments = self.segments[1:]
+        self.first_index = first

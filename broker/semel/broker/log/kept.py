@@ -1,0 +1,321 @@
+"""Kept files: live records of segments that were recycled.
+
+How it works. When the cleaner takes a segment away it first copies what is still needed (long
+retention, unreleased messages) byte for byte into a kept file. A kept file is written under a
+temporary name, synced and renamed; then it never changes, until none of its records is live.
+Records are found by (index, position), as they were in the segment.
+
+Format. `docs/formats/segment.md`; a test compares its tables with the structs below. A 64-byte
+header; records, each behind a 32-byte header of its own, padded to 8; a table of all records; a
+32-byte trailer. A damaged table or trailer is made up for by walking the records, and the reverse.
+
+Crash cases. A temporary file is left and removed at the next start; or the file stands whole, and
+its records may exist in a segment too: they are the same bytes.
+
+Invariants
+1. A record is in the index only when its file is durable.
+2. Only bytes whose CRC was checked are returned.
+
+Not here: which records are live (the state machine says so through `keep` and `live`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from semel.broker.log.files import File, FileLayer
+from semel.broker.log.reader import OpenFiles
+from semel.broker.log.types import DamagedEntry, IndexUnavailable, RecordRef
+from semel.protos.errors import CorruptSegment, DataDirectoryError, InvalidRequest
+
+HEADER_STRUCT: Final = struct.Struct("<4sHHQQQQQQII")
+HEADER_BYTES: Final = HEADER_STRUCT.size
+MAGIC: Final = b"SMKP"
+VERSION: Final = 1
+RECORD_STRUCT: Final = struct.Struct("<QIIIIII")
+RECORD_BYTES: Final = RECORD_STRUCT.size
+ENTRY_STRUCT: Final = struct.Struct("<QIIQII")
+TRAILER_STRUCT: Final = struct.Struct("<4sIQIIII")
+TRAILER_BYTES: Final = TRAILER_STRUCT.size
+TRAILER_MAGIC: Final = b"SMKT"
+_PREFIX: Final = "kept-"
+_WRITE_BYTES: Final = 4 << 20
+
+
+class _Place(NamedTuple):
+    path: Path
+    offset: int
+    length: int
+    crc: int
+
+
+@dataclass(slots=True)
+class _KeptFile:
+    path: Path
+    size: int
+    records: list[tuple[int, int]]
+
+
+class KeptStore:
+    """The kept files of one log directory. Reads from any thread; one thread changes it."""
+
+    def __init__(
+        self, files: FileLayer, directory: Path, open_files: OpenFiles, file_bytes_max: int
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._open_files = open_files
+        self._file_bytes_max = file_bytes_max
+        self._lock = threading.Lock()
+        self._places: dict[tuple[int, int], _Place] = {}
+        self._kept: list[_KeptFile] = []
+        self._next_number = 1
+
+    @property
+    def file_count(self) -> int:
+        return len(self._kept)
+
+    @property
+    def record_count(self) -> int:
+        return len(self._places)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(kept.size for kept in self._kept)
+
+    def load(self) -> None:
+        """Finds all records. Raises CorruptSegment, DataDirectoryError."""
+        for name in self._files.names(self._directory):
+            if not name.startswith(_PREFIX) or name.endswith(".tmp"):
+                continue
+            path = self._directory / name
+            file = self._files.open(path)
+            try:
+                places = list(_load(file, path))
+                size = file.size()
+            finally:
+                file.close()
+            self._adopt(path, size, places)
+            self._next_number = int(name.removeprefix(_PREFIX)) + 1
+
+    def _adopt(self, path: Path, size: int, places: list[tuple[tuple[int, int], _Place]]) -> None:
+        with self._lock:
+            self._kept.append(_KeptFile(path, size, [key for key, _ in places]))
+            self._places.update(places)
+
+    def has(self, index: int, position: int) -> bool:
+        return (index, position) in self._places
+
+    def read(self, index: int, position: int, length: int) -> bytes:
+        """BLOCKING. The record's payload. Raises IndexUnavailable, DamagedEntry."""
+        for _ in range(3):
+            place = self._places.get((index, position))
+            if place is None:
+                break
+            if place.length != length:
+                raise InvalidRequest(
+                    f"the record at {position} of entry {index} has {place.length} bytes, "
+                    f"not {length}"
+                )
+            try:
+                with self._open_files.use(place.path) as file:
+                    data = file.read(length, place.offset)
+            except FileNotFoundError:
+                continue  # Moved to another kept file meanwhile.
+            if len(data) != length or google_crc32c.value(data) != place.crc:
+                raise DamagedEntry(
+                    f"the record at {position} of entry {index} is damaged in {place.path}; it is "
+                    "to be fetched from a peer",
+                    index,
+                )
+            return data
+        raise IndexUnavailable(index, 0, 0)
+
+    def mend(self, ref: RecordRef, payload: bytes) -> None:
+        """BLOCKING. Puts a damaged record's payload, as a peer has it, back in place."""
+        place = self._places.get((ref.index, ref.position))
+        if place is None:
+            raise IndexUnavailable(ref.index, 0, 0)
+        if len(payload) != place.length or google_crc32c.value(payload) != place.crc:
+            raise InvalidRequest(f"these are not the bytes of {ref}")
+        with self._open_files.use(place.path) as file:
+            file.write([payload], place.offset)
+            file.sync()
+
+    def add(self, records: Iterable[tuple[RecordRef, bytes]]) -> None:
+        """BLOCKING. Stores the records, durably when it returns."""
+        writer: _KeptWriter | None = None
+        try:
+            for ref, payload in records:
+                assert len(payload) == ref.length, f"{ref} with {len(payload)} bytes"
+                if writer is None:
+                    path = self._directory / f"{_PREFIX}{self._next_number:020d}"
+                    self._next_number += 1
+                    writer = _KeptWriter(self._files, path)
+                writer.add(ref, payload)
+                if writer.size >= self._file_bytes_max:
+                    self._adopt(*writer.finish())
+                    writer = None
+            if writer is not None:
+                self._adopt(*writer.finish())
+                writer = None
+        finally:
+            if writer is not None:
+                writer.abandon()
+
+    def drop(self, live: Callable[[int, int], bool]) -> int:
+        """BLOCKING. Removes files without live records, and moves the live ones out of files that
+        are mostly dead. Returns how many files were removed."""
+        removed = 0
+        for kept in list(self._kept):
+            alive = [key for key in kept.records if self._is_at(key, kept.path) and live(*key)]
+            wanted = sum(self._places[key].length for key in alive)
+            if alive and wanted * 2 >= kept.size:
+                continue
+            self.add((RecordRef(*key, self._places[key].length), self._copy(key)) for key in alive)
+            with self._lock:
+                self._kept.remove(kept)
+                for key in kept.records:
+                    if self._is_at(key, kept.path):
+                        del self._places[key]
+            self._open_files.forget(kept.path)
+            self._files.remove(kept.path)
+            removed += 1
+        if removed:
+            self._files.sync_directory(self._directory)
+        return removed
+
+    def _is_at(self, key: tuple[int, int], path: Path) -> bool:
+        place = self._places.get(key)
+        return place is not None and place.path == path
+
+    def _copy(self, key: tuple[int, int]) -> bytes:
+        return self.read(*key, self._places[key].length)
+
+
+class _KeptWriter:
+    """One kept file in the making."""
+
+    def __init__(self, files: FileLayer, path: Path) -> None:
+        self._files = files
+        self._path = path
+        self._temporary = path.with_name(path.name + ".tmp")
+        with contextlib.suppress(FileNotFoundError):
+            files.remove(self._temporary)
+        self._file = files.open(self._temporary, create=True)
+        self._entries: list[bytes] = []
+        self._places: list[tuple[tuple[int, int], _Place]] = []
+        self._parts: list[bytes] = [_with_crc(HEADER_STRUCT, MAGIC, VERSION, *[0] * 8)]
+        self._parts_at = 0
+        self.size = HEADER_BYTES
+
+    def add(self, ref: RecordRef, payload: bytes) -> None:
+        crc = google_crc32c.value(payload)
+        header = _with_crc(RECORD_STRUCT, ref.index, ref.position, ref.length, crc, 0, 0)
+        offset = self.size + RECORD_BYTES
+        self._parts += (header, payload, bytes(-ref.length % 8))
+        self.size = offset + (ref.length + 7 & ~7)
+        self._entries.append(ENTRY_STRUCT.pack(ref.index, ref.position, ref.length, offset, crc, 0))
+        place = _Place(self._path, offset, ref.length, crc)
+        self._places.append(((ref.index, ref.position), place))
+        if self.size - self._parts_at >= _WRITE_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._file.write(self._parts, self._parts_at)
+        self._parts = []
+        self._parts_at = self.size
+
+    def finish(self) -> tuple[Path, int, list[tuple[tuple[int, int], _Place]]]:
+        """Makes the file durable under its name."""
+        table = b"".join(self._entries)
+        trailer = _with_crc(
+            TRAILER_STRUCT,
+            TRAILER_MAGIC,
+            len(self._entries),
+            self.size,
+            google_crc32c.value(table),
+            0,
+            0,
+        )
+        self._parts += (table, trailer)
+        self.size += len(table) + len(trailer)
+        self._flush()
+        self._file.sync()
+        self._file.close()
+        self._files.rename(self._temporary, self._path)
+        self._files.sync_directory(self._path.parent)
+        return self._path, self.size, self._places
+
+    def abandon(self) -> None:
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._files.remove(self._temporary)
+
+
+def _with_crc(layout: struct.Struct, *values: object) -> bytes:
+    """`values` packed, with the CRC of all before it in the last field."""
+    body = layout.pack(*values, 0)[:-4]
+    return body + int(google_crc32c.value(body)).to_bytes(4, "little")
+
+
+def _crc_holds(raw: bytes) -> bool:
+    return int(google_crc32c.value(raw[:-4])) == int.from_bytes(raw[-4:], "little")
+
+
+def _load(file: File, path: Path) -> Iterator[tuple[tuple[int, int], _Place]]:
+    header = file.read(HEADER_BYTES, 0)
+    if len(header) == HEADER_BYTES and _crc_holds(header):
+        magic, version = HEADER_STRUCT.unpack(header)[:2]
+        if magic == MAGIC and version != VERSION:
+            raise DataDirectoryError(
+                f"{path} has format version {version}, this program knows {VERSION}; run the "
+                "newer program, or give this node an empty directory"
+            )
+    table = _table(file)
+    if table is None:
+        yield from _walk(file, path)
+        return
+    for index, position, length, offset, crc, _ in ENTRY_STRUCT.iter_unpack(table):
+        yield (index, position), _Place(path, offset, length, crc)
+
+
+def _table(file: File) -> bytes | None:
+    """The table of all records; None when it is damaged."""
+    size = file.size()
+    trailer = file.read(TRAILER_BYTES, max(0, size - TRAILER_BYTES))
+    if len(trailer) < TRAILER_BYTES or not _crc_holds(trailer):
+        return None
+    magic, count, table_at, crc, _, _, _ = TRAILER_STRUCT.unpack(trailer)
+    table = file.read(count * ENTRY_STRUCT.size, table_at)
+    if magic != TRAILER_MAGIC or google_crc32c.value(table) != crc:
+        return None
+    return table
+
+
+def _walk(file: File, path: Path) -> Iterator[tuple[tuple[int, int], _Place]]:
+    """The records by their own headers, up to the table."""
+    at = HEADER_BYTES
+    size = file.size()
+    count = 0
+    table_bytes = TRAILER_BYTES
+    while at + table_bytes < size:
+        raw = file.read(RECORD_BYTES, at)
+        if len(raw) < RECORD_BYTES or not _crc_holds(raw):
+            raise CorruptSegment(
+                f"{path} is damaged in its table and at {at}; restore it from a copy, or give "
+                "this node an empty directory and let it fetch everything from its peers"
+            )
+        index, position, length, crc, _, _, _ = RECORD_STRUCT.unpack(raw)
+        yield (index, position), _Place(path, at + RECORD_BYTES, length, crc)
+        at += RECORD_BYTES + (length + 7 & ~7)
+        count += 1
+        table_bytes += ENTRY_STRUCT.size

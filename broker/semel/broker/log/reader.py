@@ -1,0 +1,202 @@
+"""Cold reads: frames and records from segment files, checked.
+
+How it works. Called from a pool of reader threads. Frames of one segment are read with one `pread`;
+a frame is always read and checked whole, because its CRC covers all its records, and stays in a
+small cache for the records that follow. Files are opened on first use and closed when too many are
+open; a file in use is neither closed nor recycled.
+
+Invariants
+1. Only bytes whose CRC was checked are returned, and only for the index asked for.
+2. A segment is recycled only when no reader holds its file, and no reader opens it afterwards.
+
+Not here: records of segments that are gone (`kept.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from semel.broker.log.cache import ReadCache, TailCache
+from semel.broker.log.files import File, FileLayer
+from semel.broker.log.index import LogIndex
+from semel.broker.log.segment import Segment
+from semel.broker.log.types import DamagedEntry, IndexUnavailable
+from semel.protos.errors import CorruptFrame, InvalidRequest
+from semel.protos.frames import RECORD_HEADER_BYTES, RECORD_HEADER_STRUCT, check_frame
+
+
+class _Open:
+    __slots__ = ("file", "users")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.users = 0
+
+
+class OpenFiles:
+    """Files held open for reading, by path. Any thread."""
+
+    def __init__(self, files: FileLayer, open_max: int) -> None:
+        self._files = files
+        self._open_max = open_max
+        self._changed = threading.Condition()
+        self._open: OrderedDict[Path, _Open] = OrderedDict()
+        self._gone: set[Path] = set()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def use(self, path: Path) -> Iterator[File]:
+        """The open file. Raises FileNotFoundError, also when it was forgotten."""
+        with self._changed:
+            if self._closed or path in self._gone:
+                raise FileNotFoundError(path)
+            entry = self._open.get(path)
+            if entry is None:
+                entry = self._open[path] = _Open(self._files.open(path))
+            self._open.move_to_end(path)
+            entry.users += 1
+            self._close_surplus()
+        try:
+            yield entry.file
+        finally:
+            with self._changed:
+                entry.users -= 1
+                if not entry.users:
+                    self._changed.notify_all()
+
+    def _close_surplus(self) -> None:
+        surplus = len(self._open) - self._open_max
+        if surplus > 0:
+            idle = [path for path, entry in self._open.items() if not entry.users]
+            for path in idle[:surplus]:
+                self._open.pop(path).file.close()
+
+    def forget(self, path: Path) -> None:
+        """BLOCKING. Waits until nobody uses the file; it is never opened again."""
+        with self._changed:
+            self._gone.add(path)
+            entry = self._open.pop(path, None)
+            if entry is not None:
+                while entry.users:
+                    self._changed.wait()
+                entry.file.close()
+
+    def close(self) -> None:
+        """BLOCKING. Waits until nobody uses a file; none is opened any more."""
+        with self._changed:
+            self._closed = True
+            while any(entry.users for entry in self._open.values()):
+                self._changed.wait()
+            for entry in self._open.values():
+                entry.file.close()
+            self._open.clear()
+
+
+class Reader:
+    """Reads of one log directory. Any thread; BLOCKING."""
+
+    def __init__(
+        self,
+        directory: Path,
+        index: LogIndex,
+        open_files: OpenFiles,
+        tail: TailCache,
+        read_cache: ReadCache,
+        on_damage: Callable[[int, int], None],
+    ) -> None:
+        """`on_damage(index, length)` hears of every frame that fails its check."""
+        self._directory = directory
+        self._index = index
+        self._open_files = open_files
+        self._tail = tail
+        self._read_cache = read_cache
+        self._on_damage = on_damage
+
+    def frames(self, lo: int, hi: int) -> list[bytes]:
+        """The frames [lo, hi). Raises IndexUnavailable, DamagedEntry."""
+        found: list[bytes] = []
+        while lo < hi:
+            frame = self._tail.get(lo)
+            if frame is not None:
+                found.append(frame)
+                lo += 1
+                continue
+            stop = lo + 1
+            while stop < hi and self._tail.get(stop) is None:
+                stop += 1
+            while lo < stop:
+                segment = self._index.locate(lo)
+                part = self._read(segment, lo, min(stop, segment.end_index))
+                found += part
+                lo += len(part)
+        return found
+
+    def record(self, index: int, position: int, length: int) -> bytes:
+        """The payload of a record. Raises IndexUnavailable, DamagedEntry."""
+        frame = self._tail.get(index)
+        if frame is None:
+            segment = self._index.locate(index)
+            key = (segment.header.sequence, index)
+            frame = self._read_cache.get(key)
+            if frame is None:
+                frame = self._read(segment, index, index + 1)[0]
+                self._read_cache.put(key, frame)
+        return bytes(record_of(frame, position, length))
+
+    def _read(self, segment: Segment, lo: int, hi: int) -> list[bytes]:
+        path = self._directory / segment.file_name
+        unavailable = IndexUnavailable(lo, self._index.first_index, self._index.last_index)
+        try:
+            places = [segment.place(index) for index in range(lo, hi)]
+            start = places[0][0]
+            with self._open_files.use(path) as file:
+                data = file.read(places[-1][1] - start, start)
+        except (IndexError, FileNotFoundError):
+            # Compacted or truncated between the look-up and the read.
+            raise unavailable from None
+        if hi == lo + 1:
+            frames = [data]
+        else:
+            view = memoryview(data)
+            frames = [bytes(view[at - start : end - start]) for at, end in places]
+        for index, frame in enumerate(frames, lo):
+            self._check(segment, index, frame, places[index - lo])
+        return frames
+
+    def _check(self, segment: Segment, index: int, frame: bytes, place: tuple[int, int]) -> None:
+        try:
+            if check_frame(frame).index == index:
+                return
+            reason = "another entry lies there"
+        except CorruptFrame as error:
+            reason = error.message
+        # Truncated between the look-up and the read: its place may be gone from the file.
+        if self._index.locate(index) is not segment:
+            raise IndexUnavailable(index, self._index.first_index, self._index.last_index)
+        self._on_damage(index, place[1] - place[0])
+        raise DamagedEntry(
+            f"entry {index} is damaged in {self._directory / segment.file_name} at {place[0]}: "
+            f"{reason}; it is to be fetched from a peer",
+            index,
+        )
+
+    def mend(self, segment: Segment, index: int, frame: bytes) -> None:
+        """Writes the frame over its damaged copy, durably."""
+        start, _ = segment.place(index)
+        with self._open_files.use(self._directory / segment.file_name) as file:
+            file.write([frame], start)
+            file.sync()
+
+
+def record_of(frame: bytes, position: int, length: int) -> memoryview:
+    """The payload of the record at `position`. Raises InvalidRequest if there is no such record."""
+    start = position + RECORD_HEADER_BYTES
+    if position >= 0 and start <= len(frame):
+        found = RECORD_HEADER_STRUCT.unpack_from(frame, position)[0]
+        if found == length and start + length <= len(frame):
+            return memoryview(frame)[start : start + length]
+    raise InvalidRequest(f"a frame of {len(frame)} bytes has no record of {length} at {position}")

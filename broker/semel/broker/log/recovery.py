@@ -1,0 +1,375 @@
+"""What the log is after a crash, a power failure or damage: read when it is opened.
+
+How it works. Segments are read newest first to find where each one ends: what an older segment
+holds from a newer one's first index on is void. Then, oldest first, the IDs of each are taken from
+its seal's CRC in one go, or walked one by one. Frames above the checkpoint are checked whole,
+because they are about to be replayed; older ones when they are read.
+
+Damage, entry by entry (design §3):
+
+    ID     frame   elsewhere                       meaning
+    good   good                                    an entry
+    good   bad                                     damaged, known by (index, term): fetch it
+    bad    good                                    an entry; its ID is written anew
+    bad    bad     known to have been durable      halt: CorruptSegment
+    bad    bad     not known to be                 never acknowledged: the log ends before it
+
+An entry is known to have been durable when a newer segment exists (its predecessors were synced
+first), when a later good ID says so (`lag`), or when the checkpoint covers it.
+
+Invariants
+1. Nothing is cut that was reported durable, nothing torn is taken for an entry.
+2. After the end of a log that was not closed, frames may lie that were never acknowledged. They are
+   not overwritten in place: the next append opens a new segment, which makes them void for good.
+
+Not here: checkpoints (`checkpoint.py`), kept records (`kept.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import google_crc32c
+import numpy as np
+
+from semel.broker.log.files import File, FileLayer
+from semel.broker.log.segment import (
+    HEADER_PAGES,
+    ID_BYTES,
+    ID_STRUCT,
+    IDS_AT,
+    PAGE,
+    VERSION,
+    FrameId,
+    Seal,
+    Segment,
+    SegmentHeader,
+    decode_header,
+    decode_id,
+    decode_seal,
+    encode_id,
+    write_seal,
+)
+from semel.broker.log.types import Damage
+from semel.protos.errors import CorruptFrame, CorruptSegment, DataDirectoryError
+from semel.protos.frames import FRAME_HEADER_BYTES, check_frame, decode_frame_header
+
+_log = logging.getLogger(__name__)
+
+_SEGMENT: Final = "segment-"
+_SPARE: Final = "spare-"
+_READ_BYTES: Final = 8 << 20
+_ID_ROW: Final = np.dtype(
+    [
+        ("index", "<u8"),
+        ("term", "<u8"),
+        ("place", "<u4"),
+        ("length", "<u4"),
+        ("lag", "<u4"),
+        ("crc", "<u4"),
+    ]
+)
+assert _ID_ROW.itemsize == ID_STRUCT.size
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What was found."""
+
+    segments: tuple[Segment, ...] = ()
+    first_index: int = 1
+    base_term: int = 0
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """(first index, term) wherever the term changes."""
+    damaged: dict[int, Damage] = field(default_factory=dict)
+    spares: list[str] = field(default_factory=list)
+    void: list[str] = field(default_factory=list)
+    """Files to remove: leftovers of truncations and of crashes."""
+    next_sequence: int = 1
+    repaired: int = 0
+    """IDs written anew."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """One segment file while it is being judged."""
+
+    path: Path
+    header: SegmentHeader
+    seal: Seal | None
+    end_index: int | None
+    """First index of the next segment: everything before it was durable. None for the newest."""
+
+
+def recover(
+    files: FileLayer, directory: Path, checkpoint_index: int, checkpoint_term: int
+) -> Recovered:
+    """BLOCKING. The log in `directory`; writes damaged IDs anew, changes nothing else.
+
+    `checkpoint_index` is 0 without a checkpoint. Raises CorruptSegment, DataDirectoryError.
+    """
+    result = Recovered(first_index=checkpoint_index + 1, base_term=checkpoint_term)
+    found: list[_Found] = []
+    for name in files.names(directory):
+        if name.endswith(".tmp"):
+            result.void.append(name)
+        elif name.startswith(_SPARE):
+            result.spares.append(name)
+        elif name.startswith(_SEGMENT):
+            found.append(_open(files, directory / name))
+    if found:
+        result.next_sequence = found[-1].header.sequence + 1
+    live = _without_void(found, result)
+    if not live:
+        return result
+    result.first_index = live[0].header.first_index
+    result.base_term = live[0].header.previous_term
+    if result.first_index > checkpoint_index + 1:
+        raise CorruptSegment(
+            f"{directory} begins at index {result.first_index}, but the newest good checkpoint "
+            f"ends at {checkpoint_index}: segments or checkpoints are missing; restore them, or "
+            "give this node an empty directory and let it fetch everything from its peers"
+        )
+    segments = []
+    for one in live:
+        file = files.open(one.path)
+        try:
+            segments.append(_Walk(file, one, checkpoint_index, result).run())
+        finally:
+            file.close()
+    result.segments = tuple(segments)
+    last_index = segments[-1].end_index - 1
+    if last_index < checkpoint_index:
+        raise CorruptSegment(
+            f"{directory} ends at index {last_index}, but its checkpoint is of {checkpoint_index}: "
+            "entries that were durable are missing; give this node an empty directory"
+        )
+    if result.damaged or result.repaired:
+        _log.error(
+            "log damaged directory=%s entries=%s ids_repaired=%d",
+            directory,
+            sorted(result.damaged)[:20],
+            result.repaired,
+        )
+    return result
+
+
+def _open(files: FileLayer, path: Path) -> _Found:
+    """The header of a segment file, from either of its copies."""
+    file = files.open(path)
+    try:
+        pages = [file.read(PAGE, number * PAGE) for number in range(HEADER_PAGES)]
+        headers = [decode_header(page) for page in pages]
+        header = next((one for one in headers if one is not None), None)
+        if isinstance(header, SegmentHeader) and None in headers:
+            bad = headers.index(None)
+            pages[bad] = pages[1 - bad]
+            file.write([pages[bad]], bad * PAGE)
+            file.sync()
+    finally:
+        file.close()
+    if isinstance(header, int):
+        raise DataDirectoryError(
+            f"{path} has format version {header}, this program knows {VERSION}; run the newer "
+            "program, or give this node an empty directory"
+        )
+    if header is None or path.name != f"{_SEGMENT}{header.sequence:020d}":
+        raise CorruptSegment(
+            f"{path} has no good header in either copy; restore the file, or give this node an "
+            "empty directory and let it fetch everything from its peers"
+        )
+    segment = Segment(header, 0)
+    seal = next((s for page in pages if (s := decode_seal(page, segment.seed))), None)
+    return _Found(path, header, seal, None)
+
+
+def _without_void(found: list[_Found], result: Recovered) -> list[_Found]:
+    """The segments that still count, oldest first, with their ends."""
+    live: list[_Found] = []
+    limit: int | None = None
+    for one in reversed(found):
+        if limit is not None and one.header.first_index >= limit:
+            result.void.append(one.path.name)
+            continue
+        one.end_index = limit
+        limit = one.header.first_index
+        live.append(one)
+    live.reverse()
+    return live
+
+
+class _Walk:
+    """Judges one segment's entries."""
+
+    def __init__(self, file: File, found: _Found, checkpoint_index: int, result: Recovered) -> None:
+        self._file = file
+        self._path = found.path
+        self._header = found.header
+        self._seal = found.seal
+        self._end_index = found.end_index
+        self._checkpoint_index = checkpoint_index
+        self._result = result
+        self._segment = Segment(found.header, found.header.frames_at)
+        self._segment.on_disk = True
+        self._places = array("I", [found.header.frames_at >> 3])
+        self._term = result.runs[-1][1] if result.runs else result.base_term
+        self._repairs: list[tuple[int, bytes]] = []
+
+    def run(self) -> Segment:
+        fast = self._take_sealed()
+        if not fast:
+            self._take_slowly()
+        segment = self._segment
+        segment.load(self._places)
+        if self._end_index is not None and segment.end_index != self._end_index:
+            self._halt(segment.end_index, "its ID and its frame are both damaged")
+        if not fast:
+            self._settle()
+        return segment
+
+    def _settle(self) -> None:
+        """Makes durable what was found: a killed process leaves entries that were never synced."""
+        for slot, raw in self._repairs:
+            self._file.write([raw], IDS_AT + slot * ID_BYTES)
+        self._result.repaired += len(self._repairs)
+        self._file.sync()
+        if self._end_index is not None:
+            segment = self._segment
+            write_seal(self._file, segment, segment.count, segment.end, self._term)
+            segment.sealed = True
+
+    def _halt(self, index: int, reason: str) -> None:
+        raise CorruptSegment(
+            f"entry {index} in {self._path} was durable, and {reason}; restore the file, or give "
+            "this node an empty directory and let it fetch everything from its peers"
+        )
+
+    # The fast path: one CRC over all IDs.
+
+    def _take_sealed(self) -> bool:
+        seal = self._seal
+        if seal is None:
+            return False
+        first = self._header.first_index
+        area = self._file.read(seal.count * ID_BYTES, IDS_AT)
+        if len(area) != seal.count * ID_BYTES or google_crc32c.value(area) != seal.ids_crc:
+            return False
+        count = seal.count if self._end_index is None else min(seal.count, self._end_index - first)
+        rows = np.frombuffer(area, _ID_ROW)[:count]
+        places = array("I", rows["place"].tobytes())
+        places.append((int(rows["length"][-1]) >> 3) + places[-1] if count else self._places[0])
+        self._places = places
+        terms = rows["term"]
+        changes = np.flatnonzero(np.diff(terms, prepend=np.uint64(self._term)))
+        for slot in changes.tolist():
+            self._result.runs.append((first + slot, int(terms[slot])))
+        if count:
+            self._term = int(terms[-1])
+        self._segment.sealed = True
+        self._check_frames(rows)
+        return True
+
+    def _check_frames(self, rows: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
+        """Checks the frames above the checkpoint."""
+        skip = max(0, self._checkpoint_index + 1 - self._header.first_index)
+        wanted = [
+            FrameId(int(r["index"]), int(r["term"]), int(r["place"]) << 3, int(r["length"]), 0)
+            for r in rows[skip:]
+        ]
+        for one, frame in self._frames(wanted):
+            if not _is_entry(frame, one):
+                self._note_damage(one, certain=True)
+
+    def _frames(self, ids: list[FrameId]) -> Iterator[tuple[FrameId, memoryview]]:
+        """The bytes that the IDs point to, read in large pieces."""
+        start = 0
+        while start < len(ids):
+            stop = start + 1
+            base = ids[start].position
+            while stop < len(ids) and ids[stop].end - base <= _READ_BYTES:
+                stop += 1
+            data = memoryview(self._file.read(ids[stop - 1].end - base, base))
+            for one in ids[start:stop]:
+                yield one, data[one.position - base : one.end - base]
+            start = stop
+
+    def _note_damage(self, one: FrameId, *, certain: bool) -> None:
+        self._result.damaged[one.index] = Damage(
+            index=one.index, term=one.term, length=one.length, certain=certain
+        )
+
+    # The slow path: ID by ID.
+
+    def _take_slowly(self) -> None:
+        first = self._header.first_index
+        capacity = self._header.id_capacity
+        if self._end_index is not None:
+            capacity = min(capacity, self._end_index - first)
+        area = self._file.read(self._header.id_capacity * ID_BYTES, IDS_AT)
+        ids = [self._id(area, slot) for slot in range(capacity)]
+        durable = self._durable_through(ids)
+        position = self._header.frames_at
+        for slot, one in enumerate(ids):
+            index = first + slot
+            following = self._entry(index, position, one, durable)
+            if following is None:
+                if index <= durable:
+                    self._halt(index, "its ID and its frame are both damaged")
+                break
+            position = following
+            self._places.append(position >> 3)
+
+    def _id(self, area: bytes, slot: int) -> FrameId | None:
+        one = decode_id(area, slot, self._segment.seed)
+        if one is None or one.index != self._header.first_index + slot:
+            return None
+        return one
+
+    def _durable_through(self, ids: list[FrameId | None]) -> int:
+        """Everything up to this index is known to have been durable."""
+        through = self._checkpoint_index
+        if self._end_index is not None:
+            through = max(through, self._end_index - 1)
+        return max([through, *(one.durable_before for one in ids if one is not None)])
+
+    def _entry(self, index: int, position: int, one: FrameId | None, durable: int) -> int | None:
+        """Judges one entry; where the next one begins, or None when there is none here."""
+        if one is not None and (one.position != position or one.term < self._term):
+            one = None
+        if one is None:
+            one = self._from_frame(index, position)
+            if one is None:
+                return None
+            raw = encode_id(index, one.term, position, one.length, one.lag, self._segment.seed)
+            self._repairs.append((index - self._header.first_index, raw))
+        elif not _is_entry(memoryview(self._file.read(one.length, position)), one):
+            self._note_damage(one, certain=index <= durable)
+        if one.term != self._term:
+            self._result.runs.append((index, one.term))
+            self._term = one.term
+        return one.end
+
+    def _from_frame(self, index: int, position: int) -> FrameId | None:
+        """An ID made from a good frame of this index at this position."""
+        try:
+            header = decode_frame_header(self._file.read(FRAME_HEADER_BYTES, position))
+            if header.index != index or header.term < self._term:
+                return None
+            check_frame(self._file.read(header.frame_length, position))
+        except CorruptFrame:
+            return None
+        # The lag says that the entry itself was not yet durable: true until the repair is synced.
+        return FrameId(index, header.term, position, header.frame_length, 1)
+
+
+def _is_entry(frame: memoryview, one: FrameId) -> bool:
+    try:
+        header = check_frame(frame)
+    except CorruptFrame:
+        return False
+    return (header.index, header.term) == (one.index, one.term)

@@ -1,0 +1,116 @@
+"""All parts that work on one log directory; a snapshot replaces them together.
+
+How it works. Opening loads the checkpoints, recovers the segments, finds the kept records, removes
+what crashes have left, and starts nothing: `start` runs the two threads, `close` ends them.
+
+Not here: which directory is the live one (`current.py`), the interface (`log.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from semel.broker.log.cache import ReadCache, TailCache
+from semel.broker.log.checkpoint import Checkpoints
+from semel.broker.log.cleaner import Cleaner
+from semel.broker.log.config import LogConfig
+from semel.broker.log.files import FileLayer
+from semel.broker.log.index import LogIndex
+from semel.broker.log.keeper import Keeper
+from semel.broker.log.kept import KeptStore
+from semel.broker.log.reader import OpenFiles, Reader
+from semel.broker.log.recovery import Recovered, recover
+from semel.broker.log.types import Damage
+from semel.broker.log.writer import Writer
+
+
+class Store:
+    """One log directory, open. Raises CorruptSegment, DataDirectoryError."""
+
+    def __init__(
+        self,
+        files: FileLayer,
+        directory: Path,
+        config: LogConfig,
+        *,
+        on_durable: Callable[[int, int, int, int], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.lock = threading.Lock()
+        """Held for every change of `index`, `damaged` and the tail cache."""
+        self.checkpoints = Checkpoints(files, directory, config.checkpoint_keep)
+        self.checkpoints.load()
+        newest = self.checkpoints.newest
+        found = recover(
+            files, directory, newest.index if newest else 0, newest.term if newest else 0
+        )
+        self.damaged = found.damaged
+        self.open_files = OpenFiles(files, config.open_files_max)
+        self.kept = KeptStore(files, directory, self.open_files, config.segment_bytes)
+        self.kept.load()
+        self.index = LogIndex(
+            config,
+            first_index=found.first_index,
+            base_term=found.base_term,
+            segments=found.segments,
+            runs=found.runs,
+            next_sequence=found.next_sequence,
+        )
+        self.tail = TailCache(config.cache_bytes)
+        cache = ReadCache(config.read_cache_bytes)
+        self.reader = Reader(
+            directory, self.index, self.open_files, self.tail, cache, self._note_damage
+        )
+        spares = _tidy(files, directory, config, found)
+        self.keeper = Keeper(files, directory, config, spares, on_failure)
+        self.writer = Writer(
+            self.keeper,
+            durable_index=self.index.last_index,
+            sync_interval_ms=config.sync_interval_ms,
+            on_durable=on_durable,
+            on_failure=on_failure,
+        )
+        self.cleaner = Cleaner(self)
+        self.directory = directory
+
+    def start(self) -> None:
+        self.keeper.start()
+        self.writer.start()
+
+    def close(self) -> None:
+        """BLOCKING. Writes and syncs what is queued; seals, so that the next start is quick."""
+        self.keeper.give_up()
+        self.writer.close()
+        last = self.index.unsealed()
+        if last is not None and last.segment.on_disk and not self.writer.failed:
+            self.keeper.retire(None, last, ())
+        self.keeper.close()
+        self.open_files.close()
+
+    @property
+    def acknowledgeable(self) -> int:
+        """Nothing above this may be reported durable: a frame that may be torn is missing there."""
+        torn = [one.index for one in self.damaged.values() if not one.certain]
+        return min(torn) - 1 if torn else self.index.last_index
+
+    def _note_damage(self, index: int, length: int) -> None:
+        """A reader met a damaged frame."""
+        with self.lock:
+            term = self.index.term_at(index)
+            if term is not None and index >= self.index.first_index:
+                known = Damage(index=index, term=term, length=length, certain=True)
+                self.damaged.setdefault(index, known)
+
+
+def _tidy(files: FileLayer, directory: Path, config: LogConfig, found: Recovered) -> list[str]:
+    """Removes leftovers; returns the names of the spares that stay."""
+    spares = config.recycle_max + 1
+    rubbish = [*found.void, *found.spares[spares:]]
+    if rubbish:
+        files.sync_directory(directory)
+        for name in rubbish:
+            files.remove(directory / name)
+        files.sync_directory(directory)
+    return found.spares[:spares]
