@@ -3,6 +3,8 @@
 from semel.broker.log.checkpoint import Checkpoint
 from semel.broker.log.config import LogConfig
 from semel.broker.log.files import File, FileLayer, OsFiles
+from semel.broker.log.hard_state import HardStateFile
+from semel.broker.log.identity import check_identity
 from semel.broker.log.log import Log
 from semel.broker.log.types import Damage, DamagedEntry, IndexUnavailable, LogStats, RecordRef
 
@@ -12,10 +14,12 @@ __all__ = [
     "DamagedEntry",
     "File",
     "FileLayer",
+    "HardStateFile",
     "IndexUnavailable",
     "Log",
     "LogConfig",
     "LogStats",
     "OsFiles",
     "RecordRef",
+    "check_identity",
 ]

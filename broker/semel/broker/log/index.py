@@ -132,13 +132,13 @@ class LogIndex:
             hi = lo + 1
         return hi
 
-    def needs_roll(self, frames: Sequence[bytes]) -> bool:
-        """Whether appending these frames takes a new segment."""
+    def needs_roll(self, count: int, length: int) -> bool:
+        """Whether appending `count` frames of `length` bytes in all takes a new segment."""
         tail = self._tail
         if tail is None:
             return True
         room = tail.header.id_capacity - tail.count
-        return len(frames) > room or tail.end + sum(map(len, frames)) > tail.bytes_limit
+        return count > room or tail.end + length > tail.bytes_limit
 
     def place(self, frames: Sequence[bytes], terms: Sequence[int], era: int) -> list[Roll | Write]:
         """Takes the frames behind the last entry; returns what the writer has to do for it."""

@@ -167,7 +167,7 @@ class Log:
         segments = store.index.segments
         return LogStats(
             segments=len(segments),
-            segment_bytes=sum(segment.end for segment in segments),
+            segment_bytes=sum(one.end - one.header.frames_at for one in segments),
             spares=store.keeper.spare_count,
             kept_files=store.kept.file_count,
             kept_bytes=store.kept.total_bytes,
@@ -185,6 +185,21 @@ class Log:
             disk_full=store.keeper.shortage is not None,
         )
 
+    @property
+    def disk_full(self) -> bool:
+        """True while there is neither a spare segment nor room for one: propose nothing."""
+        return self._store.keeper.shortage is not None
+
+    @property
+    def disk_full(self) -> bool:
+        """There is no room for a new segment; the current one may still have some."""
+        return self._store.keeper.shortage is not None
+
+    def can_append(self, length: int) -> bool:
+        """Whether a frame of `length` bytes can be taken: False only while the disk is full."""
+        store = self._store
+        return store.keeper.shortage is None or not store.index.needs_roll(1, length)
+
     # Writing.
 
     def append(self, frames: Sequence[bytes]) -> None:
@@ -197,7 +212,7 @@ class Log:
         store = self._store
         index = store.index
         shortage = store.keeper.shortage
-        if shortage is not None and index.needs_roll(frames):
+        if shortage is not None and index.needs_roll(len(frames), sum(map(len, frames))):
             raise shortage
         expected = index.last_index
         last_term = index.last_term
