@@ -169,15 +169,14 @@ def check_frame(data: bytes | bytearray | memoryview) -> FrameHeader:
     if crc32c_range(data, FRAME_HEADER_BYTES, end) != header.payload_crc:
         raise CorruptFrame(f"frame {header.index} is damaged: its payload's CRC does not match")
     position = FRAME_HEADER_BYTES
-    count = 0
+    count = zeros = 0
     unpack = RECORD_HEADER_STRUCT.unpack_from
     while position < end:
         length, _, zero = unpack(data, position)
         position += RECORD_HEADER_BYTES + (length + 7 & ~7)
         count += 1
-        if zero:
-            break
-    if position != end or count != header.record_count:
+        zeros |= zero
+    if position != end or count != header.record_count or zeros:
         raise CorruptFrame(f"frame {header.index} has records that do not fill it")
     return header
 
@@ -194,12 +193,14 @@ def iter_records(
     end = len(view)
     position = FRAME_HEADER_BYTES
     unpack = RECORD_HEADER_STRUCT.unpack_from
-    while position < end:
+    while position + RECORD_HEADER_BYTES <= end:
         length, kind, _ = unpack(view, position)
         start = position + RECORD_HEADER_BYTES
         if kind not in _KINDS:
             raise CorruptFrame(f"record kind {kind} is unknown to this version; upgrade this node")
         if start + length > end:
-            raise CorruptFrame(f"record at {position} leads out of its frame")
+            break
         yield position, _KINDS[kind], view[start : start + length]
         position = start + (length + 7 & ~7)
+    if position != end:
+        raise CorruptFrame(f"record at {position} leads out of its frame of {end} bytes")
