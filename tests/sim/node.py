@@ -108,7 +108,7 @@ class SimNode:
             random=Random(world.random.getrandbits(32)),
             now_ms=world.now_ms,
         )
-        self.later(world.random.uniform(0, 50), self._tick)
+        self.later(world.random.uniform(0, 40), self._tick)
         self.perform()
 
     def crash(self) -> None:
@@ -147,7 +147,7 @@ class SimNode:
         self.core.on_log_stalled(self.oldest_unsynced_age_ms)
         self.core.tick(self.world.now_ms)
         self.perform()
-        self.later(self.world.random.uniform(40, 80), self._tick)
+        self.later(self.world.random.uniform(25, 45), self._tick)
 
     @property
     def oldest_unsynced_age_ms(self) -> int:

@@ -9,7 +9,8 @@ once, with `force`, which overrides that protection.
 Invariants
 1. One vote per term, durable before anyone learns of it: also the candidate's own.
 2. A vote goes only to a log that is at least as new as the own, unsynced entries included.
-3. A node that is no voter, or whose log is damaged, stalled or being replaced, never stands.
+3. A node whose log is damaged, stalled or being replaced never stands; nor does one that is no
+   voter, unless the entry that removes it may still be uncommitted.
 4. Answers count for the campaign that asked (`context`), and only from voters.
 """
 

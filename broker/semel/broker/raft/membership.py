@@ -104,6 +104,14 @@ class MembershipHistory:
                 return membership
         return self._entries[0][1]
 
+    def may_be_voter(self, node: NodeId) -> bool:
+        """True for a voter of the membership in force at the commit index, or of a later one.
+
+        A node that an *uncommitted* entry removes must still be able to stand: it may be the only
+        one whose log is long enough (dissertation §4.2.2).
+        """
+        return any(node in membership.voters for _, membership in self._entries)
+
     def append(self, index: int, membership: Membership) -> None:
         assert index > self.index, f"membership at {index} after one at {self.index}"
         self._entries.append((index, membership))

@@ -61,7 +61,7 @@ class Replicating(RaftState):
         assert meta.index == self.log.last_index, "append to the log, then call proposed()"
         assert not self._noop_due, "the no-op is the first entry of a term"
         if meta.membership is not None:
-            self.propose_membership_allowed(meta.membership)
+            self._check_change(meta.membership)
             self._history.append(meta.index, meta.membership)
             self._on_membership_changed()
         self._noop_missing = False
@@ -75,16 +75,18 @@ class Replicating(RaftState):
         """
         if self.role is not Role.MASTER:
             raise NotMaster(f"node {self.node_id} is not the master", master_id=self.master_id or 0)
+        self._check_change(membership)
+        for node in membership.voters - self.membership.voters:
+            lag = self.log.last_index - self.progress[node].match_index
+            if lag > self.config.promote_lag_max:
+                raise InvalidRequest(f"node {node} is {lag} entries behind; let it catch up first")
+
+    def _check_change(self, membership: Membership) -> None:
         if self.commit_index < self._term_start:
             raise InvalidRequest("the new master has committed nothing yet; try again")
         if self._history.index > self.commit_index:
             raise InvalidRequest("another change of membership is under way; try again")
         check_step(self.membership, membership)
-        for node in membership.voters - self.membership.voters:
-            progress = self.progress[node]
-            lag = self.log.last_index - progress.match_index
-            if lag > self.config.promote_lag_max:
-                raise InvalidRequest(f"node {node} is {lag} entries behind; let it catch up first")
 
     def _on_membership_changed(self) -> None:
         """The last entry has changed the membership; it is the first that a new peer gets."""
@@ -263,7 +265,7 @@ class Replicating(RaftState):
             ]
         )
         index = matches[(len(matches) - 1) // 2]
-        if index <= self.commit_index or self.log.term_at(index) != self.term:
+        if index <= self.commit_index or not self._may_count(index):
             return
         assert index <= self.log.last_index
         first_own = self.commit_index < self._term_start
@@ -272,6 +274,9 @@ class Replicating(RaftState):
             self._reads.on_own_commit(self.commit_index)
         if self._history.index <= index and own not in self.membership.voters:
             self._become_follower(self.term, None)
+
+    def _may_count(self, index: int) -> bool:
+        return self.log.term_at(index) == self.term
 
     def _confirm_reads(self) -> None:
         progress, own = self.progress, self.node_id

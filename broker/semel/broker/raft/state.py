@@ -143,7 +143,7 @@ class RaftState:
             self._electable
             and not self._stalled
             and not self._installing
-            and self.node_id in self.membership.voters
+            and self._history.may_be_voter(self.node_id)
         )
 
     @property
