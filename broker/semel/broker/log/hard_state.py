@@ -1,14 +1,17 @@
 """The term and the vote of a node: durable before any message of that term leaves.
 
-How it works. One small file that is replaced whole: written under a temporary name, synced, renamed,
-and the directory synced. It holds the same record twice, in different blocks of the disk, so that
-damage to one copy costs nothing.
+How it works. A small file with two slots, written in turn, in place: a full disk cannot stop a
+vote. A slot is the same numbered record twice, in blocks that are not neighbours. The good copy with
+the highest number counts.
 
-Crash cases. The old record or the new one, never a mixture; nothing was promised of the new one yet.
+Crash cases. A write that was torn leaves the other slot whole; of the new record nothing was
+promised yet, so it may count or not. The file itself is created under a temporary name.
+
+Damage. One damaged block never hides the newest record, because its other copy stands elsewhere.
+Without any good copy nothing is guessed: a forgotten vote could elect two masters in one term.
 
 Invariants
 1. The term never falls, and a vote once given in a term never changes (asserted).
-2. Without a readable copy nothing is guessed: a forgotten vote could elect two masters in one term.
 
 Format. `docs/formats/hard-state.md`; a test compares its table with the struct below.
 """
@@ -21,15 +24,21 @@ from typing import Final
 
 import google_crc32c
 
-from semel.broker.log.files import FileLayer, OsFiles, read_file, replace_file
+from semel.broker.log.files import File, FileLayer, OsFiles, replace_file
 from semel.protos.errors import CorruptSegment, DataDirectoryError
 from semel.protos.ids import NodeId
 
-RECORD_STRUCT: Final = struct.Struct("<4sHHQQII")
+RECORD_STRUCT: Final = struct.Struct("<4sHHQQQII")
 MAGIC: Final = b"SMHS"
 VERSION: Final = 1
-COPY_AT: Final = 4096
+BLOCK_BYTES: Final = 4096
+SLOT_BLOCKS: Final = ((0, 2), (1, 3))
+"""The blocks that hold the copies of each slot."""
+_BLOCKS: Final = 4
 _BODY_BYTES: Final = RECORD_STRUCT.size - 4
+
+_State = tuple[int, int, NodeId | None]
+"""(number, term, voted for)"""
 
 
 class HardStateFile:
@@ -38,44 +47,69 @@ class HardStateFile:
     def __init__(self, path: Path, files: FileLayer | None = None) -> None:
         self._path = path
         self._files = files or OsFiles()
-        self._last: tuple[int, NodeId | None] | None = None
+        self._last: _State | None = None
 
     def load(self) -> tuple[int, NodeId | None] | None:
         """(term, voted for), or None when nothing was saved yet.
 
-        Raises CorruptSegment when both copies are damaged, DataDirectoryError for a newer format.
+        Raises CorruptSegment when every copy is damaged, DataDirectoryError for a newer format.
         """
-        raw = read_file(self._files, self._path)
-        if raw is None:
+        try:
+            file = self._files.open(self._path)
+        except FileNotFoundError:
             return None
-        size = RECORD_STRUCT.size
-        copies = {raw[:size], raw[COPY_AT : COPY_AT + size]}
-        good = {state for copy in copies if (state := self._decode(copy)) is not None}
-        if len(good) != 1:
-            raise CorruptSegment(
-                f"{self._path} is damaged: this node no longer knows its vote, and a guess could "
-                "elect two masters; restore the file, or replace this node by an empty one"
-            )
-        self._last = good.pop()
-        return self._last
+        try:
+            copies = [
+                self._decode(file.read(RECORD_STRUCT.size, block * BLOCK_BYTES))
+                for block in range(_BLOCKS)
+            ]
+            good = [copy for copy in copies if copy is not None]
+            if not good:
+                raise CorruptSegment(
+                    f"{self._path} is damaged: this node no longer knows its vote, and a guess "
+                    "could elect two masters; restore the file, or replace this node by an empty "
+                    "one"
+                )
+            newest = max(good, key=lambda copy: copy[0])
+            if any(copies[block] != newest for block in SLOT_BLOCKS[newest[0] % 2]):
+                self._write(file, newest)
+        finally:
+            file.close()
+        self._last = newest
+        return newest[1], newest[2]
 
     def save(self, term: int, voted_for: NodeId | None) -> None:
-        """Durable when it returns. Raises DiskFull, OSError: then the old one stands."""
-        if self._last is not None:
-            old_term, old_vote = self._last
-            assert term >= old_term, f"term falls from {old_term} to {term}"
-            assert term > old_term or old_vote in (None, voted_for), (
-                f"vote of term {term} changes from {old_vote} to {voted_for}"
-            )
-        body = RECORD_STRUCT.pack(MAGIC, VERSION, 0, term, voted_for or 0, 0, 0)[:_BODY_BYTES]
-        record = body + int(google_crc32c.value(body)).to_bytes(4, "little")
-        replace_file(self._files, self._path, [record.ljust(COPY_AT, b"\0"), record])
-        self._last = (term, voted_for)
+        """Durable when it returns. Raises OSError: then either state may stand."""
+        if self._last is None:
+            self.load()
+        if self._last is None:
+            first = (0, term, voted_for)
+            block = _encode(first).ljust(BLOCK_BYTES, b"\0")
+            replace_file(self._files, self._path, [block] * _BLOCKS)
+            self._last = first
+            return
+        number, old_term, old_vote = self._last
+        assert term >= old_term, f"term falls from {old_term} to {term}"
+        assert term > old_term or old_vote in (None, voted_for), (
+            f"vote of term {term} changes from {old_vote} to {voted_for}"
+        )
+        following = (number + 1, term, voted_for)
+        file = self._files.open(self._path)
+        try:
+            self._write(file, following)
+        finally:
+            file.close()
+        self._last = following
 
-    def _decode(self, raw: bytes) -> tuple[int, NodeId | None] | None:
+    def _write(self, file: File, state: _State) -> None:
+        for block in SLOT_BLOCKS[state[0] % 2]:
+            file.write([_encode(state)], block * BLOCK_BYTES)
+        file.sync()
+
+    def _decode(self, raw: bytes) -> _State | None:
         if len(raw) < RECORD_STRUCT.size:
             return None
-        magic, version, _, term, voted_for, _, crc = RECORD_STRUCT.unpack(raw)
+        magic, version, _, number, term, voted_for, _, crc = RECORD_STRUCT.unpack(raw)
         if magic != MAGIC or crc != google_crc32c.value(raw[:_BODY_BYTES]):
             return None
         if version != VERSION:
@@ -83,4 +117,10 @@ class HardStateFile:
                 f"{self._path} has format version {version}, this program knows {VERSION}; run "
                 "the newer program, or give this node an empty directory"
             )
-        return term, NodeId(voted_for) if voted_for else None
+        return number, term, NodeId(voted_for) if voted_for else None
+
+
+def _encode(state: _State) -> bytes:
+    number, term, voted_for = state
+    body = RECORD_STRUCT.pack(MAGIC, VERSION, 0, number, term, voted_for or 0, 0, 0)[:_BODY_BYTES]
+    return body + int(google_crc32c.value(body)).to_bytes(4, "little")

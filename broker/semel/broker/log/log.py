@@ -190,11 +190,6 @@ class Log:
         """True while there is neither a spare segment nor room for one: propose nothing."""
         return self._store.keeper.shortage is not None
 
-    @property
-    def disk_full(self) -> bool:
-        """There is no room for a new segment; the current one may still have some."""
-        return self._store.keeper.shortage is not None
-
     def can_append(self, length: int) -> bool:
         """Whether a frame of `length` bytes can be taken: False only while the disk is full."""
         store = self._store
