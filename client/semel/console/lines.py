@@ -1,0 +1,236 @@
+"""Cuts a stream of bytes into messages, a few megabytes at a time.
+
+How it works. Lines: a block is read, its newlines are found with one numpy operation, and the
+lines become one Arrow array (their bytes without the newlines, and offsets); a key is cut off with
+Arrow's search for the separator. No Python object is made for a line. JSON lines are parsed one by
+one.
+
+Invariants
+1. Any byte but a newline passes unchanged. An empty line is an empty message; a last line needs no
+   newline.
+2. Line n of the input, counted from 0, is message n, however the stream was cut into blocks.
+3. Everything before a line that is too long or malformed is yielded, then the error is raised, and
+   it names the line, counted from 1 as editors do.
+
+Not here: sending (`produce.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from semel.protos.errors import InvalidRequest, MessageTooLarge
+
+BLOCK_BYTES: Final = 4 * 1024 * 1024
+_NEWLINE: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Consecutive messages of the input."""
+
+    first: int
+    """Number of the first one, counted from 0."""
+    values: pa.Array
+    """binary, without nulls."""
+    keys: pa.Array | None
+    """binary, null where a message has no key; None when no message of the input has one."""
+    headers: list[dict[str, bytes]] | None
+    """Headers of each message; None when no message of the block has any."""
+    read_bytes: int
+    """Bytes of the input that the block took."""
+
+
+def read_lines(
+    file: BinaryIO,
+    *,
+    limit: int,
+    separator: bytes = b"",
+    block_bytes: int = BLOCK_BYTES,
+) -> Iterator[Block]:
+    """Messages of the lines of `file`; with a separator, key and value are cut at its first place.
+
+    Raises MessageTooLarge for a line of more than `limit` bytes.
+    """
+    first = 0
+    for text in _whole_lines(file, limit=limit + len(separator), block_bytes=block_bytes):
+        values, keys = _split(text), None
+        if separator:
+            keys, values = _split_keys(values, separator)
+        sizes = pc.binary_length(values)
+        if keys is not None:
+            sizes = pc.add(sizes, pc.fill_null(pc.binary_length(keys), 0))
+        good = _count_within(sizes, limit)
+        if good:
+            yield Block(
+                first=first,
+                values=values[:good],
+                keys=None if keys is None else keys[:good],
+                headers=None,
+                read_bytes=len(text),
+            )
+        if good < len(values):
+            raise _too_long(first + good, limit)
+        first += good
+
+
+def _whole_lines(file: BinaryIO, *, limit: int, block_bytes: int) -> Iterator[bytes]:
+    """Blocks that end with a newline; the input's last line is given one."""
+    rest: list[bytes] = []
+    rest_bytes = 0
+    while block := file.read(block_bytes):
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield b"".join((*rest, block[:end]))
+            rest, rest_bytes = [], 0
+        if end < len(block):
+            rest.append(block[end:])
+            rest_bytes += len(block) - end
+            if rest_bytes > limit:  # it cannot become a good line: no need to see its end
+                break
+    if rest:
+        yield b"".join((*rest, b"\n"))
+
+
+def _split(text: bytes) -> pa.Array:
+    """The lines of `text`, which ends with a newline."""
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+    offsets = np.zeros(len(ends) + 1, np.int32)
+    offsets[1:] = ends - np.arange(len(ends))
+    data = text.replace(b"\n", b"")
+    return pa.Array.from_buffers(
+        pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+
+
+def _split_keys(lines: pa.Array, separator: bytes) -> tuple[pa.Array, pa.Array]:
+    """Keys and values of lines; a line without the separator is a value without a key."""
+    count = len(lines)
+    _, offsets, data = lines.buffers()
+    lengths = np.diff(np.frombuffer(offsets, np.int32, count + 1))
+    place = pc.find_substring(lines, separator).to_numpy(zero_copy_only=False)
+    found = place >= 0
+    key_lengths = np.where(found, place, 0)
+    dropped = np.where(found, len(separator), 0)
+    value_lengths = lengths - key_lengths - dropped
+    runs = np.stack([key_lengths, dropped, value_lengths], axis=1).ravel()
+    owner = np.repeat(np.tile(np.array([1, 0, 2], np.uint8), count), runs)
+    text = np.frombuffer(data, np.uint8, len(owner)) if len(owner) else np.empty(0, np.uint8)
+    validity = pa.py_buffer(np.packbits(found, bitorder="little"))
+    return (
+        _array(text[owner == 1], key_lengths, validity),
+        _array(text[owner == 2], value_lengths, None),
+    )
+
+
+def _array(data: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], validity: Any) -> pa.Array:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.binary(),
+        len(lengths),
+        [validity, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))],
+    )
+
+
+def _count_within(sizes: pa.Array, limit: int) -> int:
+    """How many sizes stand before the first one above the limit."""
+    over = np.flatnonzero(sizes.to_numpy(zero_copy_only=False) > limit)
+    return int(over[0]) if len(over) else len(sizes)
+
+
+def _too_long(line: int, limit: int) -> MessageTooLarge:
+    return MessageTooLarge(
+        f"line {line + 1} is longer than {limit} bytes: nothing from it on was sent; shorten it,"
+        " or raise the topic's message_bytes_max",
+        limit_bytes=limit,
+    )
+
+
+def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+    """Messages of JSON objects, one a line, with `value`, `key` (or `…_base64`) and `headers`.
+
+    Raises InvalidRequest for a line that is no such object, MessageTooLarge for a message over the
+    limit.
+    """
+    line_limit = 6 * limit + 65_536  # an escaped byte takes up to six
+    first = 0
+    for text in _whole_lines(file, limit=line_limit, block_bytes=block_bytes):
+        values: list[bytes] = []
+        keys: list[bytes | None] = []
+        headers: list[dict[str, bytes]] = []
+        failure: Exception | None = None
+        for line in text[:-1].split(b"\n"):
+            number = first + len(values)
+            if len(line) > line_limit:
+                failure = _too_long(number, limit)
+                break
+            try:
+                value, key, own = _message(line, number)
+            except InvalidRequest as error:
+                failure = error
+                break
+            own_bytes = sum(len(name.encode()) + len(data) for name, data in own.items())
+            if len(value) + len(key or b"") + own_bytes > limit:
+                failure = _too_long(number, limit)
+                break
+            values.append(value)
+            keys.append(key)
+            headers.append(own)
+        if values:
+            yield Block(
+                first=first,
+                values=pa.array(values, pa.binary()),
+                keys=pa.array(keys, pa.binary()) if any(k is not None for k in keys) else None,
+                headers=headers if any(headers) else None,
+                read_bytes=len(text),
+            )
+        if failure is not None:
+            raise failure
+        first += len(values)
+
+
+def _message(line: bytes, number: int) -> tuple[bytes, bytes | None, dict[str, bytes]]:
+    """Value, key and headers of one JSON line."""
+    try:
+        table = json.loads(line)
+    except ValueError as error:
+        raise _bad(number, f"is no JSON ({error})") from error
+    if not isinstance(table, dict):
+        raise _bad(number, "is no JSON object")
+    unknown = table.keys() - {"value", "value_base64", "key", "key_base64", "headers"}
+    if unknown:
+        raise _bad(number, f"has an unknown field {min(unknown)!r}")
+    value = _bytes(table, "value", number)
+    if value is None:
+        raise _bad(number, 'has neither "value" nor "value_base64"')
+    headers = table.get("headers") or {}
+    if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
+        raise _bad(number, 'has "headers" that are no object of strings')
+    return value, _bytes(table, "key", number), {n: v.encode() for n, v in headers.items()}
+
+
+def _bytes(table: dict[str, Any], name: str, number: int) -> bytes | None:
+    plain, coded = table.get(name), table.get(name + "_base64")
+    if plain is not None and coded is not None:
+        raise _bad(number, f'has both "{name}" and "{name}_base64"')
+    try:
+        if coded is not None:
+            return base64.b64decode(coded, validate=True)
+        return None if plain is None else plain.encode()
+    except (AttributeError, TypeError, UnicodeEncodeError, binascii.Error, ValueError) as error:
+        field = f"{name}_base64" if coded is not None else name
+        raise _bad(number, f'has a "{field}" that is no such string') from error
+
+
+def _bad(line: int, what: str) -> InvalidRequest:
+    return InvalidRequest(f"line {line + 1} {what}: nothing from it on was sent; mend it")

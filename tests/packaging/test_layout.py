@@ -1,0 +1,83 @@
+"""The source tree is one namespace in several portions, and knows nothing of its machine."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PORTIONS = ("protos", "client", "broker", "controller", "spark_connector")
+FILE_LINES_MAX = 600
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files of the repository, as git or (in an unpacked archive) the directory tells."""
+    if (ROOT / ".git").exists():
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--", *patterns],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        return [path for name in listed.split("\0") if name and (path := ROOT / name).exists()]
+    return [path for pattern in patterns for path in ROOT.rglob(pattern)]
+
+
+def stray_inits(root: Path) -> list[Path]:
+    return [path for part in PORTIONS if (path := root / part / "semel" / "__init__.py").exists()]
+
+
+def test_no_portion_claims_the_namespace() -> None:
+    assert stray_inits(ROOT) == []
+
+
+def test_a_planted_init_is_found(tmp_path: Path) -> None:
+    (tmp_path / "broker" / "semel").mkdir(parents=True)
+    planted = tmp_path / "broker" / "semel" / "__init__.py"
+    planted.touch()
+    assert stray_inits(tmp_path) == [planted]
+
+
+def test_every_portion_is_typed() -> None:
+    packages = [path for part in PORTIONS for path in (ROOT / part / "semel").iterdir()]
+    packages = [path for path in packages if (path / "__init__.py").exists()]
+    assert packages
+    assert [path.name for path in packages if not (path / "py.typed").exists()] == []
+
+
+def test_generated_stubs_are_not_ignored_by_git() -> None:
+    stubs = sorted((ROOT / "protos" / "semel" / "protos" / "v1").glob("*_pb2*.py*"))
+    assert stubs
+    known = set(tracked("protos/semel/protos/v1"))
+    assert [stub.name for stub in stubs if stub not in known] == []
+
+
+@pytest.mark.parametrize("script", ["run", ".ci/run"])
+def test_scripts_are_executable(script: str) -> None:
+    assert (ROOT / script).stat().st_mode & 0o111 == 0o111
+
+
+def test_continuous_integration_runs_exactly_the_tests() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert lines[-1] == "exec ./run test"
+
+
+def test_long_files_say_why() -> None:
+    silent = []
+    for path in tracked("*.py"):
+        if path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
+            continue
+        lines = path.read_text().splitlines()
+        head = "\n".join(lines[:40]).lower()
+        if len(lines) > FILE_LINES_MAX and "one file" not in head:
+            silent.append(f"{path.relative_to(ROOT)}: {len(lines)} lines")
+    assert silent == []
+
+
+def test_no_file_knows_the_machine_it_was_written_on() -> None:
+    here = str(ROOT).encode()
+    names = [path for path in tracked("*") if path.is_file() and here in path.read_bytes()]
+    assert names == []

@@ -1,0 +1,73 @@
+"""Formatting, lint, types, layers and generated stubs are part of the test run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINT_IMPORTS = "from importlinter.cli import lint_imports_command as c; c()"
+
+
+def run(arguments: Sequence[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["-m", "ruff", "format", "--check", "."], id="format"),
+        pytest.param(["-m", "ruff", "check", "."], id="lint"),
+        pytest.param(["-m", "mypy"], id="types"),
+        pytest.param(["-c", LINT_IMPORTS, "--no-cache"], id="layers"),
+        pytest.param(["protos/generate.py", "--check"], id="stubs"),
+    ],
+)
+def test_the_tree_is_clean(arguments: Sequence[str]) -> None:
+    result = run(arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
+    config = (ROOT / "pyproject.toml").read_text()
+    start, end = config.index("[tool.importlinter]"), config.index("[tool.pytest")
+    (tmp_path / "pyproject.toml").write_text(config[start:end])
+    parts = ["protos", "client", "console", "broker", "controller", "spark_connector"]
+    parts += ["broker/raft", "broker/state", "broker/log", "broker/server", "client/core"]
+    for part in parts:
+        (tmp_path / "semel" / part).mkdir(parents=True)
+        (tmp_path / "semel" / part / "__init__.py").touch()
+    (tmp_path / "pyspark_semel").mkdir()
+    (tmp_path / "pyspark_semel" / "__init__.py").touch()
+    assert lint_layers(tmp_path).returncode == 0
+    planted = {
+        "protos": "import semel.client",
+        "client": "import semel.broker",
+        "console": "import semel.controller",
+        "broker": "from semel import client",
+        "controller": "from semel.broker import raft",
+        "spark_connector": "import semel.controller",
+        "broker/raft": "import asyncio",
+        "broker/state": "import semel.broker.raft",
+        "client/core": "from threading import Lock",
+    }
+    for part, line in planted.items():
+        path = tmp_path / "semel" / part / "__init__.py"
+        path.write_text(line + "\n")
+        result = lint_layers(tmp_path)
+        assert result.returncode == 1, f"{line} in {part} was not caught:\n{result.stdout}"
+        path.write_text("")
+
+
+def lint_layers(directory: Path) -> subprocess.CompletedProcess[str]:
+    """Checks the layers of a tree apart from this one: no .pth file is read."""
+    paths = [str(directory), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    code = f"import sys; sys.path += {paths!r}; {LINT_IMPORTS}"
+    return run(["-I", "-S", "-c", code, "--no-cache"], directory)
