@@ -1,9 +1,11 @@
-"""A log of one node for the state's tests: builds frames of headers without bodies worth reading."""
+"""A log of one node for the state's tests: frames of batches whose bodies are zeros."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+
+import google_crc32c
 
 from semel.broker.state import (
     Accepted,
@@ -15,13 +17,12 @@ from semel.broker.state import (
 )
 from semel.protos.batch import BatchFlags, BatchHeader, Codec
 from semel.protos.frames import RecordKind, build_frame
-from semel.protos.ids import ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
+from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
 from semel.protos.v1 import common_pb2, control_pb2
 
 KEY = QueueKey(TopicId(7), QueueId(0))
 START_US = 1_700_000_000_000_000
 BODY = bytes(16)
-BODY_CRC = 0xDEADBEEF  # the state never looks into a body
 
 Record = tuple[RecordKind, list[bytes | memoryview]]
 
@@ -43,7 +44,7 @@ def header(
     key: QueueKey = KEY,
     body: bytes = BODY,
 ) -> BatchHeader:
-    """Contiguous by default; with a count of its own it has source positions, with 0 it is a mark."""
+    """Contiguous by default; with a `count` it has source positions, with 0 it is a mark."""
     base = previous + 1 if base is None else base
     last = base if last is None else last
     flags = BatchFlags.NONE
@@ -58,7 +59,7 @@ def header(
         flags=flags,
         body_length=len(body),
         uncompressed_length=len(body),
-        body_crc=BODY_CRC,
+        body_crc=google_crc32c.value(body),
         content_crc=crc,
         topic_id=key.topic_id,
         queue_id=key.queue_id,
@@ -83,7 +84,7 @@ def control(**record: Any) -> Record:
 def batch_record(head: BatchHeader, base_offset: int, time_us: int, term: int) -> Record:
     data = head.encode() + bytes(head.body_length)
     parts = batch_record_parts(
-        data, base_offset=base_offset, append_time_us=time_us, term=Term(term)
+        data, base_offset=Offset(base_offset), append_time_us=time_us, term=Term(term)
     )
     return RecordKind.BATCH, parts
 

@@ -43,6 +43,7 @@ from semel.broker.state.verdicts import (
     Pending,
     Refused,
 )
+from semel.broker.state.verify import BatchVerifier, QueueReport, TableVerifier
 
 __all__ = [
     "FEATURE_LEVEL_MAX",
@@ -52,6 +53,7 @@ __all__ = [
     "BatchApplied",
     "BatchKey",
     "BatchVerdict",
+    "BatchVerifier",
     "CommitApplied",
     "CommitOutcome",
     "ConsumerGroups",
@@ -76,6 +78,7 @@ __all__ = [
     "Parked",
     "Pending",
     "ProducerState",
+    "QueueReport",
     "QueueSettings",
     "QueueState",
     "Refused",
@@ -83,6 +86,7 @@ __all__ = [
     "SequenceTable",
     "State",
     "StateDiverged",
+    "TableVerifier",
     "WindowEntry",
     "batch_record_parts",
     "majority_time_us",
