@@ -47,16 +47,6 @@ class RaftPeerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.FromString,
                 _registered_method=True)
-        self.PullCheckpoint = channel.unary_stream(
-                '/semel.protos.v1.RaftPeer/PullCheckpoint',
-                request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullCheckpointRequest.SerializeToString,
-                response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.CheckpointChunk.FromString,
-                _registered_method=True)
-        self.PullRecords = channel.unary_stream(
-                '/semel.protos.v1.RaftPeer/PullRecords',
-                request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullRecordsRequest.SerializeToString,
-                response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.RecordChunk.FromString,
-                _registered_method=True)
 
 
 class RaftPeerServicer:
@@ -78,20 +68,6 @@ class RaftPeerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PullCheckpoint(self, request, context):
-        """The newest checkpoint of a peer, in pieces.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PullRecords(self, request, context):
-        """Stored records that a node lacks.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_RaftPeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -104,16 +80,6 @@ def add_RaftPeerServicer_to_server(servicer, server):
                     servicer.Bulk,
                     request_deserializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.SerializeToString,
-            ),
-            'PullCheckpoint': grpc.unary_stream_rpc_method_handler(
-                    servicer.PullCheckpoint,
-                    request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullCheckpointRequest.FromString,
-                    response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.CheckpointChunk.SerializeToString,
-            ),
-            'PullRecords': grpc.unary_stream_rpc_method_handler(
-                    servicer.PullRecords,
-                    request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullRecordsRequest.FromString,
-                    response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.RecordChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -182,6 +148,72 @@ class RaftPeer:
             metadata,
             _registered_method=True)
 
+
+class SnapshotsStub:
+    """What a node that is too far behind, or empty, pulls from any peer.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.PullCheckpoint = channel.unary_stream(
+                '/semel.protos.v1.Snapshots/PullCheckpoint',
+                request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullCheckpointRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.CheckpointChunk.FromString,
+                _registered_method=True)
+        self.PullRecords = channel.unary_stream(
+                '/semel.protos.v1.Snapshots/PullRecords',
+                request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullRecordsRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.RecordChunk.FromString,
+                _registered_method=True)
+
+
+class SnapshotsServicer:
+    """What a node that is too far behind, or empty, pulls from any peer.
+    """
+
+    def PullCheckpoint(self, request, context):
+        """The newest checkpoint of a peer, in pieces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PullRecords(self, request, context):
+        """Stored records that a node lacks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SnapshotsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'PullCheckpoint': grpc.unary_stream_rpc_method_handler(
+                    servicer.PullCheckpoint,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullCheckpointRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.CheckpointChunk.SerializeToString,
+            ),
+            'PullRecords': grpc.unary_stream_rpc_method_handler(
+                    servicer.PullRecords,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullRecordsRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.RecordChunk.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'semel.protos.v1.Snapshots', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('semel.protos.v1.Snapshots', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Snapshots:
+    """What a node that is too far behind, or empty, pulls from any peer.
+    """
+
     @staticmethod
     def PullCheckpoint(request,
             target,
@@ -196,7 +228,7 @@ class RaftPeer:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/semel.protos.v1.RaftPeer/PullCheckpoint',
+            '/semel.protos.v1.Snapshots/PullCheckpoint',
             semel_dot_protos_dot_v1_dot_raft__pb2.PullCheckpointRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_raft__pb2.CheckpointChunk.FromString,
             options,
@@ -223,7 +255,7 @@ class RaftPeer:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/semel.protos.v1.RaftPeer/PullRecords',
+            '/semel.protos.v1.Snapshots/PullRecords',
             semel_dot_protos_dot_v1_dot_raft__pb2.PullRecordsRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_raft__pb2.RecordChunk.FromString,
             options,

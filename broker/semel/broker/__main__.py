@@ -1,0 +1,226 @@
+"""`python -m semel.broker`: one broker node from flags, a TOML file or environment variables."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import ipaddress
+import json
+import logging
+import os
+import signal
+import sys
+import tomllib
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from semel.broker.config import BrokerConfig
+from semel.broker.log import LogConfig
+from semel.broker.node import BrokerNode
+from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.ids import GroupId, NodeId
+
+EPILOG = """\b
+Examples:
+  python -m semel.broker --data data/1 --cluster-id c1 --group 1 --node 1 \\
+      --listen 127.0.0.1:7171 --member 1=127.0.0.1:7171 --controllers 127.0.0.1:7070
+  SEMEL_BROKER_CONFIG=node.toml python -m semel.broker
+"""
+
+
+def _load_toml(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
+    """Values of the file become defaults: flags and environment win."""
+    if path is None:
+        return None
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise click.BadParameter(f"{path}: {error}") from None
+    values = {key.replace("-", "_"): value for key, value in values.items()}
+    known = {parameter.name for parameter in context.command.params}
+    unknown = sorted(values.keys() - known)
+    if unknown:
+        raise click.BadParameter(f"{path}: unknown settings {', '.join(unknown)}")
+    context.default_map = values
+    return path
+
+
+def _members(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[NodeId, str]:
+    members: dict[NodeId, str] = {}
+    for value in values:
+        node, equals, address = value.partition("=")
+        if not equals or not node.isdecimal() or not address:
+            raise click.BadParameter(f"{value!r} is not NODE=HOST:PORT")
+        members[NodeId(int(node))] = address
+    return members
+
+
+def _address(_: click.Context, __: click.Parameter, value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise click.BadParameter(f"{value!r} is not HOST:PORT")
+    return value
+
+
+@click.command(
+    epilog=EPILOG, context_settings={"auto_envvar_prefix": "SEMEL_BROKER", "show_default": True}
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_load_toml,
+    is_eager=True,
+    help="TOML file with these settings; flags and environment win.",
+)
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="Data directory.")
+@click.option("--cluster-id", required=True, help="Id of the cluster.")
+@click.option("--group", type=click.IntRange(1), required=True, help="Broker group.")
+@click.option("--node", type=click.IntRange(1), required=True, help="This node's number.")
+@click.option("--listen", callback=_address, required=True, help="HOST:PORT to listen on.")
+@click.option(
+    "--member",
+    "members",
+    multiple=True,
+    callback=_members,
+    help="NODE=HOST:PORT of an initial replica of the group, this one included. Repeat.",
+)
+@click.option("--controllers", default="", help="HOST:PORT[,HOST:PORT] of the controllers.")
+@click.option("--rack", default="", help="Rack or site label.")
+@click.option(
+    "--segment-bytes", type=click.IntRange(1 << 20), default=64 << 20, help="Segment size."
+)
+@click.option("--cache-bytes", type=click.IntRange(0), default=32 << 20, help="Tail cache size.")
+@click.option(
+    "--retention-check-ms", type=click.IntRange(10), default=5_000, help="Pause between trims."
+)
+@click.option(
+    "--retained-log-bytes",
+    type=click.IntRange(1),
+    default=64 << 20,
+    help="Newest log that is never cleaned.",
+)
+@click.option(
+    "--checkpoint-records", type=click.IntRange(1), default=50_000, help="Entries per checkpoint."
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["sync", "interval"]),
+    default="sync",
+    help="sync: an ack means durable on a majority. interval: synced every 100 ms; an "
+    "acknowledged message can be lost when the power of a majority fails at once.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Say when it listens as one JSON line.")
+@click.option("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR.")
+def main(
+    config: Path | None,
+    data: Path,
+    cluster_id: str,
+    group: int,
+    node: int,
+    listen: str,
+    members: dict[NodeId, str],
+    controllers: str,
+    rack: str,
+    segment_bytes: int,
+    cache_bytes: int,
+    retention_check_ms: int,
+    retained_log_bytes: int,
+    checkpoint_records: int,
+    durability: str,
+    as_json: bool,
+    log_level: str,
+) -> None:
+    """Runs one broker node until it gets SIGINT or SIGTERM."""
+    logging.basicConfig(
+        level=log_level.upper(),
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname)s node={node} %(name)s %(message)s",
+    )
+    if durability == "interval":
+        logging.warning("durability=interval: acknowledgements do not wait for the disk")
+    try:
+        settings = BrokerConfig(
+            data=data,
+            cluster_id=cluster_id,
+            group_id=GroupId(group),
+            node_id=NodeId(node),
+            listen=listen,
+            members=members or {NodeId(node): listen},
+            controllers=tuple(filter(None, controllers.split(","))),
+            rack=rack,
+            log=LogConfig(
+                segment_bytes=segment_bytes,
+                cache_bytes=cache_bytes,
+                sync_interval_ms=100 if durability == "interval" else 0,
+            ),
+            retention_check_ms=retention_check_ms,
+            retained_log_bytes=retained_log_bytes,
+            checkpoint_records=checkpoint_records,
+        )
+    except InvalidRequest as error:
+        raise click.UsageError(str(error)) from None
+    _warn_unless_loopback(listen)
+    _die_with_parent()
+    try:
+        run = _uvloop_run() or asyncio.run
+        sys.exit(run(_run(settings, as_json)))
+    except (SemelError, OSError) as error:
+        print(f"error: node {node}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+async def _run(config: BrokerConfig, as_json: bool) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with BrokerNode(config) as node:
+        event = {
+            "event": "listening",
+            "kind": "broker",
+            "group": config.group_id,
+            "id": config.node_id,
+            "address": node.address,
+            "pid": os.getpid(),
+        }
+        if as_json:
+            print(json.dumps(event), flush=True)
+        else:
+            print(f"node {config.node_id} of group {config.group_id} listens on {node.address}")
+        await stop.wait()
+    return 0
+
+
+def _uvloop_run() -> Callable[[Coroutine[Any, Any, int]], int] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return cast("Callable[[Coroutine[Any, Any, int]], int]", uvloop.run)
+
+
+def _warn_unless_loopback(listen: str) -> None:
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback:
+        logging.warning(
+            "LISTENING ON %s: anybody who reaches this address can read and write; there is no "
+            "authentication yet, keep it behind a firewall",
+            listen,
+        )
+
+
+def _die_with_parent() -> None:
+    """A supervised node must not outlive a supervisor that was killed (Linux only)."""
+    if os.environ.get("SEMEL_SUPERVISED") and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    main()

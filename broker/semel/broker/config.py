@@ -1,0 +1,115 @@
+"""Settings of one broker node, validated at construction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from semel.broker.log.config import LogConfig
+from semel.broker.raft.config import RaftConfig
+from semel.protos.errors import InvalidRequest
+from semel.protos.ids import GroupId, NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Everything that one replica is told from outside. Raises InvalidRequest when senseless."""
+
+    data: Path
+    """Directory of this node alone; created when missing."""
+
+    cluster_id: str
+    """Nodes, controllers and data directories of another cluster are refused."""
+
+    group_id: GroupId
+    """Broker group of which this node is a replica."""
+
+    node_id: NodeId
+    """Unique in the cluster, 1 and up."""
+
+    listen: str
+    """HOST:PORT of the gRPC server; port 0 takes a free one (groups of one only)."""
+
+    members: Mapping[NodeId, str]
+    """Initial voters and their addresses, this node included. Used once, when the data directory
+    is new; later memberships stand in the log."""
+
+    controllers: tuple[str, ...] = ()
+    """Addresses of the controllers to report to; without any the node serves all the same."""
+
+    rack: str = ""
+    """Site label, told to the controllers."""
+
+    raft: RaftConfig = field(default_factory=RaftConfig)
+    """Patience of the Raft core."""
+
+    log: LogConfig = field(default_factory=LogConfig)
+    """Sizes and durability of the log."""
+
+    entry_bytes_target: int = 1 << 20
+    """Default 1 MiB. One loop turn makes one entry of what is pending, up to here; a single larger
+    batch (at most 8 MiB) makes an entry of its own."""
+
+    unapplied_bytes_max: int = 32 << 20
+    """Default 32 MiB. Proposals wait while so much is appended and not applied."""
+
+    pending_bytes_max: int = 32 << 20
+    """Default 32 MiB. Produce streams are not read while so much waits to be proposed."""
+
+    park_bytes_max: int = 16 << 20
+    """Default 16 MiB. Batches that arrived before their predecessor, all producers together."""
+
+    fetch_bytes_max: int = 8 << 20
+    """Default 8 MiB. The largest fetch reply, whatever the client asks for (one batch at least)."""
+
+    fetch_wait_max_ms: int = 30_000
+    """Default 30 s. The longest long poll."""
+
+    fetches_per_stream_max: int = 64
+    """Default 64. Further fetches of a stream wait unread."""
+
+    checkpoint_records: int = 50_000
+    """Default 50,000. A checkpoint is written after so many records: bounds the replay at start
+    to about a second."""
+
+    checkpoint_bytes: int = 512 << 20
+    """Default 512 MiB. The same, in bytes of log."""
+
+    retention_check_ms: int = 5_000
+    """Default 5 s. How often queues are looked at for trimming and segments for cleaning."""
+
+    retained_log_bytes: int = 64 << 20
+    """Default 64 MiB. Newest log that is not cleaned, so that a slave that was away for a moment
+    catches up by entries."""
+
+    catch_up_bytes_per_second: int = 256 << 20
+    """Default 256 MiB/s. How fast a snapshot is pulled from a peer at most."""
+
+    producer_idle_ms: int = 7 * 24 * 3600 * 1000
+    """Default 7 days. Rows of the sequence table that were idle for longer end."""
+
+    producers_per_queue_max: int = 100_000
+    """Default 100,000. The oldest rows of a queue end above that."""
+
+    report_ms: int = 200
+    """Default 200. How often the node reports to each controller."""
+
+    def __post_init__(self) -> None:
+        if self.node_id < 1 or self.group_id < 1:
+            raise InvalidRequest(
+                f"node and group ids start at 1, not {self.node_id} and {self.group_id}"
+            )
+        if self.node_id not in self.members:
+            raise InvalidRequest(
+                f"node {self.node_id} is not among the members {sorted(self.members)}; "
+                "name it with --member as well"
+            )
+        if len(self.members) not in (1, 3, 5):
+            raise InvalidRequest(f"a broker group has 1, 3 or 5 nodes, not {len(self.members)}")
+        if not self.cluster_id:
+            raise InvalidRequest("a broker needs the id of its cluster: --cluster-id")
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise InvalidRequest(f"{name} is {value}, it must be at least 1")

@@ -1,0 +1,177 @@
+"""What a replica does beside serving: checkpoints, retention, expiry, cleaning.
+
+How it works. Decisions about shared state are the master's and go through the log: TRIM, the
+expiry of producers, the release of locks. What concerns bytes on this node's disk is its own: when
+to write a checkpoint, and when to recycle the oldest segments.
+
+Cleaning. Segments are cleaned oldest first, up to the newest checkpoint and leaving
+`retained_log_bytes` for slaves that catch up. Records that are still live are copied to a kept
+file by the log. It pays only when something is dead: nothing is cleaned while more than three
+quarters of what is stored is live.
+
+Not here: the rules (`state/`), the files (`log/`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from semel.broker.log import RecordRef
+from semel.broker.replica import Replica, monotonic_ms
+from semel.broker.snapshots import Checkpoints
+from semel.protos.errors import DiskFull, NotMaster, SemelError
+from semel.protos.v1 import common_pb2, control_pb2
+
+logger = logging.getLogger(__name__)
+
+_LOCK_CHECK_S = 0.1
+_CHECKPOINT_CHECK_S = 0.5
+_EXPIRY_CHECK_S = 60.0
+_LIVE_SHARE_MAX = 0.75
+
+
+class Maintenance:
+    """The background tasks of one replica; `run` ends only by cancellation."""
+
+    def __init__(self, replica: Replica, checkpoints: Checkpoints) -> None:
+        self._replica = replica
+        self._checkpoints = checkpoints
+        self._checkpoint_log_bytes = 0
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._release_locks())
+            tasks.create_task(self._write_checkpoints())
+            tasks.create_task(self._retain_and_clean())
+            tasks.create_task(self._expire_producers())
+
+    async def _release_locks(self) -> None:
+        """Proposes the release of locks whose time is over; the master's clock alone judges."""
+        while True:
+            await asyncio.sleep(_LOCK_CHECK_S)
+            clock = self._replica.lock_clock
+            if clock is None:
+                continue
+            for group, queue_key, token in clock.expired(monotonic_ms()):
+                logger.info("lock expired group=%s queue=%s token=%d", group, queue_key, token)
+                release = control_pb2.ReleaseLock(group=group, queue=_ref(queue_key), token=token)
+                await self._propose(control_pb2.ControlRecord(release_lock=release))
+
+    async def _write_checkpoints(self) -> None:
+        """After so many entries or bytes; counted from the checkpoint before."""
+        config = self._replica.config
+        while True:
+            await asyncio.sleep(_CHECKPOINT_CHECK_S)
+            replica = self._replica
+            behind = replica.state.applied_index - self._checkpoints.index
+            appended = replica.log.stats().appended_bytes
+            if (
+                behind >= config.checkpoint_records
+                or appended - self._checkpoint_log_bytes >= config.checkpoint_bytes
+            ):
+                self._checkpoint_log_bytes = appended
+                await self.checkpoint()
+
+    async def checkpoint(self) -> None:
+        """Writes one; a full disk is reported and tried again later."""
+        try:
+            await self._checkpoints.write()
+        except (DiskFull, OSError) as error:
+            logger.error("checkpoint not written, it is tried again error=%s", error)
+
+    async def _retain_and_clean(self) -> None:
+        interval = self._replica.config.retention_check_ms / 1000
+        while True:
+            await asyncio.sleep(interval)
+            if self._replica.is_master:
+                await self._trim_queues()
+            try:
+                await self._clean()
+            except (SemelError, OSError) as error:
+                logger.error("log not cleaned, it is tried again error=%s", error)
+
+    async def _trim_queues(self) -> None:
+        """One TRIM for each queue that is too old or too large."""
+        now_us = time.time_ns() // 1000
+        for key, queue in list(self._replica.state.queues.items()):
+            target = queue.retention_target(now_us)
+            if target is None:
+                continue
+            trim = control_pb2.Trim(queue=_ref(key), log_start_offset=target)
+            await self._propose(control_pb2.ControlRecord(trim=trim))
+
+    async def _clean(self) -> None:
+        """Recycles the oldest segments when enough of the log is dead."""
+        replica = self._replica
+        log, state = replica.log, replica.state
+        stats = log.stats()
+        stored = stats.segment_bytes + stats.kept_bytes
+        live = sum(queue.bytes for queue in state.queues.values())
+        spare = replica.config.retained_log_bytes + replica.config.log.segment_bytes
+        if stored - live < spare or live > stored * _LIVE_SHARE_MAX:
+            return
+        upto = self._retained_from()
+        if upto <= log.first_index:
+            return
+        if self._checkpoints.index < upto:
+            await self.checkpoint()
+        upto = min(upto, self._checkpoints.index + 1)
+        # Taken on the loop: the cleaner runs in a thread and must not look at changing state. A
+        # record that is trimmed meanwhile is copied for nothing, and dropped the next time.
+        lo = log.first_index
+        live_refs = [
+            RecordRef(*record)
+            for queue in state.queues.values()
+            for record in queue.live_records(lo, upto)
+        ]
+        live_kept = {
+            record[:2] for queue in state.queues.values() for record in queue.live_records(0, lo)
+        }
+
+        def keep(first: int, end: int) -> Iterable[RecordRef]:
+            return (ref for ref in live_refs if first <= ref.index < end)
+
+        def work() -> int:
+            first_index = log.compact(upto, keep)
+            fresh = {(ref.index, ref.position) for ref in live_refs}
+            log.drop_kept(lambda index, position: (index, position) in live_kept | fresh)
+            return first_index
+
+        first_index = await asyncio.get_running_loop().run_in_executor(replica.readers, work)
+        logger.info("log cleaned first_index=%d kept_records=%d", first_index, len(live_refs))
+
+    def _retained_from(self) -> int:
+        """First index of the newest `retained_log_bytes`."""
+        log = self._replica.log
+        lo = log.first_index
+        hi = end = self._replica.state.applied_index + 1
+        room = self._replica.config.retained_log_bytes
+        while lo < hi:  # bisection for the first index from which all the rest fits
+            middle = (lo + hi) // 2
+            if log.fit(middle, end, room) >= end:
+                hi = middle
+            else:
+                lo = middle + 1
+        return lo
+
+    async def _expire_producers(self) -> None:
+        """Ends rows that were idle for too long, or are too many, queue by queue."""
+        while True:
+            await asyncio.sleep(_EXPIRY_CHECK_S)
+            for key in list(self._replica.state.queues):
+                self._replica.expire_producers(key)
+
+    async def _propose(self, record: control_pb2.ControlRecord) -> None:
+        try:
+            await self._replica.submit_control(record)
+        except NotMaster:
+            pass  # the next master does it
+        except SemelError as error:
+            logger.warning("not done, it is tried again record=%s error=%s", record, error)
+
+
+def _ref(key: tuple[int, int]) -> common_pb2.QueueRef:
+    return common_pb2.QueueRef(topic_id=key[0], queue_id=key[1])

@@ -1,0 +1,326 @@
+"""One broker node: opens its data, wires the replica to gRPC, starts and stops everything.
+
+How it works. Opening reads the disk: identity, log, hard state, newest checkpoint. Then the server
+listens, links to the peers open, and the replica ticks. A node whose data directory is new asks its
+peers first whether the group has a history: if so it must not vote until it has caught up, since it
+may have acknowledged entries that it does not remember (`_maybe_mute`).
+
+Order of stopping: no new calls, a master hands over, streams end, the log syncs and closes.
+
+Not here: what happens while running (`replica.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from semel.broker.config import BrokerConfig
+from semel.broker.log import HardStateFile, Log, check_identity
+from semel.broker.maintenance import Maintenance
+from semel.broker.peers import Identity, PeerLink
+from semel.broker.raft import Membership, Role
+from semel.broker.registration import Registration
+from semel.broker.replica import TICK_MS, Replica, monotonic_ms
+from semel.broker.server.admin import AdminService
+from semel.broker.server.fetch import FetchHandler
+from semel.broker.server.produce import ProduceHandler
+from semel.broker.server.replicate import ReplicateHandler, frame_meta
+from semel.broker.snapshots import CatchUp, Checkpoints, SnapshotService
+from semel.broker.state import State
+from semel.protos.errors import SemelError, Unavailable
+from semel.protos.ids import NodeId
+from semel.protos.rpc import PEER_CHANNEL_OPTIONS, SERVER_OPTIONS, ServerInterceptor
+from semel.protos.v1 import broker_pb2, broker_pb2_grpc, raft_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+_READERS = 4
+_HAND_OVER_S = 1.0
+_STOP_GRACE_S = 0.5
+_ASK_TIMEOUT_S = 1.0
+
+
+class BrokerNode:
+    """`async with BrokerNode(config) as node: await node.failed()`.
+
+    Raises DataDirectoryError, CorruptSegment, DiskFull or OSError (port in use) when it cannot
+    start; nothing is left behind then.
+    """
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.address = config.listen
+        self._stack = contextlib.AsyncExitStack()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fatal: asyncio.Future[str] | None = None
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        # The default of 5 ms delays a thread that returns from fdatasync by as much.
+        sys.setswitchinterval(0.0005)
+        self._fatal = loop.create_future()
+        try:
+            await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        gc.collect()
+        gc.freeze()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._hand_over()
+        await self._stack.aclose()
+
+    async def failed(self) -> str:
+        """Returns why this process must end, if it ever must."""
+        assert self._fatal is not None
+        return await self._fatal
+
+    def _on_fatal(self, reason: str) -> None:
+        """Any thread: ends the process. After a failed write nothing in memory can be trusted."""
+        logger.critical("%s", reason)
+        print(f"error: {reason}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    async def _open(self) -> None:
+        config = self.config
+        loop = asyncio.get_running_loop()
+        self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
+        self._stack.callback(self.readers.shutdown, wait=True, cancel_futures=True)
+        config.data.mkdir(parents=True, exist_ok=True)
+        log = await loop.run_in_executor(self.readers, self._open_log)
+        self._stack.push_async_callback(loop.run_in_executor, None, log.close)
+        state, memberships = await loop.run_in_executor(self.readers, _recover, log)
+        hard_state = HardStateFile(config.data / "hard_state")
+        self.replica = Replica(
+            config,
+            log=log,
+            hard_state=hard_state,
+            state=state,
+            memberships=memberships,
+            readers=self.readers,
+            on_fatal=self._on_fatal,
+        )
+        self.checkpoints = Checkpoints(self.replica)
+        await self._serve()
+        self._stack.push_async_callback(self._cancel_tasks)
+        if log.last_index == 0 and hard_state.load() is None and len(config.members) > 1:
+            self.replica.muted = True
+            self._start(self._maybe_mute())
+        for peer, address in config.members.items():
+            if peer != config.node_id:
+                self._start_link(peer, address)
+        self.registration = Registration(config, self.replica, self.address)
+        self.replica.on_role_changed = self.registration.report_now
+        self._start(self.registration.run())
+        self._start(Maintenance(self.replica, self.checkpoints).run())
+        self._start(self._tick())
+
+    def _open_log(self) -> Log:
+        config = self.config
+        check_identity(
+            config.data,
+            cluster_id=config.cluster_id,
+            group_id=config.group_id,
+            node_id=config.node_id,
+        )
+        return Log.open(config.data / "log", config.log)
+
+    async def _serve(self) -> None:
+        """Starts the gRPC server. Raises OSError when the port is in use."""
+        replica, config = self.replica, self.config
+        identity = Identity(
+            cluster_id=config.cluster_id, group_id=config.group_id, node_id=config.node_id
+        )
+        self._identity = identity
+        catch_up = CatchUp(
+            replica,
+            self.checkpoints,
+            identity,
+            bytes_per_second=config.catch_up_bytes_per_second,
+            start_task=self._keep,
+        )
+        replica.on_snapshot_offer = catch_up.on_offer
+        produce = ProduceHandler(replica)
+        replica.on_mastership_lost = produce.on_mastership_lost
+        receive = ReplicateHandler(
+            replica, identity, lambda node: node in replica.addresses()
+        ).receive
+        server = grpc.aio.server(interceptors=[ServerInterceptor()], options=SERVER_OPTIONS)
+        streams = {
+            "semel.protos.v1.BrokerStream": {
+                "Produce": produce.produce,
+                "Fetch": FetchHandler(replica).fetch,
+            },
+            "semel.protos.v1.RaftPeer": {"Control": receive, "Bulk": receive},
+        }
+        raft_pb2_grpc.add_SnapshotsServicer_to_server(
+            SnapshotService(replica, self.checkpoints), server
+        )
+        for service, methods in streams.items():
+            server.add_generic_rpc_handlers(
+                (
+                    grpc.method_handlers_generic_handler(
+                        service,
+                        {
+                            name: grpc.stream_stream_rpc_method_handler(method)
+                            for name, method in methods.items()
+                        },
+                    ),
+                )
+            )
+        broker_pb2_grpc.add_BrokerServicer_to_server(
+            AdminService(config, replica, self.checkpoints), server
+        )
+        host, _, _ = config.listen.rpartition(":")
+        try:
+            port = server.add_insecure_port(config.listen)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise OSError(
+                f"cannot listen on {config.listen}: the port is in use or the address is not "
+                "this machine's; choose another with --listen"
+            )
+        self.address = f"{host}:{port}"
+        await server.start()
+        self._stack.push_async_callback(server.stop, _STOP_GRACE_S)
+
+    def _start_link(self, peer: NodeId, address: str) -> None:
+        link = PeerLink(
+            peer_id=peer,
+            address=address,
+            identity=self._identity,
+            log=self.replica.log,
+            readers=self.readers,
+            on_unreachable=self.replica.on_peer_unreachable,
+        )
+        self.replica.links[peer] = link
+        self._start(link.run())
+
+    async def _tick(self) -> None:
+        while True:
+            self.replica.on_tick()
+            await asyncio.sleep(TICK_MS / 1000)
+
+    async def _maybe_mute(self) -> None:
+        """Decides whether an empty node is new together with its group, or has lost its data."""
+        replica, config = self.replica, self.config
+        peers = {
+            node: address for node, address in config.members.items() if node != config.node_id
+        }
+        empty: set[NodeId] = {config.node_id}
+        while True:
+            answers = await asyncio.gather(
+                *(_ask_status(address) for address in peers.values()), return_exceptions=True
+            )
+            for node, answer in zip(peers, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    continue
+                if answer.commit_index:
+                    await self._catch_up_muted(answer.commit_index)
+                    return
+                empty.add(node)
+            if len(empty) > len(config.members) // 2 and replica.core.commit_index == 0:
+                replica.muted = False
+                return
+            if replica.core.commit_index:
+                await self._catch_up_muted(replica.core.commit_index)
+                return
+            await asyncio.sleep(0.1)
+
+    async def _catch_up_muted(self, commit_index: int) -> None:
+        """Stays mute until everything that this node may have acknowledged is here again."""
+        logger.warning(
+            "data directory is empty but the group has a history: this node does not vote before "
+            "it has caught up commit_index=%d",
+            commit_index,
+        )
+        replica = self.replica
+        await replica.wait_applied(commit_index, None)
+        while replica.core.master_id is None:
+            await replica.role_change()
+        replica.muted = False
+        logger.info("caught up, voting again applied_index=%d", replica.state.applied_index)
+
+    async def _hand_over(self) -> None:
+        """A master that stops gives its place to the slave that is furthest, if there is one."""
+        replica = self.replica
+        if replica.core.role is not Role.MASTER:
+            return
+        progress = replica.core.status().progress
+        candidates = [
+            (peer.match_index, node) for node, peer in progress.items() if peer.recently_active
+        ]
+        if not candidates:
+            return
+        try:
+            replica.core.transfer_leadership(max(candidates)[1], monotonic_ms())
+            replica.drain()
+        except SemelError as error:
+            logger.info("mastership not handed over: %s", error)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HAND_OVER_S):
+                while replica.core.role is Role.MASTER:
+                    await replica.role_change()
+
+    def _start(self, coroutine: object) -> None:
+        self._keep(asyncio.create_task(coroutine))  # type: ignore[arg-type]
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("task failed", exc_info=error)
+            self._on_fatal(f"node {self.config.node_id} halts: {type(error).__name__}: {error}")
+
+    async def _cancel_tasks(self) -> None:
+        self.replica.fail_all(lambda: Unavailable("the node is stopping; ask another one"))
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.remove_done_callback(self._on_task_done)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _recover(log: Log) -> tuple[State, dict[int, Membership]]:
+    """The state of the newest checkpoint, and memberships that stand in the log behind it."""
+    checkpoint = log.checkpoint
+    state = State() if checkpoint is None else State.from_bytes(checkpoint.payload)
+    memberships: dict[int, Membership] = {}
+    for frame in log.replay(state.applied_index + 1):
+        meta = frame_meta(frame)
+        if meta.membership is not None:
+            memberships[meta.index] = meta.membership
+    return state, memberships
+
+
+async def _ask_status(address: str) -> broker_pb2.NodeStatusReply:
+    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS) as channel:
+        stub = broker_pb2_grpc.BrokerStub(channel)
+        request = broker_pb2.NodeStatusRequest()
+        reply: broker_pb2.NodeStatusReply = await stub.GetNodeStatus(
+            request, timeout=_ASK_TIMEOUT_S
+        )
+        return reply

@@ -1,0 +1,299 @@
+"""Turns what clients ask for into log entries, and entries that were applied into answers.
+
+How it works. Requests wait in one queue. Once a loop turn, `next_entry` judges them in order and
+returns the records of one entry; whoever waits for a record is remembered under the entry's index.
+Applying the entry answers them (`on_applied`); losing mastership answers everybody (`on_lost`).
+
+The judge sees each request exactly when its record is put into an entry that is appended in the
+same uninterrupted step, so that what it has accepted and what the log holds never differ.
+
+Invariants
+1. A request is answered exactly once.
+2. Records accepted by the judge = records appended: after `next_entry` the caller appends, or dies.
+3. A duplicate of an unapplied batch is answered after that batch, and as that batch was.
+
+Not here: rules (`state/judge.py`), durability and order of leaving (`node.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from semel.broker.state import (
+    Accepted,
+    ApplyResult,
+    BatchApplied,
+    BatchKey,
+    ControlVerdict,
+    Duplicate,
+    Judge,
+    Parked,
+    ParkKey,
+    Pending,
+    Refused,
+    batch_record_parts,
+    queue_key_of,
+)
+from semel.protos.batch import BatchHeader
+from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
+from semel.protos.ids import ProducerId, QueueKey, Term
+from semel.protos.v1.control_pb2 import ControlRecord
+
+RecordParts = tuple[RecordKind, Sequence[bytes | memoryview]]
+_RECORD_OVERHEAD = 64
+_EXPIRY_BYTES = 64
+
+
+class AckSink(Protocol):
+    """Where answers to batches go (`server/produce.py`)."""
+
+    def ack(
+        self, header: BatchHeader, status: str, base_offset: int, append_time_us: int
+    ) -> None: ...
+
+    def refuse(self, header: BatchHeader, error: SemelError) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    header: BatchHeader
+    data: bytes
+    sink: AckSink
+
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    record: ControlRecord
+    future: asyncio.Future[ApplyResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expiry:
+    """Nobody waits for it: what is not done now is done at the next look."""
+
+    queue_key: QueueKey
+    now_us: int
+    idle_ms: int
+    rows_max: int
+
+
+_Item = _Batch | _Control | _Expiry
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Records of one entry to append now."""
+
+    records: list[RecordParts]
+    size: int
+
+
+class Proposer:
+    """Requests of one mastership; the node makes a new one for each."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._queue: deque[_Item] = deque()
+        self._entries: dict[int, list[_Item]] = {}
+        self._duplicates: dict[BatchKey, list[tuple[_Batch, int]]] = {}
+        self._parked: dict[ParkKey, _Batch] = {}
+        self.pending_bytes = 0
+        """Bytes of batches that wait to be judged."""
+        self.unapplied_bytes = 0
+        """Bytes of entries that are appended and not applied."""
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._queue)
+
+    def submit_batch(self, header: BatchHeader, data: bytes, sink: AckSink) -> None:
+        """`data` is the client batch, checked; `sink` gets the answer."""
+        self._queue.append(_Batch(header, data, sink))
+        self.pending_bytes += len(data)
+
+    def submit_control(self, record: ControlRecord) -> asyncio.Future[ApplyResult]:
+        """The future gives the record's result, or raises: refused, NotMaster."""
+        future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Control(record, future))
+        return future
+
+    def submit_expiry(
+        self, queue_key: QueueKey, *, now_us: int, idle_ms: int, rows_max: int
+    ) -> None:
+        """Ends the idle and surplus rows of a queue."""
+        self._queue.append(
+            _Expiry(queue_key=queue_key, now_us=now_us, idle_ms=idle_ms, rows_max=rows_max)
+        )
+
+    def refuse_pending(self, error: SemelError) -> None:
+        """Answers all that was not judged yet; nothing of it is stored."""
+        waiting, self._queue = self._queue, deque()
+        self.pending_bytes = 0
+        for item in waiting:
+            _answer(item, error)
+
+    def next_entry(
+        self, index: int, term: int, time_us: int, now_ms: int, bytes_target: int
+    ) -> Entry | None:
+        """Judges what waits, up to about `bytes_target` bytes; None when nothing was accepted."""
+        records: list[RecordParts] = []
+        owners: list[_Item] = []
+        size = 0
+        queue = self._queue
+        while queue and len(records) < FRAME_RECORDS_MAX:
+            item = queue[0]
+            length = _size(item)
+            if records and size + length > bytes_target:
+                break
+            queue.popleft()
+            if isinstance(item, _Batch):
+                self.pending_bytes -= length
+                accepted = self._judge_batch(item, time_us, term, now_ms)
+            elif isinstance(item, _Control):
+                accepted = self._judge_control(item)
+            else:
+                accepted = self._judge_expiry(item)
+            if accepted is None:
+                continue
+            records.append(accepted)
+            owners.append(item)
+            size += length + _RECORD_OVERHEAD
+        if not records:
+            return None
+        self._entries[index] = owners
+        self._sizes[index] = size
+        self.unapplied_bytes += size
+        return Entry(records, size)
+
+    def _judge_batch(
+        self, item: _Batch, time_us: int, term: int, now_ms: int
+    ) -> RecordParts | None:
+        header = item.header
+        verdict = self._judge.judge_batch(header, now_ms)
+        if isinstance(verdict, Accepted):
+            parts = batch_record_parts(
+                item.data, base_offset=verdict.base_offset, append_time_us=time_us, term=Term(term)
+            )
+            self._unpark(header.queue_key, header.producer_id)
+            return RecordKind.BATCH, parts
+        if isinstance(verdict, Duplicate):
+            item.sink.ack(header, "duplicate", verdict.base_offset, 0)
+        elif isinstance(verdict, Pending):
+            self._duplicates.setdefault(verdict.after, []).append((item, verdict.base_offset))
+        elif isinstance(verdict, Parked):
+            self._parked[verdict.park_key] = item
+        elif isinstance(verdict, Refused):
+            item.sink.refuse(header, verdict.error)
+        else:
+            assert_never(verdict)
+        return None
+
+    def _unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> None:
+        """A batch or a fence was accepted: what waited for it is judged next, in order."""
+        ready: list[_Batch] = []
+        while (key := self._judge.unpark(queue_key, producer_id)) is not None:
+            ready.append(self._parked.pop(key))
+        self._queue.extendleft(reversed(ready))
+        self.pending_bytes += sum(len(item.data) for item in ready)
+
+    def expire_parked(self, now_ms: int) -> None:
+        """Answers batches whose predecessor did not come in time."""
+        for key, error in self._judge.expire_parked(now_ms):
+            item = self._parked.pop(key)
+            item.sink.refuse(item.header, error)
+
+    def _judge_control(self, item: _Control) -> RecordParts | None:
+        record = item.record
+        verdict: ControlVerdict = Accepted()
+        match record.WhichOneof("record"):
+            case "create_queue":
+                verdict = self._judge.judge_create_queue(record.create_queue)
+            case "delete_queue":
+                verdict = self._judge.judge_delete_queue(record.delete_queue)
+            case "alter_topic":
+                verdict = self._judge.judge_alter_topic(record.alter_topic)
+            case "trim":
+                verdict = self._judge.judge_trim(record.trim)
+            case "fence":
+                verdict = self._judge.judge_fence(record.fence)
+            case None:
+                verdict = Refused(InvalidRequest("the control record is empty"))
+            case _:
+                pass  # decided at apply
+        if isinstance(verdict, Refused):
+            _answer(item, verdict.error)
+            return None
+        if record.WhichOneof("record") == "fence":
+            for queue in record.fence.queues:
+                self._unpark(queue_key_of(queue), ProducerId(record.fence.producer_id))
+        return RecordKind.CONTROL, (record.SerializeToString(deterministic=True),)
+
+    def _judge_expiry(self, item: _Expiry) -> RecordParts | None:
+        record = self._judge.judge_expire(
+            item.queue_key, now_us=item.now_us, idle_ms=item.idle_ms, rows_max=item.rows_max
+        )
+        if record is None:
+            return None
+        control = ControlRecord(expire_producers=record)
+        return RecordKind.CONTROL, (control.SerializeToString(deterministic=True),)
+
+    def on_applied(self, index: int, results: Sequence[ApplyResult]) -> None:
+        """Answers those who wait for the records of this entry."""
+        self._judge.on_applied(results)
+        owners = self._entries.pop(index, None)
+        if owners is None:
+            return  # an entry of an earlier term, or the no-op
+        self.unapplied_bytes -= self._sizes.pop(index)
+        assert len(owners) == len(results), f"entry {index} has {len(results)} results"
+        for item, result in zip(owners, results, strict=True):
+            if isinstance(item, _Expiry):
+                continue
+            if isinstance(item, _Control):
+                if not item.future.done():
+                    item.future.set_result(result)
+                continue
+            assert isinstance(result, BatchApplied)
+            item.sink.ack(item.header, "committed", result.base_offset, result.append_time_us)
+            key = BatchKey(result.queue_key, result.producer_id, result.base_sequence)
+            for duplicate, base_offset in self._duplicates.pop(key, ()):
+                duplicate.sink.ack(
+                    duplicate.header, "duplicate", base_offset, result.append_time_us
+                )
+
+    def on_lost(self, error: Callable[[], SemelError]) -> None:
+        """Mastership is lost: everybody hears so. What was appended may still be committed."""
+        waiting: list[_Item] = [*self._queue, *self._parked.values()]
+        for owners in self._entries.values():
+            waiting += owners
+        for duplicates in self._duplicates.values():
+            waiting += [item for item, _ in duplicates]
+        self._queue.clear()
+        self._parked.clear()
+        self._entries.clear()
+        self._duplicates.clear()
+        self._sizes.clear()
+        self.pending_bytes = self.unapplied_bytes = 0
+        for item in waiting:
+            _answer(item, error())
+
+
+def _answer(item: _Item, error: SemelError) -> None:
+    if isinstance(item, _Batch):
+        item.sink.refuse(item.header, error)
+    elif isinstance(item, _Control) and not item.future.done():
+        item.future.set_exception(error)
+
+
+def _size(item: _Item) -> int:
+    """Upper bound of the record's payload, broker header aside."""
+    if isinstance(item, _Batch):
+        return len(item.data)
+    if isinstance(item, _Control):
+        return item.record.ByteSize()
+    return _EXPIRY_BYTES + 10 * item.rows_max

@@ -1,0 +1,663 @@
+"""One replica at work: the one place that says in which order things persist, sync and leave.
+
+How it works. Inputs arrive on the event loop: messages of peers, requests of clients, completed
+syncs, ticks. Each is handed to the Raft core, and what the core decides is performed at once
+(`_perform`), in this order:
+
+1. Entries are truncated and appended: handed to the log's writer thread, which syncs them.
+2. A new term or vote is written and synced *here and now*, on the loop: elections are rare, and
+   nothing of the new term may leave before it.
+3. Messages leave. A master's entries go to the slaves in parallel with its own write. An
+   acknowledgement exists only once the core heard of the sync (`on_synced`), on slaves and master
+   alike.
+4. Committed entries are applied, and only then clients are answered.
+
+Requests are not judged one by one: the first one of a loop turn schedules `_turn` for the end of
+the turn, which makes one entry of all that is pending.
+
+Invariants
+1. Everything here runs on one event loop; the core, the log's index, the state and the proposer are
+   touched by nobody else. Reader threads see immutable bytes only.
+2. State is applied in index order, each entry once, and only entries that are committed.
+3. A failed write or sync ends the process (`on_fatal`): it is never retried, never answered around.
+
+Not here: gRPC (`server/`), start and end (`node.py`), snapshots and checkpoints (`snapshots.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from random import Random
+
+from semel.broker.config import BrokerConfig
+from semel.broker.log import HardStateFile, Log
+from semel.broker.peers import PeerLink
+from semel.broker.proposer import Proposer
+from semel.broker.raft import (
+    EntryMeta,
+    HardState,
+    Membership,
+    Message,
+    MessageKind,
+    RaftCore,
+    Ready,
+    Role,
+)
+from semel.broker.state import (
+    ApplyResult,
+    BatchApplied,
+    CommitApplied,
+    Judge,
+    LockClock,
+    LockGranted,
+    LogClock,
+    OffsetReset,
+    Released,
+    State,
+)
+from semel.protos.batch import BatchHeader
+from semel.protos.errors import DiskFull, NotMaster, SemelError, Unavailable
+from semel.protos.frames import RecordKind, build_frame, decode_frame_header
+from semel.protos.ids import NodeId, QueueKey, Term
+from semel.protos.v1.control_pb2 import ControlRecord
+
+logger = logging.getLogger(__name__)
+
+TICK_MS = 25
+_LOOP_GAP_MS = 300
+_APPLY_FRAMES = 64
+
+
+def monotonic_ms() -> int:
+    """The clock of elections, locks and waits."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class CoreLog:
+    """The log as the Raft core reads it."""
+
+    def __init__(self, log: Log, memberships: dict[int, Membership]) -> None:
+        self._log = log
+        self.memberships = memberships
+        """Of the membership entries that may still be truncated, by index."""
+
+    @property
+    def first_index(self) -> int:
+        return self._log.first_index
+
+    @property
+    def last_index(self) -> int:
+        return self._log.last_index
+
+    @property
+    def last_term(self) -> int:
+        return self._log.last_term
+
+    @property
+    def synced_index(self) -> int:
+        return self._log.synced_index
+
+    def term_at(self, index: int) -> int | None:
+        return self._log.term_at(index)
+
+    def fit(self, lo: int, hi_max: int, max_bytes: int) -> int:
+        return self._log.fit(lo, hi_max, max_bytes)
+
+    def meta(self, index: int) -> EntryMeta:
+        term = self._log.term_at(index)
+        assert term is not None, f"entry {index} is not in the log"
+        return EntryMeta(
+            index=index,
+            term=term,
+            size=self._log.size_of(index),
+            membership=self.memberships.get(index),
+        )
+
+
+class Replica:
+    """Core, log, state and proposer of one node, driven by one event loop."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        log: Log,
+        hard_state: HardStateFile,
+        state: State,
+        memberships: dict[int, Membership],
+        readers: Executor,
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        self.config = config
+        self.log = log
+        self.state = state
+        self.readers = readers
+        self.proposer: Proposer | None = None
+        self.lock_clock: LockClock | None = None
+        self.links: dict[NodeId, PeerLink] = {}
+        self.muted = False
+        """True while this node's data directory is newer than its group: it must not vote."""
+        self.on_snapshot_offer: Callable[[Message], None] = lambda _: None
+        self.on_mastership_lost: Callable[[NotMaster], None] = lambda _: None
+        self.on_role_changed: Callable[[], None] = lambda: None
+        self._hard_state_file = hard_state
+        self._on_fatal = on_fatal
+        self._core_log = CoreLog(log, memberships)
+        saved = hard_state.load()
+        term, voted_for = saved if saved is not None else (0, None)
+        self.core = RaftCore(
+            config.raft,
+            node_id=config.node_id,
+            hard_state=HardState(
+                term=term, voted_for=None if voted_for is None else NodeId(voted_for)
+            ),
+            membership=self.membership_of(state),
+            log=self._core_log,
+            applied_index=state.applied_index,
+            random=Random(),
+            now_ms=monotonic_ms(),
+        )
+        self._loop = asyncio.get_running_loop()
+        self._frames_in_step: dict[int, bytes] = {}
+        self._turn_scheduled = False
+        self._reading_to_apply = False
+        self._log_clock: LogClock | None = None
+        self._master_ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._watchers: dict[QueueKey, set[asyncio.Event]] = {}
+        self._read_waiters: dict[int, list[asyncio.Future[None]]] = {}
+        self._next_reads: list[asyncio.Future[None]] = []
+        self._confirmed_reads: list[tuple[int, list[asyncio.Future[None]]]] = []
+        self._applied_waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._role_waiters: list[asyncio.Future[None]] = []
+        self._read_context = 0
+        self._last_tick_ms = monotonic_ms()
+        self._term_of_proposer = 0
+        log.on_synced = self._on_synced_in_writer
+        log.on_failure = self._on_log_failure
+
+    # ------------------------------------------------------------------ what others ask
+
+    @property
+    def term(self) -> int:
+        return self.core.term
+
+    @property
+    def is_master(self) -> bool:
+        """Master, with everything before its term applied: it may judge."""
+        return self.proposer is not None
+
+    @property
+    def role(self) -> str:
+        """master, slave, candidate or learner."""
+        if self.core.role is Role.MASTER:
+            return "master"
+        if self.core.role in (Role.PRE_CANDIDATE, Role.CANDIDATE):
+            return "candidate"
+        return "learner" if self.config.node_id in self.core.membership.learners else "slave"
+
+    def addresses(self) -> Mapping[NodeId, str]:
+        """Where the members of the group listen."""
+        known = self.state.membership
+        if not known.voters:
+            return self.config.members
+        return {node.node_id: node.address for node in (*known.voters, *known.learners)}
+
+    def not_master(self) -> NotMaster:
+        """The error that sends a client to the master, if one is known."""
+        master = self.core.master_id
+        if master == self.config.node_id and self.core.role is not Role.MASTER:
+            master = None
+        address = self.addresses().get(master, "") if master is not None else ""
+        where = f"ask node {master} at {address}" if address else "an election is on; try again"
+        return NotMaster(
+            f"node {self.config.node_id} is not the master of group {self.config.group_id}; "
+            + where,
+            master_address=address,
+            master_id=master or 0,
+            term=self.core.term,
+        )
+
+    def check_master(self) -> None:
+        """Raises NotMaster unless this node may judge."""
+        if self.proposer is None:
+            raise self.not_master()
+
+    async def wait_master(self) -> None:
+        """A master that is about to be ready is waited for. Raises NotMaster."""
+        while self.proposer is None:
+            if self.core.role is not Role.MASTER:
+                raise self.not_master()
+            self._master_ready.clear()
+            try:
+                await asyncio.wait_for(self._master_ready.wait(), 1.0)
+            except TimeoutError:
+                raise self.not_master() from None
+
+    def submit_batch(self, header: BatchHeader, data: bytes, stream: object) -> None:
+        """Answers through `stream` (proposer.AckSink)."""
+        if self.proposer is None:
+            stream.refuse(header, self.not_master())  # type: ignore[attr-defined]
+            return
+        self.proposer.submit_batch(header, data, stream)  # type: ignore[arg-type]
+        self._schedule_turn()
+
+    async def submit_control(self, record: ControlRecord) -> ApplyResult:
+        """The record's result once it is applied. Raises NotMaster, or the judge's refusal."""
+        await self.wait_master()
+        assert self.proposer is not None
+        future = self.proposer.submit_control(record)
+        self._schedule_turn()
+        return await future
+
+    async def produce_room(self) -> None:
+        """Returns at once unless too many bytes wait to be proposed."""
+        while (
+            self.proposer is not None
+            and self.proposer.pending_bytes > self.config.pending_bytes_max
+        ):
+            self._room.clear()
+            await self._room.wait()
+
+    async def confirm_read(self) -> None:
+        """Returns once a quorum confirmed that everything committed before this call is applied.
+
+        One heartbeat round serves all who ask before it starts. Raises NotMaster.
+        """
+        await self.wait_master()
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._next_reads.append(future)
+        if not self._read_waiters:
+            self._start_read_round()
+        await future
+
+    async def wait_applied(self, index: int, timeout_s: float | None) -> None:
+        """Raises Unavailable when this node does not get so far in time."""
+        if self.state.applied_index >= index:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._applied_waiters.append((index, future))
+        try:
+            await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            raise Unavailable(
+                f"node {self.config.node_id} has applied entry {self.state.applied_index} and not "
+                f"yet {index}; try again"
+            ) from None
+
+    async def role_change(self) -> None:
+        """Returns at the next change of role, term or master."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._role_waiters.append(future)
+        await future
+
+    def watch_queues(self, keys: Sequence[QueueKey]) -> asyncio.Event:
+        event = asyncio.Event()
+        for key in keys:
+            self._watchers.setdefault(key, set()).add(event)
+        return event
+
+    def unwatch_queues(self, keys: Sequence[QueueKey], event: asyncio.Event) -> None:
+        for key in keys:
+            watching = self._watchers.get(key)
+            if watching is not None:
+                watching.discard(event)
+                if not watching:
+                    del self._watchers[key]
+
+    def on_delivered(self, group: str, queue_key: QueueKey, token: int, end_offset: int) -> None:
+        """Messages below `end_offset` leave for the holder of `token`."""
+        if self.lock_clock is not None:
+            self.lock_clock.on_delivered(group, queue_key, token, end_offset, monotonic_ms())
+
+    def expire_producers(self, queue_key: QueueKey) -> None:
+        """Ends idle and surplus rows of one queue's sequence table."""
+        if self.proposer is not None:
+            self.proposer.submit_expiry(
+                queue_key,
+                now_us=self.state.log_time_us,
+                idle_ms=self.config.producer_idle_ms,
+                rows_max=self.config.producers_per_queue_max,
+            )
+            self._schedule_turn()
+
+    # ------------------------------------------------------------------ inputs
+
+    def on_message(self, message: Message, frames: Sequence[bytes]) -> None:
+        """One message of a peer, its frames checked."""
+        if self.muted and message.kind in (
+            MessageKind.VOTE,
+            MessageKind.PRE_VOTE,
+            MessageKind.TIMEOUT_NOW,
+        ):
+            return
+        if frames and self.log.disk_full:
+            return  # no space: as if the message were lost, so that nothing is acknowledged
+        self._frames_in_step = {
+            meta.index: frame for meta, frame in zip(message.entries, frames, strict=True)
+        }
+        self.core.step(message, monotonic_ms())
+        self.drain()
+        self._frames_in_step = {}
+
+    def on_peer_unreachable(self, peer: NodeId) -> None:
+        self.core.on_peer_unreachable(peer, monotonic_ms())
+        self.drain()
+
+    def on_tick(self) -> None:
+        """Called every TICK_MS by the node."""
+        now_ms = monotonic_ms()
+        gap = now_ms - self._last_tick_ms
+        self._last_tick_ms = now_ms
+        if gap > _LOOP_GAP_MS:
+            logger.warning("event loop was stopped gap_ms=%d", gap)
+            if self.lock_clock is not None:
+                self.lock_clock.refresh_all(now_ms)
+        self.core.on_log_stalled(self.log.oldest_unsynced_age_ms(now_ms))
+        self.core.tick(now_ms)
+        if self.proposer is not None:
+            self.proposer.expire_parked(now_ms)
+        self.drain()
+
+    def _on_synced_in_writer(self, index: int, term: int) -> None:
+        self._loop.call_soon_threadsafe(self._on_synced, index, term)
+
+    def _on_synced(self, index: int, term: int) -> None:
+        self.core.on_synced(index, term, monotonic_ms())
+        self.drain()
+
+    def _on_log_failure(self, error: BaseException) -> None:
+        self._on_fatal(
+            f"the log of node {self.config.node_id} cannot be written: {error}. A failed write is "
+            "never retried: this process ends; its data is whole up to the last sync"
+        )
+
+    # ------------------------------------------------------------------ proposing
+
+    def _schedule_turn(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Makes one entry of what is pending."""
+        self._turn_scheduled = False
+        proposer = self.proposer
+        if proposer is None or not proposer.has_pending or not self.core.accepts_proposals:
+            return
+        if proposer.unapplied_bytes > self.config.unapplied_bytes_max:
+            return  # taken up again by _apply
+        if self.log.disk_full:
+            proposer.refuse_pending(
+                DiskFull(
+                    f"the disk of node {self.config.node_id}, master of group "
+                    f"{self.config.group_id}, is full: nothing was stored; free space and retry"
+                )
+            )
+            return
+        assert self._log_clock is not None
+        now_ms = monotonic_ms()
+        time_us = self._log_time(self._log_clock)
+        index, term = self.core.next_index(), self.core.term
+        entry = proposer.next_entry(index, term, time_us, now_ms, self.config.entry_bytes_target)
+        if entry is not None:
+            frame, _ = build_frame(index, term, time_us, entry.records)
+            self.log.append((frame,))
+            self.core.proposed(EntryMeta(index=index, term=term, size=len(frame)))
+            self.drain()
+        if proposer.pending_bytes <= self.config.pending_bytes_max:
+            self._room.set()
+        if proposer.has_pending:
+            self._schedule_turn()
+
+    # ------------------------------------------------------------------ performing
+
+    def drain(self) -> None:
+        """Performs what the core has decided until it has nothing more to say."""
+        while self.core.has_ready():
+            self._perform(self.core.ready())
+
+    def _perform(self, ready: Ready) -> None:
+        if ready.truncate_from is not None:
+            self.log.truncate(ready.truncate_from)
+            self._core_log.memberships = {
+                index: membership
+                for index, membership in self._core_log.memberships.items()
+                if index < ready.truncate_from
+            }
+        if ready.append:
+            for meta in ready.append:
+                if meta.membership is not None:
+                    self._core_log.memberships[meta.index] = meta.membership
+            self.log.append([self._frames_in_step[meta.index] for meta in ready.append])
+        if ready.hard_state is not None:
+            saved = ready.hard_state
+            self._hard_state_file.save(saved.term, saved.voted_for)
+            self.core.on_hard_state_synced(saved)
+        if ready.role_changed:
+            self._on_role_changed(ready)
+        if ready.append_noop:
+            self._append_noop()
+        for message in (*ready.messages_after_hard_state, *ready.messages):
+            link = self.links.get(message.target)
+            if link is not None and not (self.muted and message.kind is MessageKind.PRE_VOTE):
+                link.send(message)
+        if ready.reads or ready.reads_failed:
+            self._on_reads(ready)
+        if ready.snapshot_wanted is not None:
+            self.on_snapshot_offer(ready.snapshot_wanted)
+        self.apply()
+
+    @staticmethod
+    def _log_time(clock: LogClock) -> int:
+        return clock.now(wall_us=time.time_ns() // 1000, monotonic_us=time.monotonic_ns() // 1000)
+
+    def _append_noop(self) -> None:
+        index, term = self.core.next_index(), self.core.term
+        newest_us = self.state.log_time_us
+        last = self.log.cached_frames(self.log.last_index, self.log.last_index + 1)
+        if last:  # not applied yet: log time must not fall behind it
+            newest_us = max(newest_us, decode_frame_header(last[0]).time_us)
+        self._log_clock = LogClock(
+            newest_us, wall_us=time.time_ns() // 1000, monotonic_us=time.monotonic_ns() // 1000
+        )
+        time_us = self._log_time(self._log_clock)
+        frame, _ = build_frame(index, term, time_us, [(RecordKind.NOOP, ())])
+        self.log.append((frame,))
+        self.core.proposed(EntryMeta(index=index, term=term, size=len(frame)))
+
+    def _on_role_changed(self, ready: Ready) -> None:
+        waiters, self._role_waiters = self._role_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        logger.info(
+            "role=%s term=%d master=%s commit_index=%d",
+            ready.role.name.lower(),
+            ready.term,
+            ready.master_id,
+            ready.commit_index,
+        )
+        if self.proposer is not None and (
+            ready.role is not Role.MASTER or ready.term != self._term_of_proposer
+        ):
+            proposer, self.proposer, self.lock_clock = self.proposer, None, None
+            proposer.on_lost(self.not_master)
+            self._room.set()
+            self.on_mastership_lost(self.not_master())
+            for events in self._watchers.values():
+                for event in events:
+                    event.set()
+        if ready.role is not Role.MASTER:
+            self._master_ready.set()
+            self._fail_reads()
+        self.on_role_changed()
+
+    # ------------------------------------------------------------------ applying
+
+    def apply(self) -> None:
+        """Applies what is committed: from the cache at once, from disk in the reader pool."""
+        state = self.state
+        while state.applied_index < self.core.commit_index and not self._reading_to_apply:
+            lo = state.applied_index + 1
+            hi = min(self.core.commit_index + 1, lo + _APPLY_FRAMES)
+            hi = self.log.fit(lo, hi, 8 << 20)
+            frames = self.log.cached_frames(lo, hi)
+            if frames is None:
+                self._reading_to_apply = True
+                reading = self._loop.run_in_executor(self.readers, self.log.read_frames, lo, hi)
+                reading.add_done_callback(self._on_read_to_apply)
+                return
+            self._apply_frames(frames)
+        self._after_apply()
+
+    def _on_read_to_apply(self, reading: asyncio.Future[list[bytes]]) -> None:
+        self._reading_to_apply = False
+        if reading.cancelled():
+            return
+        error = reading.exception()
+        if error is not None:
+            self._on_fatal(
+                f"node {self.config.node_id} cannot read its own committed log: {error}. Restore "
+                "the file, or delete this node's data directory to rebuild it from its peers"
+            )
+            return
+        frames = reading.result()
+        if decode_frame_header(frames[0]).index == self.state.applied_index + 1:
+            self._apply_frames(frames)  # else a snapshot was installed meanwhile
+        self.apply()
+
+    def _apply_frames(self, frames: Sequence[bytes]) -> None:
+        state, proposer = self.state, self.proposer
+        for frame in frames:
+            results = state.apply_frame(frame)
+            if proposer is not None:
+                proposer.on_applied(state.applied_index, results)
+                self._tell_lock_clock(results)
+            self._wake_watchers(results)
+
+    def _after_apply(self) -> None:
+        applied = self.state.applied_index
+        if self.core.role is Role.MASTER and self.proposer is None:
+            self._maybe_become_judge()
+        elif self.proposer is not None and self.proposer.has_pending:
+            self._schedule_turn()
+        while self._confirmed_reads and self._confirmed_reads[0][0] <= applied:
+            _, futures = self._confirmed_reads.pop(0)
+            for future in futures:
+                if not future.done():
+                    future.set_result(None)
+        if self._applied_waiters:
+            for index, future in self._applied_waiters:
+                if index <= applied and not future.done():
+                    future.set_result(None)
+            self._applied_waiters = [
+                waiter for waiter in self._applied_waiters if not waiter[1].done()
+            ]
+
+    def _maybe_become_judge(self) -> None:
+        """The no-op of the own term is applied: from here on the state is all there is."""
+        if self.state.applied_term != self.core.term:
+            return
+        self._term_of_proposer = self.core.term
+        self.proposer = Proposer(
+            Judge(
+                self.state,
+                term=Term(self.core.term),
+                park_bytes_max=self.config.park_bytes_max,
+            )
+        )
+        self.lock_clock = LockClock()
+        self.lock_clock.restore(self.state.groups.held(), self.state.queues, monotonic_ms())
+        self._master_ready.set()
+        logger.info("serving as master term=%d applied=%d", self.term, self.state.applied_index)
+        self.on_role_changed()
+
+    def _tell_lock_clock(self, results: Sequence[ApplyResult]) -> None:
+        clock = self.lock_clock
+        if clock is None:
+            return
+        now_ms = monotonic_ms()
+        for result in results:
+            if isinstance(result, LockGranted):
+                clock.on_granted(
+                    result.group,
+                    result.queue_key,
+                    result.token,
+                    lock_ms=result.lock_ms,
+                    session_ms=result.session_ms,
+                    now_ms=now_ms,
+                )
+            elif isinstance(result, CommitApplied):
+                for outcome in result.outcomes:
+                    if outcome.error is None:
+                        clock.on_committed(
+                            result.group, outcome.queue_key, outcome.token, outcome.offset, now_ms
+                        )
+            elif isinstance(result, Released) and result.released:
+                clock.on_released(result.group, result.queue_key, result.token)
+            elif isinstance(result, OffsetReset) and result.error is None:
+                clock.on_reset(result.group, result.queue_key)
+
+    def _wake_watchers(self, results: Sequence[ApplyResult]) -> None:
+        if not self._watchers:
+            return
+        for result in results:
+            key = result.queue_key if isinstance(result, BatchApplied | Released) else None
+            if key is not None:
+                for event in self._watchers.get(key, ()):
+                    event.set()
+
+    # ------------------------------------------------------------------ confirmed reads
+
+    def _start_read_round(self) -> None:
+        if not self._next_reads:
+            return
+        self._read_context += 1
+        self._read_waiters[self._read_context] = self._next_reads
+        self._next_reads = []
+        self.core.read_index(self._read_context, monotonic_ms())
+        self.drain()
+
+    def _on_reads(self, ready: Ready) -> None:
+        for read in ready.reads:
+            futures = self._read_waiters.pop(read.context, [])
+            self._confirmed_reads.append((read.index, futures))
+        for context in ready.reads_failed:
+            for future in self._read_waiters.pop(context, []):
+                if not future.done():
+                    future.set_exception(self.not_master())
+        if not self._read_waiters:
+            self._loop.call_soon(self._start_read_round)
+
+    def _fail_reads(self) -> None:
+        waiting = [*self._next_reads]
+        for futures in self._read_waiters.values():
+            waiting += futures
+        for _, futures in self._confirmed_reads:
+            waiting += futures
+        self._next_reads, self._read_waiters, self._confirmed_reads = [], {}, []
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self.not_master())
+
+    def membership_of(self, state: State) -> Membership:
+        """The Raft membership that a state speaks of; the initial one before any was logged."""
+        known = state.membership
+        if not known.voters:
+            return Membership(voters=frozenset(self.config.members))
+        return Membership(
+            voters=frozenset(node.node_id for node in known.voters),
+            learners=frozenset(node.node_id for node in known.learners),
+        )
+
+    def fail_all(self, error: Callable[[], SemelError]) -> None:
+        """The node stops: everybody who waits hears so."""
+        if self.proposer is not None:
+            self.proposer.on_lost(error)
+            self.proposer = None
+        self._fail_reads()

@@ -1,0 +1,392 @@
+"""The broker's ordinary calls: producers, offsets, consumer groups, queues, status.
+
+How it works. What changes state becomes a control record and answers when that is applied. What
+reads state and may say "no" or "not yet" (an end offset, an outcome) is confirmed by a heartbeat
+round first, so that a master that was replaced without knowing it cannot answer from the past.
+
+Not here: hot streams (`produce.py`, `fetch.py`), recomputing (`verify.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
+from importlib.metadata import version
+
+from semel.broker.config import BrokerConfig
+from semel.broker.replica import Replica, monotonic_ms
+from semel.broker.server.verify import verify_queues
+from semel.broker.snapshots import Checkpoints
+from semel.broker.state import (
+    CommitApplied,
+    FenceApplied,
+    LockGranted,
+    LockRefused,
+    OffsetReset,
+    OutcomeKind,
+    ProducerState,
+    row_message,
+)
+from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue, to_detail
+from semel.protos.ids import NodeId, ProducerId, QueueId, QueueKey, TopicId
+from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
+
+_OUTCOMES = {
+    OutcomeKind.COMMITTED: broker_pb2.ProduceOutcomeReply.OUTCOME_COMMITTED,
+    OutcomeKind.NOT_COMMITTED: broker_pb2.ProduceOutcomeReply.OUTCOME_NOT_COMMITTED,
+    OutcomeKind.TOO_OLD: broker_pb2.ProduceOutcomeReply.OUTCOME_TOO_OLD,
+}
+_ROWS_DEFAULT = 10_000
+_NAME_MAX = 249
+_LOCK_MS = (100, 24 * 3600 * 1000)
+_APPLY_TIMEOUT_S = 30.0
+_VERSION = version("semel")
+
+
+class AdminService(broker_pb2_grpc.BrokerServicer):
+    """Serves semel.protos.v1.Broker on one replica."""
+
+    def __init__(self, config: BrokerConfig, replica: Replica, checkpoints: Checkpoints) -> None:
+        self._config = config
+        self._replica = replica
+        self._checkpoints = checkpoints
+
+    # ------------------------------------------------------------------ producers
+
+    async def FenceProducer(  # noqa: N802
+        self, request: broker_pb2.FenceProducerRequest, context: object
+    ) -> broker_pb2.FenceProducerReply:
+        _check_producer(request.producer_id)
+        if not request.queues:
+            return broker_pb2.FenceProducerReply()
+        wanted = [_key(queue) for queue in request.queues]
+        if len(set(wanted)) != len(wanted):
+            raise InvalidRequest("a fence names each queue once")
+        fence = control_pb2.Fence(
+            queues=[_ref(key) for key in sorted(wanted)],
+            producer_id=request.producer_id,
+            epoch=request.epoch,
+            session=request.session,
+            name=request.name,
+        )
+        result = await self._replica.submit_control(control_pb2.ControlRecord(fence=fence))
+        assert isinstance(result, FenceApplied)
+        rows = {row.queue_key: row for row in result.rows}
+        return broker_pb2.FenceProducerReply(rows=[row_message(rows[key]) for key in wanted])
+
+    async def GetProduceOutcome(  # noqa: N802
+        self, request: broker_pb2.ProduceOutcomeRequest, context: object
+    ) -> broker_pb2.ProduceOutcomeReply:
+        _check_producer(request.producer_id)
+        await self._replica.confirm_read()
+        key = self._known(_key(request.queue))
+        outcome = self._replica.state.outcome(
+            key, ProducerId(request.producer_id), request.sequence
+        )
+        return broker_pb2.ProduceOutcomeReply(
+            outcome=_OUTCOMES[outcome.kind],
+            offset=outcome.offset,
+            last_sequence=outcome.last_sequence,
+        )
+
+    async def DescribeProducers(  # noqa: N802
+        self, request: broker_pb2.DescribeProducersRequest, context: object
+    ) -> broker_pb2.DescribeProducersReply:
+        state = self._replica.state
+        keys = [_key(queue) for queue in request.queues] or sorted(state.queues)
+        limit = request.limit or _ROWS_DEFAULT
+        reply = broker_pb2.DescribeProducersReply()
+        for key in keys:
+            self._known(key)
+            if request.producer_id:
+                row = state.producers.lookup(key, request.producer_id)
+                rows: Iterable[ProducerState] = [row] if row is not None else []
+            else:
+                rows = state.producers.rows(key)
+            for found in rows:
+                if len(reply.rows) == limit:
+                    reply.truncated = True
+                    return reply
+                reply.rows.append(row_message(found, window=request.windows))
+        return reply
+
+    # ------------------------------------------------------------------ locks and progress
+
+    async def AcquireLocks(  # noqa: N802
+        self, request: broker_pb2.AcquireLocksRequest, context: object
+    ) -> broker_pb2.AcquireLocksReply:
+        _check_group(request.group)
+        if not request.member_id:
+            raise InvalidRequest("a lock needs the id of the member that asks")
+        for name in ("lock_ms", "session_ms"):
+            value = getattr(request, name)
+            if not _LOCK_MS[0] <= value <= _LOCK_MS[1]:
+                raise InvalidRequest(
+                    f"{name} is {value}, it must be between {_LOCK_MS[0]} and {_LOCK_MS[1]}"
+                )
+        grants = await asyncio.gather(*(self._acquire(request, ref) for ref in request.queues))
+        return broker_pb2.AcquireLocksReply(grants=grants)
+
+    async def _acquire(
+        self, request: broker_pb2.AcquireLocksRequest, ref: common_pb2.QueueRef
+    ) -> broker_pb2.LockGrant:
+        record = control_pb2.AcquireLock(
+            group=request.group,
+            queue=ref,
+            member_id=request.member_id,
+            generation=request.generation,
+            lock_ms=request.lock_ms,
+            session_ms=request.session_ms,
+        )
+        try:
+            result = await self._replica.submit_control(
+                control_pb2.ControlRecord(acquire_lock=record)
+            )
+        except UnknownQueue as error:
+            return broker_pb2.LockGrant(queue=ref, error=to_detail(error))
+        if isinstance(result, LockRefused):
+            return broker_pb2.LockGrant(queue=ref, error=to_detail(result.error))
+        assert isinstance(result, LockGranted)
+        queue = self._replica.state.queues[result.queue_key]
+        return broker_pb2.LockGrant(
+            queue=ref,
+            token=result.token,
+            committed_offset=result.committed_offset,
+            log_start_offset=queue.log_start_offset,
+            high_watermark=queue.log_end_offset,
+        )
+
+    async def RenewLocks(  # noqa: N802
+        self, request: broker_pb2.RenewLocksRequest, context: object
+    ) -> broker_pb2.RenewLocksReply:
+        await self._replica.wait_master()
+        clock, groups = self._replica.lock_clock, self._replica.state.groups
+        assert clock is not None
+        now_ms = monotonic_ms()
+        lost = []
+        for lock in request.locks:
+            key = _key(lock.queue)
+            held = groups.lookup(request.group, key)
+            if held is None or held.token != lock.token or held.owner != request.member_id:
+                lost.append(lock)
+            else:
+                clock.on_renewed(request.group, key, lock.token, now_ms)
+        return broker_pb2.RenewLocksReply(lost=lost)
+
+    async def ReleaseLocks(  # noqa: N802
+        self, request: broker_pb2.ReleaseLocksRequest, context: object
+    ) -> broker_pb2.ReleaseLocksReply:
+        groups = self._replica.state.groups
+        await self._replica.wait_master()
+        held = [
+            lock
+            for lock in request.locks
+            if (found := groups.lookup(request.group, _key(lock.queue))) is not None
+            and found.token == lock.token
+        ]
+        await asyncio.gather(
+            *(
+                self._replica.submit_control(
+                    control_pb2.ControlRecord(
+                        release_lock=control_pb2.ReleaseLock(
+                            group=request.group, queue=lock.queue, token=lock.token
+                        )
+                    )
+                )
+                for lock in held
+            )
+        )
+        return broker_pb2.ReleaseLocksReply()
+
+    async def Commit(  # noqa: N802
+        self, request: broker_pb2.CommitRequest, context: object
+    ) -> broker_pb2.CommitReply:
+        _check_group(request.group)
+        if not request.commits:
+            return broker_pb2.CommitReply()
+        record = control_pb2.CommitOffsets(group=request.group, commits=request.commits)
+        result = await self._replica.submit_control(
+            control_pb2.ControlRecord(commit_offsets=record)
+        )
+        assert isinstance(result, CommitApplied)
+        reply = broker_pb2.CommitReply()
+        for commit, outcome in zip(request.commits, result.outcomes, strict=True):
+            error = None if outcome.error is None else to_detail(outcome.error)
+            reply.outcomes.append(broker_pb2.CommitOutcome(queue=commit.queue, error=error))
+        return reply
+
+    async def DescribeGroupOffsets(  # noqa: N802
+        self, request: broker_pb2.DescribeGroupOffsetsRequest, context: object
+    ) -> broker_pb2.DescribeGroupOffsetsReply:
+        await self._replica.confirm_read()
+        state = self._replica.state
+        reply = broker_pb2.DescribeGroupOffsetsReply()
+        for group, key, progress in state.groups.states(request.group or None):
+            queue = state.queues[key]
+            reply.states.add(
+                group=group,
+                queue=_ref(key),
+                committed_offset=progress.committed_offset,
+                token=progress.token,
+                owner=progress.owner,
+                log_start_offset=queue.log_start_offset,
+                high_watermark=queue.log_end_offset,
+            )
+        return reply
+
+    async def ResetOffsets(  # noqa: N802
+        self, request: broker_pb2.ResetOffsetsRequest, context: object
+    ) -> broker_pb2.ResetOffsetsReply:
+        _check_group(request.group)
+        for wanted in request.offsets:
+            record = control_pb2.ResetOffset(
+                group=request.group, queue=wanted.queue, offset=wanted.offset
+            )
+            result = await self._replica.submit_control(
+                control_pb2.ControlRecord(reset_offset=record)
+            )
+            assert isinstance(result, OffsetReset)
+            if result.error is not None:
+                raise result.error
+        return broker_pb2.ResetOffsetsReply()
+
+    async def DeleteGroup(  # noqa: N802
+        self, request: broker_pb2.DeleteGroupRequest, context: object
+    ) -> broker_pb2.DeleteGroupReply:
+        _check_group(request.group)
+        record = control_pb2.DeleteGroup(group=request.group)
+        await self._replica.submit_control(control_pb2.ControlRecord(delete_group=record))
+        return broker_pb2.DeleteGroupReply()
+
+    # ------------------------------------------------------------------ queues
+
+    async def ListOffsets(  # noqa: N802
+        self, request: broker_pb2.ListOffsetsRequest, context: object
+    ) -> broker_pb2.ListOffsetsReply:
+        await self._replica.confirm_read()
+        reply = broker_pb2.ListOffsetsReply()
+        for ref in request.queues:
+            queue = self._replica.state.queues.get(_key(ref))
+            if queue is None:
+                error: SemelError = _unknown(_key(ref), self._config)
+                reply.queues.add(queue=ref, error=to_detail(error))
+                continue
+            reply.queues.add(
+                queue=ref,
+                log_start_offset=queue.log_start_offset,
+                high_watermark=queue.log_end_offset,
+                time_offset=(
+                    queue.offset_for_time(request.time_us)
+                    if request.time_us > 0
+                    else queue.log_end_offset
+                ),
+                bytes=queue.bytes,
+            )
+        return reply
+
+    async def ApplyQueues(  # noqa: N802
+        self, request: broker_pb2.ApplyQueuesRequest, context: object
+    ) -> broker_pb2.ApplyQueuesReply:
+        if request.cluster_id != self._config.cluster_id:
+            raise InvalidRequest(
+                f"this broker belongs to cluster {self._config.cluster_id}, "
+                f"the caller to {request.cluster_id}"
+            )
+        allowed = ("create_queue", "delete_queue", "alter_topic")
+        for record in request.records:
+            if record.WhichOneof("record") not in allowed:
+                raise InvalidRequest(f"ApplyQueues takes {', '.join(allowed)} and nothing else")
+        await asyncio.gather(*map(self._replica.submit_control, request.records))
+        return broker_pb2.ApplyQueuesReply()
+
+    async def GetNodeStatus(  # noqa: N802
+        self, request: broker_pb2.NodeStatusRequest, context: object
+    ) -> broker_pb2.NodeStatusReply:
+        replica = self._replica
+        if request.confirmed:
+            await replica.confirm_read()
+        status = replica.core.status()
+        log, state = replica.log.stats(), replica.state
+        master = status.master_id or 0
+        return broker_pb2.NodeStatusReply(
+            cluster_id=self._config.cluster_id,
+            group_id=self._config.group_id,
+            node_id=self._config.node_id,
+            role=replica.role,
+            term=status.term,
+            master_id=master,
+            master_address=replica.addresses().get(NodeId(master), ""),
+            commit_index=status.commit_index,
+            applied_index=state.applied_index,
+            log_end_index=status.last_index,
+            log_first_index=log.first_index,
+            checkpoint_index=self._checkpoints.index,
+            queues=len(state.queues),
+            producers=state.producers.row_count,
+            disk_bytes=log.segment_bytes + log.kept_bytes,
+            peers=[
+                broker_pb2.PeerStatus(
+                    node_id=peer, match_index=progress.match_index, active=progress.recently_active
+                )
+                for peer, progress in sorted(status.progress.items())
+            ],
+            version=_VERSION,
+            resident_bytes=resident_bytes(),
+            pid=os.getpid(),
+        )
+
+    async def VerifyQueues(  # noqa: N802
+        self, request: broker_pb2.VerifyQueuesRequest, context: object
+    ) -> AsyncIterator[broker_pb2.VerifyQueuesReply]:
+        replica = self._replica
+        if request.index:
+            await replica.wait_applied(request.index, _APPLY_TIMEOUT_S)
+        keys: Sequence[QueueKey] = [_key(ref) for ref in request.queues] or sorted(
+            replica.state.queues
+        )
+        for key in keys:
+            self._known(key)
+        async for reply in verify_queues(replica, keys, request.index):
+            yield reply
+
+    def _known(self, key: QueueKey) -> QueueKey:
+        if key not in self._replica.state.queues:
+            raise _unknown(key, self._config)
+        return key
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 where /proc is not to be had."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _key(ref: common_pb2.QueueRef) -> QueueKey:
+    return QueueKey(TopicId(ref.topic_id), QueueId(ref.queue_id))
+
+
+def _ref(key: QueueKey) -> common_pb2.QueueRef:
+    return common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id)
+
+
+def _unknown(key: QueueKey, config: BrokerConfig) -> UnknownQueue:
+    return UnknownQueue(
+        f"queue {key.queue_id} of topic {key.topic_id} is not on broker group {config.group_id}; "
+        "refresh the routes"
+    )
+
+
+def _check_producer(producer_id: int) -> None:
+    if not 0 < producer_id < 1 << 63:
+        raise InvalidRequest(f"producer id {producer_id} is out of range; open the producer first")
+
+
+def _check_group(group: str) -> None:
+    if not 0 < len(group) <= _NAME_MAX or not group.isprintable():
+        raise InvalidRequest(
+            f"a consumer group's name has 1 to {_NAME_MAX} printable characters: {group!r}"
+        )

@@ -1,0 +1,272 @@
+"""Fetch streams: long polls in, stored batches out.
+
+How it works. A request names queues and offsets; its answer carries stored batches with row
+ranges, byte for byte as they lie in the log, and the client slices. What the tail cache holds is
+answered in the loop turn in which the request arrived; the rest is read in the reader pool. A
+request that finds nothing waits until one of its queues grows, or for its time.
+
+Only applied entries are seen, so nothing that is returned can be lost. A slave answers only when
+asked to (`any_replica`). A fetch under a lock is checked against its fencing token, and counts as a
+delivery for the lock's clock.
+
+Invariants
+1. Batches of a result are in offset order without a gap, and the first one contains `offset`.
+2. A reply holds at least one batch of a queue that has data, and else at most the bytes asked for.
+3. Answers leave a stream one after the other; each request is answered once.
+
+Not here: extents (`state/queues.py`), bytes (`log/`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Protocol
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from semel.broker.config import BrokerConfig
+from semel.broker.log import IndexUnavailable, Log
+from semel.broker.server.stream import StreamContext
+from semel.broker.state import Extent, QueueState, State
+from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
+from semel.protos.errors import (
+    CorruptBatch,
+    InvalidRequest,
+    LockLost,
+    OffsetOutOfRange,
+    SemelError,
+    StorageError,
+    UnknownQueue,
+    to_detail,
+)
+from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.streams import encode_fetch_reply
+from semel.protos.v1 import broker_pb2
+
+logger = logging.getLogger(__name__)
+
+_QUEUES_MAX = 65_536
+Part = bytes | memoryview
+
+
+class FetchNode(Protocol):
+    """The node, as this module needs it."""
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def log(self) -> Log: ...
+
+    @property
+    def readers(self) -> Executor: ...
+
+    @property
+    def config(self) -> BrokerConfig: ...
+
+    def check_master(self) -> None: ...
+
+    def on_delivered(
+        self, group: str, queue_key: QueueKey, token: int, end_offset: int
+    ) -> None: ...
+
+    def watch_queues(self, keys: Sequence[QueueKey]) -> asyncio.Event:
+        """Set once when one of the queues grows or changes hands."""
+        ...
+
+    def unwatch_queues(self, keys: Sequence[QueueKey], event: asyncio.Event) -> None: ...
+
+
+class FetchHandler:
+    """Handles BrokerStream.Fetch."""
+
+    def __init__(self, node: FetchNode) -> None:
+        self._node = node
+
+    async def fetch(self, _: object, context: StreamContext) -> None:
+        """One client's stream. Requests are served concurrently, replies leave in turn."""
+        limit = asyncio.Semaphore(self._node.config.fetches_per_stream_max)
+        writing = asyncio.Lock()
+        await context.send_initial_metadata(())
+
+        async def answer(request: broker_pb2.FetchRequest) -> None:
+            try:
+                reply = await self._reply(request)
+                async with writing:
+                    await context.write(reply)
+            finally:
+                limit.release()
+
+        async with asyncio.TaskGroup() as tasks:
+            while (data := await context.read()) is not grpc.aio.EOF:
+                try:
+                    request = broker_pb2.FetchRequest.FromString(data)
+                except DecodeError:
+                    raise InvalidRequest("fetch request is not a FetchRequest") from None
+                await limit.acquire()
+                tasks.create_task(answer(request))
+
+    async def _reply(self, request: broker_pb2.FetchRequest) -> bytes:
+        header = broker_pb2.FetchReplyHeader(correlation_id=request.correlation_id)
+        try:
+            if len(request.queues) > _QUEUES_MAX:
+                raise InvalidRequest(f"a fetch names at most {_QUEUES_MAX} queues")
+            if not request.any_replica:
+                self._node.check_master()
+            parts = await self._collect(request, header)
+        except SemelError as error:
+            del header.results[:]
+            header.error.CopyFrom(to_detail(error))
+            parts = []
+        return encode_fetch_reply(header, parts)
+
+    async def _collect(
+        self, request: broker_pb2.FetchRequest, header: broker_pb2.FetchReplyHeader
+    ) -> list[Part]:
+        """Fills `header.results`; waits when there is nothing at all."""
+        loop = asyncio.get_running_loop()
+        wait_ms = min(request.max_wait_ms, self._node.config.fetch_wait_max_ms)
+        deadline = loop.time() + wait_ms / 1000
+        keys = [_key(wanted.queue) for wanted in request.queues]
+        while True:
+            grown = self._node.watch_queues(keys)
+            try:
+                parts = await self._once(request, header)
+                if header.results:
+                    return parts
+                left = deadline - loop.time()
+                if left <= 0:
+                    return []
+                try:
+                    await asyncio.wait_for(grown.wait(), left)
+                except TimeoutError:
+                    return []
+            finally:
+                self._node.unwatch_queues(keys, grown)
+            if not request.any_replica:
+                self._node.check_master()
+
+    async def _once(
+        self, request: broker_pb2.FetchRequest, header: broker_pb2.FetchReplyHeader
+    ) -> list[Part]:
+        room = min(request.max_bytes or 1 << 30, self._node.config.fetch_bytes_max)
+        parts: list[Part] = []
+        for wanted in request.queues:
+            if room <= 0:
+                break
+            key = _key(wanted.queue)
+            queue = self._node.state.queues.get(key)
+            try:
+                found = await self._read_queue(wanted, key, queue, room)
+            except SemelError as error:
+                header.results.append(_failed(wanted, queue, error))
+                continue
+            if found is None:
+                continue
+            result, batches = found
+            header.results.append(result)
+            parts += batches
+            room -= sum(map(len, batches))
+        return parts
+
+    async def _read_queue(
+        self,
+        wanted: broker_pb2.FetchQueue,
+        key: QueueKey,
+        queue: QueueState | None,
+        room: int,
+    ) -> tuple[broker_pb2.FetchResult, list[Part]] | None:
+        """None when the queue has nothing new. Raises SemelError."""
+        node = self._node
+        if queue is None:
+            raise UnknownQueue(f"queue {key.queue_id} of topic {key.topic_id} is not on this node")
+        if wanted.group:
+            held = node.state.groups.lookup(wanted.group, key)
+            current = held.token if held is not None and held.owner else 0
+            if current != wanted.token:
+                raise LockLost(
+                    f"group {wanted.group} reads queue {key.queue_id} under token {current} now, "
+                    f"not {wanted.token}; acquire it again",
+                    current_token=current,
+                )
+        start, end = queue.log_start_offset, queue.log_end_offset
+        if not start <= wanted.offset <= end:
+            raise OffsetOutOfRange(
+                f"offset {wanted.offset} of queue {key.queue_id} is outside [{start}, {end}]",
+                log_start_offset=start,
+                log_end_offset=end,
+            )
+        if wanted.offset == end:
+            return None
+        extents = queue.extents_from(wanted.offset, min(wanted.max_bytes or room, room))
+        batches = await self._read(extents)
+        result = broker_pb2.FetchResult(
+            queue=wanted.queue, log_start_offset=start, high_watermark=end
+        )
+        for extent, batch in zip(extents, batches, strict=True):
+            skip = max(0, wanted.offset - extent.base_offset)
+            result.batches.add(
+                length=len(batch),
+                base_offset=extent.base_offset + skip,
+                row_start=extent.first_row + skip,
+                row_end=extent.first_row + extent.count,
+            )
+        if wanted.group:
+            last = extents[-1]
+            node.on_delivered(wanted.group, key, wanted.token, last.base_offset + last.count)
+        return result, batches
+
+    async def _read(self, extents: Sequence[Extent]) -> list[Part]:
+        """Stored batches of the extents, from the cache or else all from disk in one job."""
+        log = self._node.log
+        cached: list[Part] = []
+        for extent in extents:
+            view = log.cached_record(extent.index, extent.position, extent.length)
+            if view is None:
+                break
+            cached.append(view)
+        else:
+            return cached
+        loop = asyncio.get_running_loop()
+        rest = await loop.run_in_executor(
+            self._node.readers, _read_records, log, extents[len(cached) :]
+        )
+        return cached + rest
+
+
+def _read_records(log: Log, extents: Sequence[Extent]) -> list[Part]:
+    """Runs in the reader pool. Raises CorruptBatch, CorruptSegment."""
+    batches: list[Part] = []
+    for extent in extents:
+        try:
+            batch = log.read_record(extent.index, extent.position, extent.length)
+        except IndexUnavailable as error:
+            raise CorruptBatch(
+                f"offsets from {extent.base_offset} are not readable on this node: {error}; "
+                "another replica may have them"
+            ) from None
+        check_batch(batch, BROKER_HEADER_BYTES)
+        batches.append(batch)
+    return batches
+
+
+def _key(ref: object) -> QueueKey:
+    return QueueKey(TopicId(ref.topic_id), QueueId(ref.queue_id))  # type: ignore[attr-defined]
+
+
+def _failed(
+    wanted: broker_pb2.FetchQueue, queue: QueueState | None, error: SemelError
+) -> broker_pb2.FetchResult:
+    if isinstance(error, StorageError):
+        logger.error("stored bytes cannot be read queue=%s error=%s", wanted.queue, error)
+    return broker_pb2.FetchResult(
+        queue=wanted.queue,
+        error=to_detail(error),
+        log_start_offset=queue.log_start_offset if queue else 0,
+        high_watermark=queue.log_end_offset if queue else 0,
+    )

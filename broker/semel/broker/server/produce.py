@@ -1,0 +1,192 @@
+"""Produce streams: batches in, acknowledgements out.
+
+How it works. A stream's batches are checked (envelope, both CRCs) and given to the proposer in the
+loop turn in which they arrive. Acknowledgements come back through `ProduceStream.ack` in any order
+and are corked: everything that is due when the writer gets its turn leaves in one reply.
+
+Backpressure. A stream is not read while the proposer holds too many bytes; gRPC's window then
+stops the client. A client that does not read its acknowledgements holds at most its own window of
+batches here, since a batch beyond it is refused.
+
+Invariants
+1. Each batch that was decoded is answered exactly once, unless the stream ends before.
+2. A batch whose CRC does not match is never looked into: its stream ends with CorruptBatch, because
+   nothing it says, not even its identity, can be trusted.
+
+Not here: judging (`state/judge.py`), entries (`proposer.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from semel.broker.server.stream import StreamContext
+from semel.protos.batch import BatchHeader, check_batch
+from semel.protos.errors import NotMaster, SemelError, to_detail
+from semel.protos.streams import Ping, decode_produce
+from semel.protos.v1 import broker_pb2
+
+logger = logging.getLogger(__name__)
+
+_ACKS_PER_REPLY = 1024
+_STATUS = {
+    "committed": broker_pb2.PRODUCE_STATUS_COMMITTED,
+    "duplicate": broker_pb2.PRODUCE_STATUS_DUPLICATE,
+}
+
+
+class ProduceNode(Protocol):
+    """The node, as this module needs it."""
+
+    @property
+    def term(self) -> int: ...
+
+    def check_master(self) -> None:
+        """Raises NotMaster."""
+        ...
+
+    def submit_batch(self, header: BatchHeader, batch: bytes, stream: ProduceStream) -> None: ...
+
+    async def produce_room(self) -> None:
+        """Returns once there is room for more pending batches."""
+        ...
+
+
+class ProduceStream:
+    """One client's stream: where its acknowledgements go."""
+
+    def __init__(self, node: ProduceNode) -> None:
+        self._node = node
+        self._acks: list[broker_pb2.ProduceAck] = []
+        self._pongs: list[int] = []
+        self._error: SemelError | None = None
+        self._wake = asyncio.Event()
+        self._unanswered = 0
+        self._ended = False
+
+    def ack(self, header: BatchHeader, status: str, base_offset: int, append_time_us: int) -> None:
+        """`status` is committed or duplicate; base_offset -1 when not known any more."""
+        self._unanswered -= 1
+        self._acks.append(
+            broker_pb2.ProduceAck(
+                topic_id=header.topic_id,
+                queue_id=header.queue_id,
+                producer_id=header.producer_id,
+                base_sequence=header.base_sequence,
+                last_sequence=header.last_sequence,
+                status=_STATUS[status],
+                base_offset=base_offset,
+                append_time_us=append_time_us,
+            )
+        )
+        self._wake.set()
+
+    def refuse(self, header: BatchHeader, error: SemelError) -> None:
+        """The batch was not stored by this request; `error` says why."""
+        self._unanswered -= 1
+        self._acks.append(
+            broker_pb2.ProduceAck(
+                topic_id=header.topic_id,
+                queue_id=header.queue_id,
+                producer_id=header.producer_id,
+                base_sequence=header.base_sequence,
+                last_sequence=header.last_sequence,
+                status=broker_pb2.PRODUCE_STATUS_FAILED,
+                base_offset=-1,
+                error=to_detail(error),
+            )
+        )
+        self._wake.set()
+
+    def fail(self, error: SemelError) -> None:
+        """Ends the stream after what is due has left."""
+        if self._error is None:
+            self._error = error
+        self._wake.set()
+
+    async def serve(self, context: StreamContext) -> None:
+        """Reads and writes until either side ends."""
+        reader = asyncio.create_task(self._read(context))
+        try:
+            await self._write(context)
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read(self, context: StreamContext) -> None:
+        try:
+            while True:
+                data = await context.read()
+                if data is grpc.aio.EOF:
+                    break
+                message = decode_produce(data)
+                if isinstance(message, Ping):
+                    self._node.check_master()
+                    self._pongs.append(message.number)
+                    self._wake.set()
+                    continue
+                for batch in message:
+                    header = check_batch(batch)
+                    self._unanswered += 1
+                    self._node.submit_batch(header, batch, self)
+                await self._node.produce_room()
+        except SemelError as error:
+            self.fail(error)
+        except grpc.aio.AioRpcError:
+            self._unanswered = 0  # the client went away: what it sent is answered to nobody
+        finally:
+            self._ended = True
+            self._wake.set()
+
+    async def _write(self, context: StreamContext) -> None:
+        while True:
+            if not (self._acks or self._pongs or self._error):
+                if self._ended and not self._unanswered:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            acks = self._acks[:_ACKS_PER_REPLY]
+            del self._acks[:_ACKS_PER_REPLY]
+            reply = broker_pb2.ProduceReply(acks=acks, term=self._node.term)
+            if self._pongs:
+                reply.pong = max(self._pongs)
+                self._pongs.clear()
+            last = self._error is not None and not self._acks
+            if last and self._error is not None:
+                reply.error.CopyFrom(to_detail(self._error))
+            await context.write(reply.SerializeToString())
+            if last:
+                return
+
+
+class ProduceHandler:
+    """Handles BrokerStream.Produce; knows its streams so that a loss of mastership ends them."""
+
+    def __init__(self, node: ProduceNode) -> None:
+        self._node = node
+        self._streams: set[ProduceStream] = set()
+
+    async def produce(self, _: object, context: StreamContext) -> None:
+        """One client's stream."""
+        stream = ProduceStream(self._node)
+        self._streams.add(stream)
+        try:
+            try:
+                self._node.check_master()
+            except NotMaster as error:
+                stream.fail(error)
+            await context.send_initial_metadata(())
+            await stream.serve(context)
+        finally:
+            self._streams.discard(stream)
+
+    def on_mastership_lost(self, error: NotMaster) -> None:
+        """Tells every client where to go."""
+        for stream in self._streams:
+            stream.fail(error)

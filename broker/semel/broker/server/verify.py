@@ -1,0 +1,191 @@
+"""Recomputes queues and sequence tables from this node's own log, beside serving.
+
+How it works. On the loop, in one step, the facts to check against are copied: each queue's extents
+up to the entry asked for, and the live table's digests. A reader thread then reads every stored
+batch and every entry from disk or cache and feeds the verifiers of `state/verify.py`. Progress and
+finished queues stream back while it works.
+
+Two tables are compared. The one as of the entry asked for is the same on every node, whatever came
+since; the caller compares it between nodes. The one as of the newest applied entry must equal the
+live table of this node.
+
+Not here: the checks (`state/verify.py`), comparing nodes (the client's admin).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from semel.broker.log import IndexUnavailable, Log
+from semel.broker.replica import Replica
+from semel.broker.state import BatchVerifier, Extent, QueueReport, State, TableVerifier
+from semel.protos.errors import CorruptSegment, InvalidRequest, StorageError
+from semel.protos.ids import QueueKey
+from semel.protos.v1 import broker_pb2, common_pb2
+
+_REPORT_BYTES: Final = 32 << 20
+_FRAMES_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """One queue as it was when the check began."""
+
+    key: QueueKey
+    log_start_offset: int
+    log_end_offset: int
+    expired_epoch_floor: int
+    extents: tuple[Extent, ...]
+    live_table_digest: bytes
+
+
+async def verify_queues(
+    replica: Replica, keys: Sequence[QueueKey], index: int
+) -> AsyncIterator[broker_pb2.VerifyQueuesReply]:
+    """Reports on `keys` as of entry `index` (0: the newest applied one), which is applied.
+
+    Raises InvalidRequest when that entry is older than this node can recompute.
+    """
+    applied = replica.state.applied_index
+    index = index or applied
+    assert index <= applied
+    wanted = [_capture(replica.state, key, index) for key in keys]
+    loop = asyncio.get_running_loop()
+    base = await loop.run_in_executor(replica.readers, _base, replica.log, index)
+    total = sum(extent.length for one in wanted for extent in one.extents)
+    replies: asyncio.Queue[broker_pb2.VerifyQueuesReply | None] = asyncio.Queue()
+    cancelled = False
+
+    def report(reply: broker_pb2.VerifyQueuesReply) -> None:
+        if cancelled:
+            raise _Cancelled
+        loop.call_soon_threadsafe(replies.put_nowait, reply)
+
+    def work() -> None:
+        try:
+            _verify(replica.log, wanted, base, index, applied, total, report)
+        finally:
+            loop.call_soon_threadsafe(replies.put_nowait, None)
+
+    working = loop.run_in_executor(replica.readers, work)
+    try:
+        while (reply := await replies.get()) is not None:
+            yield reply
+        await working
+    finally:
+        cancelled = True
+
+
+class _Cancelled(Exception):
+    """The caller has gone: stop reading."""
+
+
+def _capture(state: State, key: QueueKey, index: int) -> _Wanted:
+    queue = state.queues[key]
+    extents = tuple(
+        extent
+        for extent in queue.extents_from(queue.log_start_offset, 1 << 62)
+        if extent.index <= index
+    )
+    end = extents[-1].base_offset + extents[-1].count if extents else queue.log_start_offset
+    return _Wanted(
+        key=key,
+        log_start_offset=queue.log_start_offset,
+        log_end_offset=end,
+        expired_epoch_floor=queue.expired_epoch_floor,
+        extents=extents,
+        live_table_digest=state.producers.queue_digest(key),
+    )
+
+
+def _base(log: Log, index: int) -> State | None:
+    """The state to fold from: none when the whole log is there, else the newest checkpoint's."""
+    if log.first_index == 1:
+        return None
+    checkpoint = log.checkpoint
+    if checkpoint is None or checkpoint.index > index:
+        at = "none" if checkpoint is None else str(checkpoint.index)
+        raise InvalidRequest(
+            f"the sequence table as of entry {index} cannot be recomputed: the log begins at "
+            f"{log.first_index} and the newest checkpoint is {at}; ask for a newer entry"
+        )
+    return State.from_bytes(checkpoint.payload)
+
+
+def _verify(
+    log: Log,
+    wanted: Sequence[_Wanted],
+    base: State | None,
+    index: int,
+    applied: int,
+    total: int,
+    report: Callable[[broker_pb2.VerifyQueuesReply], None],
+) -> None:
+    """Runs in a reader thread."""
+    table = TableVerifier(base)
+    for frame in _frames(log, table.index + 1, index + 1):
+        table.feed(frame)
+    digests = {one.key: table.queue_digest(one.key) for one in wanted}
+    for frame in _frames(log, index + 1, applied + 1):
+        table.feed(frame)
+    done = reported = 0
+
+    def progress(length: int) -> None:
+        nonlocal done, reported
+        done += length
+        if done - reported >= _REPORT_BYTES:
+            reported = done
+            report(broker_pb2.VerifyQueuesReply(bytes_read=done, bytes_total=total, index=index))
+
+    for one in wanted:
+        found = _read_queue(log, one, progress)
+        problems = [*found.problems, *table.problems]
+        queue = broker_pb2.VerifiedQueue(
+            queue=common_pb2.QueueRef(topic_id=one.key.topic_id, queue_id=one.key.queue_id),
+            log_start_offset=found.log_start_offset,
+            log_end_offset=found.log_end_offset,
+            messages=found.messages,
+            duplicates=found.duplicates,
+            missing=found.missing,
+            digest=found.digest,
+            table_digest=digests[one.key],
+            table_matches=table.queue_digest(one.key) == one.live_table_digest,
+            problems=problems,
+        )
+        report(
+            broker_pb2.VerifyQueuesReply(
+                bytes_read=done, bytes_total=total, index=index, queues=[queue]
+            )
+        )
+
+
+def _read_queue(log: Log, one: _Wanted, progress: Callable[[int], None]) -> QueueReport:
+    verifier = BatchVerifier(
+        one.key,
+        one.log_start_offset,
+        one.log_end_offset,
+        expired_epoch_floor=one.expired_epoch_floor,
+    )
+    for extent in one.extents:
+        try:
+            stored = log.read_record(extent.index, extent.position, extent.length)
+        except (StorageError, IndexUnavailable):
+            continue  # the verifier counts the offsets as missing
+        verifier.feed(extent.base_offset, extent.count, stored, extent.first_row)
+        progress(extent.length)
+    return verifier.finish()
+
+
+def _frames(log: Log, lo: int, hi: int) -> Iterator[bytes]:
+    """Frames of the entries `[lo, hi)`. Raises CorruptSegment."""
+    while lo < hi:
+        end = log.fit(lo, hi, _FRAMES_BYTES)
+        try:
+            frames = log.read_frames(lo, end)
+        except IndexUnavailable as error:
+            raise CorruptSegment(f"entries were cleaned while they were read: {error}") from None
+        yield from frames
+        lo = end

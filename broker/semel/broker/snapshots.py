@@ -1,0 +1,304 @@
+"""Checkpoints of the own state, and catching up from a peer's.
+
+How it works. A checkpoint is the replicated state at one index, in canonical bytes: taken on the
+loop, written and synced in a thread beside serving. It bounds the replay at start, lets the log be
+cleaned, and is what a peer pulls that is too far behind for entries (or new and empty):
+
+1. The master offers a snapshot. The slave pulls the newest checkpoint there, resuming where a
+   broken stream left off, and builds the state.
+2. The state names every stored record that is still live. What the slave's own committed log holds
+   is copied from there, the rest is pulled, at most `rate` bytes a second.
+3. The log switches to the new base in one step (`Log.install_snapshot`); until then the old log and
+   vote stand. Entries behind the checkpoint then come the ordinary way.
+
+A record that was trimmed at the master since the checkpoint is gone there; the slave leaves it out,
+because the log says so at a later index, before which nobody is served from here.
+
+Not here: when a snapshot is offered (`raft/`), how files are switched (`log/`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+import google_crc32c
+import grpc
+import grpc.aio
+
+from semel.broker.log import IndexUnavailable, Log, RecordRef
+from semel.broker.peers import Identity
+from semel.broker.raft import Message, SnapshotMark
+from semel.broker.replica import Replica, monotonic_ms
+from semel.broker.state import State
+from semel.protos.errors import CorruptSegment, SemelError, Unavailable
+from semel.protos.rpc import PEER_CHANNEL_OPTIONS
+from semel.protos.v1 import raft_pb2, raft_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+_PIECE_BYTES = 1 << 20
+_RECORDS_PER_PULL = 512
+_PULL_TRIES = 5
+
+
+class Checkpoints:
+    """Writes checkpoints of one replica, one at a time."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._writing = asyncio.Lock()
+        checkpoint = replica.log.checkpoint
+        self.index = 0 if checkpoint is None else checkpoint.index
+        """Index of the newest checkpoint."""
+
+    async def write(self) -> int:
+        """Makes the newest applied state durable; returns its index."""
+        async with self._writing:
+            replica = self._replica
+            state, log = replica.state, replica.log
+            index, term = state.applied_index, state.applied_term
+            if index <= self.index:
+                return self.index
+            parts = state.to_parts()
+            await asyncio.get_running_loop().run_in_executor(
+                replica.readers, log.save_checkpoint, index, term, parts
+            )
+            self.index = max(self.index, index)
+            logger.info("checkpoint written index=%d bytes=%d", index, sum(map(len, parts)))
+            return self.index
+
+
+class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
+    """Gives peers this node's checkpoint and records."""
+
+    def __init__(self, replica: Replica, checkpoints: Checkpoints) -> None:
+        self._replica = replica
+        self._checkpoints = checkpoints
+
+    async def PullCheckpoint(  # noqa: N802
+        self, request: raft_pb2.PullCheckpointRequest, context: object
+    ) -> AsyncIterator[raft_pb2.CheckpointChunk]:
+        """The newest checkpoint from `position`, or from 0 when `index` is an older one."""
+        loop = asyncio.get_running_loop()
+        log = self._replica.log
+        if self._checkpoints.index < request.index:
+            await self._checkpoints.write()
+        checkpoint = log.checkpoint
+        if checkpoint is None or checkpoint.index < request.index:
+            raise Unavailable(f"no checkpoint at or above index {request.index} here; try again")
+        payload = await loop.run_in_executor(self._replica.readers, lambda: checkpoint.payload)
+        crc = google_crc32c.value(payload)
+        position = request.position if request.index == checkpoint.index else 0
+        for at in range(min(position, len(payload)), max(len(payload), 1), _PIECE_BYTES):
+            yield raft_pb2.CheckpointChunk(
+                index=checkpoint.index,
+                term=checkpoint.term,
+                total_bytes=len(payload),
+                position=at,
+                data=payload[at : at + _PIECE_BYTES],
+                payload_crc=crc,
+            )
+
+    async def PullRecords(  # noqa: N802
+        self, request: raft_pb2.PullRecordsRequest, context: object
+    ) -> AsyncIterator[raft_pb2.RecordChunk]:
+        """The records asked for, in that order."""
+        loop = asyncio.get_running_loop()
+        for ref in request.records:
+            wanted = RecordRef(ref.index, ref.position, ref.length)
+            data = await loop.run_in_executor(
+                self._replica.readers, _read_or_none, self._replica.log, wanted
+            )
+            if data is None:
+                yield raft_pb2.RecordChunk(record=ref, gone=True)
+            else:
+                yield raft_pb2.RecordChunk(record=ref, data=data, crc=google_crc32c.value(data))
+
+
+class CatchUp:
+    """Brings this replica up from a peer's checkpoint when the master offers one."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        checkpoints: Checkpoints,
+        identity: Identity,
+        *,
+        bytes_per_second: int,
+        start_task: Callable[[asyncio.Task[None]], None],
+    ) -> None:
+        self._replica = replica
+        self._checkpoints = checkpoints
+        self._identity = identity
+        self._rate = bytes_per_second
+        self._start_task = start_task
+        self._running = False
+        self._due = 0.0
+
+    def on_offer(self, offer: Message) -> None:
+        """Starts a pull unless one is under way."""
+        if self._running:
+            return
+        self._running = True
+        self._start_task(asyncio.create_task(self._run(offer)))
+
+    async def _run(self, offer: Message) -> None:
+        core = self._replica.core
+        try:
+            await self._pull(offer)
+        except (SemelError, grpc.aio.AioRpcError, OSError) as error:
+            logger.warning("snapshot not installed from=%d error=%s", offer.source, error)
+            core.on_snapshot_failed(monotonic_ms())
+        finally:
+            self._running = False
+            self._replica.drain()
+
+    async def _pull(self, offer: Message) -> None:
+        replica = self._replica
+        assert offer.snapshot is not None
+        address = replica.addresses().get(offer.source)
+        if address is None:
+            raise Unavailable(f"node {offer.source} is not a member any more")
+        loop = asyncio.get_running_loop()
+        async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS) as channel:
+            stub = raft_pb2_grpc.SnapshotsStub(channel)
+            index, term, payload = await self._pull_checkpoint(stub, offer.snapshot.index)
+            state = await loop.run_in_executor(replica.readers, State.from_bytes, payload)
+            if state.applied_index != index:
+                raise CorruptSegment(f"checkpoint {index} holds state {state.applied_index}")
+            mark = SnapshotMark(index=index, term=term, membership=replica.membership_of(state))
+            if not replica.core.begin_snapshot(mark):
+                return
+            logger.info("installing snapshot index=%d bytes=%d", index, len(payload))
+            refs = [
+                RecordRef(*ref)
+                for queue in state.queues.values()
+                for ref in queue.live_records(0, index + 1)
+            ]
+            records = self._records(stub, refs, replica.state.applied_index, loop)
+            await loop.run_in_executor(
+                replica.readers,
+                replica.log.install_snapshot,
+                [payload],
+                index,
+                term,
+                records,
+            )
+        replica.state = state
+        self._checkpoints.index = max(self._checkpoints.index, index)
+        replica.core.on_snapshot_installed(mark, monotonic_ms())
+        logger.info("snapshot installed index=%d records=%d", index, len(refs))
+
+    async def _pull_checkpoint(
+        self, stub: raft_pb2_grpc.SnapshotsStub, index: int
+    ) -> tuple[int, int, bytes]:
+        """Index, term and payload of a checkpoint at or above `index`."""
+        pieces: list[bytes] = []
+        received, found, term, total, crc = 0, index, 0, -1, 0
+        for attempt in range(_PULL_TRIES):
+            try:
+                request = raft_pb2.PullCheckpointRequest(index=found, position=received)
+                async for chunk in stub.PullCheckpoint(request, metadata=self._identity.metadata):
+                    if chunk.index != found or chunk.position != received:
+                        pieces, received = [], 0  # a newer one: from its start
+                        if chunk.position:
+                            break
+                    found, term = chunk.index, chunk.term
+                    total, crc = chunk.total_bytes, chunk.payload_crc
+                    pieces.append(chunk.data)
+                    received += len(chunk.data)
+                    await self._pace(len(chunk.data))
+            except grpc.aio.AioRpcError as error:
+                if attempt == _PULL_TRIES - 1:
+                    raise
+                logger.info("checkpoint pull interrupted at=%d error=%s", received, error.code())
+                await asyncio.sleep(0.2)
+            if received == total:
+                payload = b"".join(pieces)
+                if google_crc32c.value(payload) != crc:
+                    raise CorruptSegment(f"checkpoint {found} arrived damaged")
+                return found, term, payload
+        raise Unavailable(f"checkpoint {index} could not be pulled; it will be offered again")
+
+    def _records(
+        self,
+        stub: raft_pb2_grpc.SnapshotsStub,
+        refs: Sequence[RecordRef],
+        own_applied: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> Iterator[tuple[RecordRef, bytes]]:
+        """Runs in the thread that installs: local records are read, others pulled on the loop."""
+        missing: list[RecordRef] = []
+        for ref in refs:
+            data = None
+            if ref.index <= own_applied:
+                data = _read_or_none(self._replica.log, ref)
+            if data is not None:
+                yield ref, data
+                continue
+            missing.append(ref)
+            if len(missing) == _RECORDS_PER_PULL:
+                yield from self._fetch(stub, missing, loop)
+                missing = []
+        if missing:
+            yield from self._fetch(stub, missing, loop)
+
+    def _fetch(
+        self,
+        stub: raft_pb2_grpc.SnapshotsStub,
+        refs: Sequence[RecordRef],
+        loop: asyncio.AbstractEventLoop,
+    ) -> list[tuple[RecordRef, bytes]]:
+        pulling = asyncio.run_coroutine_threadsafe(self._pull_records(stub, refs), loop)
+        return pulling.result()
+
+    async def _pull_records(
+        self, stub: raft_pb2_grpc.SnapshotsStub, refs: Sequence[RecordRef]
+    ) -> list[tuple[RecordRef, bytes]]:
+        found: list[tuple[RecordRef, bytes]] = []
+        answered = 0
+        for attempt in range(_PULL_TRIES):
+            request = raft_pb2.PullRecordsRequest(
+                records=[
+                    raft_pb2.RecordRef(index=ref.index, position=ref.position, length=ref.length)
+                    for ref in refs[answered:]
+                ]
+            )
+            try:
+                async for chunk in stub.PullRecords(request, metadata=self._identity.metadata):
+                    ref = refs[answered]
+                    answered += 1
+                    if chunk.gone:
+                        continue
+                    if (
+                        len(chunk.data) != ref.length
+                        or google_crc32c.value(chunk.data) != chunk.crc
+                    ):
+                        raise CorruptSegment(f"record {ref} arrived damaged")
+                    found.append((ref, chunk.data))
+                    await self._pace(len(chunk.data))
+            except grpc.aio.AioRpcError:
+                if attempt == _PULL_TRIES - 1:
+                    raise
+                await asyncio.sleep(0.2)
+            if answered == len(refs):
+                return found
+        raise Unavailable("records could not be pulled; the snapshot will be offered again")
+
+    async def _pace(self, received: int) -> None:
+        """Keeps the pull at or below its rate, so that the master goes on serving."""
+        now = time.monotonic()
+        self._due = max(self._due, now - 0.1) + received / self._rate
+        if self._due > now:
+            await asyncio.sleep(self._due - now)
+
+
+def _read_or_none(log: Log, ref: RecordRef) -> bytes | None:
+    """None when the record is not (readable) here any more."""
+    try:
+        return log.read_record(ref.index, ref.position, ref.length)
+    except (IndexUnavailable, CorruptSegment):
+        return None
