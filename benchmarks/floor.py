@@ -28,7 +28,7 @@ from benchmarks.harness import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-NODE_FILE_BYTES = 256 << 20
+NODE_FILE_BYTES = 64 << 20
 
 
 class Floor:

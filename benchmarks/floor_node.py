@@ -37,7 +37,7 @@ import grpc.aio
 
 APPEND_METHOD = "/semel.floor/Append"
 READ_METHOD = "/semel.floor/Read"
-FILE_BYTES = 256 << 20
+FILE_BYTES = 64 << 20
 PARTS_MAX = 1_000
 """Below the 1,024 parts that one `pwritev` takes."""
 GROUPS_MAX = 2
