@@ -1,0 +1,219 @@
+"""The demo's checks: a whole topic gives the file again, and every planted fault is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.protos.errors import InvalidRequest
+from tools.demo.proof import Figures, judge, table
+from tools.demo.rebuild import Rebuild
+from tools.demo.source import Source, standard_library, survey
+
+TEXT = b"first\n\n\r\n\x00\xff\nfive\nsix\nseven, without a newline"
+Message = tuple[int, int, int, bytes]  # queue, offset, sequence, value
+
+
+def make_source(directory: Path, text: bytes = TEXT) -> Source:
+    path = directory / "file"
+    path.write_bytes(text)
+    return survey(path)
+
+
+def make_messages(text: bytes = TEXT, queues: int = 2) -> list[Message]:
+    lines = text.split(b"\n")
+    lines = lines[:-1] if lines[-1] == b"" else lines
+    return [(n % queues, n // queues, n, line) for n, line in enumerate(lines)]
+
+
+def rebuild(source: Source, messages: list[Message], batch: int = 2) -> Rebuild:
+    result = Rebuild(source, np.zeros(int(source.starts[-1]), np.uint8))
+    for queue in sorted({message[0] for message in messages}):
+        own = [message for message in messages if message[0] == queue]
+        for start in range(0, len(own), batch):
+            part = own[start : start + batch]
+            result.add(
+                queue,
+                np.array([m[1] for m in part], np.int64),
+                np.array([m[2] for m in part], np.int64),
+                pa.array([m[3] for m in part], pa.binary()),
+            )
+    return result
+
+
+def faults(result: Rebuild) -> dict[str, int]:
+    return {
+        "lost": result.lost,
+        "duplicates": result.duplicates,
+        "invented": result.invented,
+        "out_of_order": result.out_of_order,
+    }
+
+
+NONE = {"lost": 0, "duplicates": 0, "invented": 0, "out_of_order": 0}
+
+
+@given(
+    st.lists(st.sampled_from([b"\n", b"a", b"bc", b"\r", b"\xff"]), min_size=1).map(b"".join),
+    st.integers(1, 3),
+    st.integers(1, 4),
+)
+def test_all_messages_give_the_file(
+    tmp_path_factory: pytest.TempPathFactory, text: bytes, queues: int, batch: int
+) -> None:
+    source = make_source(tmp_path_factory.mktemp("source"), text)
+    result = rebuild(source, make_messages(text, queues), batch)
+    assert faults(result) == NONE
+    assert result.messages == source.lines == len(make_messages(text))
+    assert result.digest() == source.digest
+
+
+def drop(messages: list[Message]) -> None:
+    del messages[3]
+
+
+def repeat(messages: list[Message]) -> None:
+    messages.insert(5, messages[3])
+
+
+def swap(messages: list[Message]) -> None:
+    queue, offset, sequence, value = messages[2]
+    other = messages[4]
+    messages[2] = (queue, offset, other[2], other[3])
+    messages[4] = (queue, other[1], sequence, value)
+
+
+def change(messages: list[Message]) -> None:
+    messages[4] = (*messages[4][:3], b"fivE")
+
+
+def lengthen(messages: list[Message]) -> None:
+    messages[4] = (*messages[4][:3], b"five and more")
+
+
+def invent(messages: list[Message]) -> None:
+    messages.append((0, 99, 99, b"nobody sent this"))
+
+
+def precede(messages: list[Message]) -> None:
+    messages.insert(0, (0, -1, -1, b""))
+
+
+@pytest.mark.parametrize(
+    ("plant", "found", "same_digest"),
+    [
+        (drop, {"lost": 1}, False),
+        (repeat, {"duplicates": 1, "out_of_order": 1}, True),
+        (swap, {"out_of_order": 1}, True),
+        (change, {}, False),
+        (lengthen, {"invented": 1}, False),
+        (invent, {"invented": 1}, True),
+        (precede, {"invented": 1}, True),
+    ],
+)
+def test_a_planted_fault_is_noticed(
+    tmp_path: Path,
+    plant: Callable[[list[Message]], None],
+    found: dict[str, int],
+    same_digest: bool,
+) -> None:
+    source, messages = make_source(tmp_path), make_messages()
+    plant(messages)
+    result = rebuild(source, messages, batch=3)
+    assert faults(result) == {**NONE, **found}
+    assert (result.digest() == source.digest) == same_digest
+    assert found or not same_digest
+
+
+def test_a_rebuild_on_disk_uses_its_scratch_file(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    with Rebuild.on_disk(source, tmp_path / "scratch") as result:
+        for queue, offset, sequence, value in make_messages():
+            result.add(queue, np.array([offset]), np.array([sequence]), pa.array([value]))
+        assert result.digest() == source.digest
+    assert (tmp_path / "scratch").exists()
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="empty"):
+        make_source(tmp_path, b"")
+
+
+def test_the_standard_library_is_one_file_of_whole_lines(tmp_path: Path) -> None:
+    standard_library(tmp_path / "a")
+    source = survey(tmp_path / "a")
+    assert source.lines > 100_000
+    assert source.starts[-1] == source.size
+    standard_library(tmp_path / "b")
+    assert survey(tmp_path / "b").digest == source.digest
+
+
+GOOD = Figures(
+    lines=100,
+    stored=100,
+    delivered=100,
+    lost=0,
+    duplicates=0,
+    invented=0,
+    out_of_order=0,
+    queues=4,
+    file_digest="ab",
+    topic_digest="ab",
+    spark_count=100,
+    verified=True,
+    nodes_compared=3,
+    nodes=3,
+    killed_master=2,
+    killed_at=0.3,
+    next_master=1,
+    term_before=1,
+    term_after=2,
+    seconds_without_master=0.9,
+    acks_stopped=True,
+    loader_killed_at=0.6,
+    skipped=60,
+    retried=7,
+    seconds=12.0,
+)
+
+
+def is_proven(figures: Figures) -> bool:
+    return all(line.good is not False for line in judge(figures))
+
+
+def test_good_figures_are_a_proof() -> None:
+    assert is_proven(GOOD)
+    assert table(judge(GOOD)).row_count == len(judge(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lines", 101),
+        ("stored", 99),
+        ("delivered", 101),
+        ("lost", 1),
+        ("duplicates", 1),
+        ("invented", 1),
+        ("out_of_order", 1),
+        ("topic_digest", "ac"),
+        ("spark_count", 99),
+        ("verified", False),
+        ("nodes_compared", 2),
+        ("killed_at", 1.0),
+        ("next_master", 2),
+        ("term_after", 1),
+        ("acks_stopped", False),
+        ("loader_killed_at", 1.0),
+    ],
+)
+def test_every_wrong_figure_breaks_the_proof(name: str, value: Any) -> None:
+    assert not is_proven(replace(GOOD, **{name: value}))

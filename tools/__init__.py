@@ -1,0 +1,1 @@
+"""Programs for this repository alone; nothing of it goes into the wheel."""

@@ -1,0 +1,135 @@
+"""The demo's verdict: every figure, whether it is what it must be, and the table that says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What was measured."""
+
+    lines: int
+    stored: int
+    """Messages in the topic, by its offsets."""
+    delivered: int
+    """Messages that the consumer group read."""
+    lost: int
+    duplicates: int
+    invented: int
+    out_of_order: int
+    queues: int
+    file_digest: str
+    topic_digest: str
+    spark_count: int
+    verified: bool
+    """`semel verify --exactly-once` found every node's log the same and without fault."""
+    nodes_compared: int
+    nodes: int
+    killed_master: int
+    """Node that was killed while it was master."""
+    killed_at: float
+    """Share of the lines that were acknowledged then, 0 to 1."""
+    next_master: int
+    """Node that was master afterwards."""
+    term_before: int
+    term_after: int
+    seconds_without_master: float
+    """From the SIGKILL to the first acknowledgement by another master."""
+    acks_stopped: bool
+    """No acknowledgement came in between."""
+    loader_killed_at: float
+    """Share of the lines that were acknowledged when the loader was killed."""
+    skipped: int
+    """Lines that the second loader found stored already."""
+    retried: int
+    """Messages that were sent again and recognised as duplicates by a broker."""
+    seconds: float
+    """The whole load, from the first loader's start to the second one's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of the table."""
+
+    name: str
+    value: str
+    good: bool | None
+    """None when the figure is only told and cannot be wrong."""
+
+
+def judge(figures: Figures) -> list[Line]:
+    """Every line of the proof, in the order in which it is shown."""
+    f = figures
+
+    def equal(value: int, wanted: int) -> tuple[str, bool]:
+        return f"{value:,}", value == wanted
+
+    def line(name: str, shown: tuple[str, bool]) -> Line:
+        return Line(name=name, value=shown[0], good=shown[1])
+
+    def note(name: str, value: str) -> Line:
+        return Line(name=name, value=value, good=None)
+
+    same = f.file_digest == f.topic_digest
+    changed = f.next_master != f.killed_master and f.term_after > f.term_before
+    return [
+        line("lines in the file", (f"{f.lines:,}", f.lines > 0)),
+        line("messages stored", equal(f.stored, f.lines)),
+        line("messages the group read", equal(f.delivered, f.lines)),
+        line("lost", equal(f.lost, 0)),
+        line("duplicates", equal(f.duplicates, 0)),
+        line("foreign", equal(f.invented, 0)),
+        line(
+            "order kept",
+            (f"in all {f.queues} queues", True)
+            if f.out_of_order == 0
+            else (f"broken {f.out_of_order:,} times", False),
+        ),
+        line(
+            "master killed",
+            (
+                f"broker {f.killed_master} at {f.killed_at:.0%}, broker {f.next_master} took over"
+                f" (term {f.term_before} → {f.term_after})",
+                changed and f.killed_at < 1 and f.acks_stopped,
+            ),
+        ),
+        note("seconds without a master", f"{f.seconds_without_master:.2f}"),
+        line(
+            "loader killed",
+            (
+                f"at {f.loader_killed_at:.0%}, its successor skipped {f.skipped:,} lines",
+                f.loader_killed_at < 1,
+            ),
+        ),
+        note("retries recognised as duplicates", f"{f.retried:,}"),
+        note("digest of the file", f.file_digest),
+        line("digest of the topic", (f.topic_digest, same)),
+        line(
+            "logs of all nodes",
+            (
+                f"{f.nodes_compared} of {f.nodes} verified",
+                f.verified and f.nodes_compared == f.nodes,
+            ),
+        ),
+        line("Spark's count", equal(f.spark_count, f.lines)),
+        note("load, failures included", f"{f.seconds:.1f} s"),
+    ]
+
+
+def table(lines: list[Line]) -> Table:
+    """The proof, drawn."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    marks = {True: Text("✓", "bold green"), False: Text("✗", "bold red"), None: Text(" ")}
+    for line in lines:
+        style = "bold red" if line.good is False else ""
+        drawn.add_row(marks[line.good], line.name, Text(line.value, style, overflow="fold"))
+    return drawn
