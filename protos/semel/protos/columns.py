@@ -411,8 +411,9 @@ def to_record_batch(
 ) -> pa.RecordBatch:
     """Rows `[row_start, row_end)` of a stored batch as RECORD_SCHEMA, after all its checks.
 
-    Row r has offset `base_offset + r`; `base_offset` defaults to the broker header's. Raises
-    CorruptBatch; InvalidRequest for rows that the batch does not have.
+    Row r, counted from the batch's first, has offset `base_offset + r`. `base_offset` defaults to
+    the broker header's; a fetch reply names the offset of row `row_start`, so pass that minus
+    `row_start`. Raises CorruptBatch; InvalidRequest for rows that the batch does not have.
     """
     broker = decode_broker_header(stored_batch)
     batch = memoryview(stored_batch)[BROKER_HEADER_BYTES:]

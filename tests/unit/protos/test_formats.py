@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.protos import batch, body, frames
+from semel.protos import batch, body, frames, streams
 from semel.protos.batch import BatchFlags, BatchHeader, BrokerHeader, Codec
 from semel.protos.frames import RecordKind
 from tests.unit.protos import tables as reader
@@ -43,6 +43,20 @@ def test_the_record_header_has_the_documented_layout() -> None:
 def _value_at(data: bytes, field: Field) -> int:
     (value,) = struct.unpack_from("<" + field.code, data, field.offset)
     return int(value)
+
+
+@pytest.mark.parametrize(
+    ("heading", "table", "code"),
+    [
+        ("Produce request", 0, streams.PRODUCE_HEAD_STRUCT),
+        ("Produce request", 1, streams.PREFIX_STRUCT),
+        ("Fetch reply", 0, streams.PREFIX_STRUCT),
+    ],
+)
+def test_stream_envelopes_have_the_documented_layout(
+    heading: str, table: int, code: struct.Struct
+) -> None:
+    assert struct_format(fields("streams.md", heading, table)) == code.format
 
 
 def test_each_batch_field_stands_where_its_name_is_documented() -> None:
