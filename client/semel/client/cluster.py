@@ -1,0 +1,272 @@
+"""Whom to ask: controllers in turn, and each broker group's master wherever it has gone.
+
+How it works. Routes are fetched when somebody needs a topic and kept; a watch on the controllers
+brings changes of masters. A group's master that fails is looked for by asking all replicas at once,
+again and again with short waits; a broker's own word, by higher term, beats a controller's. When
+all controllers are down everything that is known goes on.
+
+Invariants
+1. At most one search a group is under way; all who wait for it share it.
+2. `call_master` only carries requests that may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import grpc
+
+from semel.client.config import ClientConfig
+from semel.client.connection import BROKER, CONTROLLER, Connections, translate
+from semel.client.core.retry import Backoff, BackoffPolicy
+from semel.client.core.routing import Master, RouteTable, TopicRoute
+from semel.protos.errors import (
+    NotMaster,
+    SemelError,
+    Throttled,
+    TimedOut,
+    Unavailable,
+    UnknownGroup,
+    UnknownTopic,
+)
+from semel.protos.ids import GroupId
+from semel.protos.v1 import broker_pb2, controller_pb2
+
+logger = logging.getLogger(__name__)
+
+PROBE_S: Final = 0.4
+"""How long one node may take to say what it is."""
+PROBE_MIN_S: Final = 0.1
+"""The same in the first round of a search."""
+ATTEMPT_S: Final = 3.0
+"""One attempt of a call; a node that hangs is given up after it."""
+SEARCH_POLICY: Final = BackoffPolicy(initial_ms=15, max_ms=120)
+CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
+WATCH_POLICY: Final = BackoffPolicy(initial_ms=100, max_ms=2_000)
+
+
+class Cluster:
+    """One client's view of the cluster. Lives on the I/O thread."""
+
+    def __init__(self, controllers: tuple[str, ...], config: ClientConfig) -> None:
+        self.config = config
+        self.routes = RouteTable()
+        self.connections = Connections()
+        self._controllers = list(controllers)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._searches: dict[GroupId, asyncio.Task[Master]] = {}
+
+    async def start(self) -> None:
+        """Fetches the groups. Raises Unavailable when no controller answers in time."""
+        request = controller_pb2.GetRoutesRequest(groups_only=True)
+        timeout_s = self.config.connect_timeout_ms / 1000
+        routes = await self.controller("GetRoutes", request, timeout_s)
+        self.routes.on_routes(routes)
+        self.spawn(self._watch(), "semel-watch-routes")
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """A task that ends at the latest with the client."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.debug("client task failed name=%s", task.get_name(), exc_info=task.exception())
+
+    async def close(self) -> None:
+        """Cancels what is under way and closes the connections."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.connections.close(), 1.0)
+
+    # --- controllers ----------------------------------------------------------------------------
+
+    async def controller(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        """A call to whichever controller answers. Raises SemelError."""
+        timeout_s = timeout_s or self.config.request_timeout_ms / 1000
+        deadline = time.monotonic() + timeout_s
+        backoff = Backoff(CALL_POLICY, random.random)
+        last: SemelError = Unavailable("no controller was asked")
+        while True:
+            for address in list(self._controllers):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                try:
+                    return await self.connections.call(address, CONTROLLER, method, request, left)
+                except NotMaster as error:
+                    last = error
+                    if error.master_address:
+                        self._prefer(error.master_address)
+                except (Unavailable, Throttled) as error:
+                    last = error
+                    self._controllers.append(self._controllers.pop(0))
+                except TimedOut as error:
+                    raise error from None
+            wait = backoff.next_ms() / 1000
+            if time.monotonic() + wait >= deadline:
+                where = ", ".join(self._controllers)
+                raise Unavailable(
+                    f"no controller answers at {where} within {timeout_s:g} s"
+                    f" ({last.message}); is the cluster running?"
+                )
+            await asyncio.sleep(wait)
+
+    def _prefer(self, address: str) -> None:
+        if address in self._controllers:
+            self._controllers.remove(address)
+        self._controllers.insert(0, address)
+
+    async def _watch(self) -> None:
+        """Keeps masters and members fresh for as long as the client lives."""
+        backoff = Backoff(WATCH_POLICY, random.random)
+        request = controller_pb2.GetRoutesRequest(groups_only=True)
+        while True:
+            for address in list(self._controllers):
+                try:
+                    stream = self.connections.stream(
+                        address, CONTROLLER, "WatchRoutes", request, None
+                    )
+                    async for routes in stream:
+                        self.routes.on_routes(routes)
+                        backoff.reset()
+                except grpc.RpcError as error:
+                    logger.debug("route watch ended address=%s error=%s", address, error.code())
+            await asyncio.sleep(backoff.next_ms() / 1000)
+
+    async def topic(self, name: str, *, refresh: bool = False) -> TopicRoute:
+        """The route of a topic. Raises UnknownTopic; Unavailable when it was never fetched."""
+        known = self.routes.topic(name)
+        if known is not None and not refresh:
+            return known
+        request = controller_pb2.GetRoutesRequest(topics=[name])
+        try:
+            self.routes.on_routes(await self.controller("GetRoutes", request))
+        except UnknownTopic:
+            if known is not None:
+                self.routes.on_topic_gone(name, known.topic_id)
+            raise
+        except Unavailable:
+            if known is None:
+                raise
+        found = self.routes.topic(name)
+        if found is None:
+            raise UnknownTopic(f"there is no topic {name!r}")
+        return found
+
+    # --- brokers --------------------------------------------------------------------------------
+
+    async def master(self, group_id: GroupId) -> Master:
+        """The group's master; waits until there is one. Raises UnknownGroup."""
+        known = self.routes.master(group_id)
+        if known is not None:
+            return known
+        search = self._searches.get(group_id)
+        if search is None or search.done():
+            search = self.spawn(self._search(group_id), f"semel-search-{group_id}")
+            self._searches[group_id] = search
+        return await asyncio.shield(search)
+
+    async def _search(self, group_id: GroupId) -> Master:
+        backoff = Backoff(SEARCH_POLICY, random.random)
+        patience = PROBE_MIN_S
+        while True:
+            known = self.routes.master(group_id)
+            if known is not None:
+                return known
+            addresses = self.routes.replicas(group_id)
+            if not addresses:
+                raise UnknownGroup(f"no broker group {group_id} in the routes")
+            probes = {
+                asyncio.ensure_future(self._probe(group_id, address)) for address in addresses
+            }
+            give_up = time.monotonic() + patience
+            try:
+                # A node that hangs must not hold up the next round of questions to the others.
+                while probes and self.routes.master(group_id) is None:
+                    left = give_up - time.monotonic()
+                    if left <= 0:
+                        break
+                    _, probes = await asyncio.wait(
+                        probes, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                    )
+            finally:
+                for probe in probes:
+                    probe.cancel()
+            patience = min(2 * patience, PROBE_S)
+            if self.routes.master(group_id) is None:
+                await asyncio.sleep(backoff.next_ms() / 1000)
+
+    async def _probe(self, group_id: GroupId, address: str) -> None:
+        with contextlib.suppress(SemelError):
+            status = await self.connections.call(
+                address, BROKER, "GetNodeStatus", broker_pb2.NodeStatusRequest(), PROBE_S
+            )
+            if status.group_id == group_id:
+                self.routes.on_node_status(group_id, status)
+
+    def on_master_error(self, group_id: GroupId, master: Master, error: SemelError) -> None:
+        """What a call or a stream to `master` ended with: follow the hint, or look again."""
+        if isinstance(error, NotMaster) and error.master_address:
+            known = self.routes.master(group_id)
+            stale = error.master_address == master.address and error.term <= master.term
+            if not stale and (known is None or known == master):
+                if error.term == master.term:
+                    self.routes.on_master_failed(group_id, master)
+                if self.routes.on_hint(group_id, error.master_address, error.term, error.master_id):
+                    return
+        self.routes.on_master_failed(group_id, master)
+
+    async def call_master(
+        self, group_id: GroupId, method: str, request: Any, timeout_s: float | None = None
+    ) -> Any:
+        """A call to the group's master, repeated until it is answered. Raises SemelError."""
+        timeout_s = timeout_s or self.config.request_timeout_ms / 1000
+        deadline = time.monotonic() + timeout_s
+        backoff = Backoff(CALL_POLICY, random.random)
+        last: SemelError | None = None
+        while True:
+            try:
+                async with asyncio.timeout_at(self._loop_time(deadline)):
+                    master = await self.master(group_id)
+            except TimeoutError:
+                reason = f": {last.message}" if last is not None else ""
+                raise Unavailable(
+                    f"broker group {group_id} has no master for {timeout_s:g} s{reason}"
+                ) from None
+            left = min(ATTEMPT_S, max(0.001, deadline - time.monotonic()))
+            try:
+                return await self.connections.call(master.address, BROKER, method, request, left)
+            except (NotMaster, Unavailable, TimedOut) as error:
+                last = error
+                self.on_master_error(group_id, master, error)
+                wait = backoff.next_ms() / 1000
+            except Throttled as error:
+                last = error
+                wait = max(error.retry_after_ms, backoff.next_ms()) / 1000
+            if time.monotonic() + wait >= deadline:
+                raise last
+            await asyncio.sleep(wait)
+
+    def _loop_time(self, deadline: float) -> float:
+        return asyncio.get_running_loop().time() + max(0.0, deadline - time.monotonic())
+
+    async def call_node(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+        """One call to one broker node. Raises SemelError."""
+        return await self.connections.call(address, BROKER, method, request, timeout_s)
+
+
+__all__ = ["Cluster", "translate"]

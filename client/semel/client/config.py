@@ -1,0 +1,172 @@
+"""Options of clients, producers, consumers and readers.
+
+Each is a frozen dataclass whose fields document default, unit and reason, validated at
+construction. `build` turns keyword arguments into one of them and names the nearest known option
+for a wrong one.
+
+Not here: `SEMEL_BOOTSTRAP`, which `sync.connect` and `aio.connect_async` read.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, TypeVar
+
+from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, Codec
+from semel.protos.errors import InvalidRequest
+
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:7070"
+CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
+
+_Options = TypeVar("_Options")
+
+
+def build(cls: type[_Options], options: Mapping[str, Any]) -> _Options:
+    """`cls(**options)`. Raises InvalidRequest for an unknown option or a value out of range."""
+    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+            raise InvalidRequest(f"unknown option {name!r}{hint}")
+    return cls(**options)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidRequest(message)
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    _require(ok, f"{name} must be a whole number from {low} to {high}, not {value!r}")
+
+
+def parse_bootstrap(bootstrap: str) -> tuple[str, ...]:
+    """The addresses of "HOST:PORT,HOST:PORT". Raises InvalidRequest."""
+    addresses = tuple(part.strip() for part in bootstrap.split(",") if part.strip())
+    _require(bool(addresses), "bootstrap is empty; give HOST:PORT of a controller")
+    for address in addresses:
+        host, colon, port = address.rpartition(":")
+        ok = bool(host) and bool(colon) and port.isdigit() and 0 < int(port) < 65_536
+        _require(ok, f"bootstrap address {address!r} is not HOST:PORT")
+    return addresses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """Options of `connect` and `connect_async`."""
+
+    connect_timeout_ms: int = 5_000
+    """How long `connect` asks the controllers before it gives up."""
+    request_timeout_ms: int = 15_000
+    """Whole time of one administrative call, retries and changes of master included."""
+    close_timeout_ms: int = 10_000
+    """How long leaving the context may take: flushing producers, leaving groups, closing."""
+    ping_ms: int = 200
+    """A produce stream with something in flight sends a sign of life this often."""
+    silence_ms: int = 600
+    """A stream silent for so long is given up, and all replicas are asked for the master."""
+
+    def __post_init__(self) -> None:
+        _whole("connect_timeout_ms", self.connect_timeout_ms, 1, 600_000)
+        _whole("request_timeout_ms", self.request_timeout_ms, 1, 3_600_000)
+        _whole("close_timeout_ms", self.close_timeout_ms, 1, 3_600_000)
+        _whole("ping_ms", self.ping_ms, 10, 60_000)
+        _whole("silence_ms", self.silence_ms, 2 * self.ping_ms, 600_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerConfig:
+    """Options of `client.producer`."""
+
+    linger_ms: float = 5
+    """How long messages gather while an earlier batch is in flight; with none they go at once."""
+    batch_bytes: int = 256 << 10
+    """A batch is closed at this size, uncompressed; 256 KiB is where throughput levels off."""
+    compression: Literal["none", "lz4", "zstd"] = "none"
+    """Codec of the bodies. Compression costs the sender, saves network and disk."""
+    buffer_bytes: int = 64 << 20
+    """Messages that are not acknowledged yet; at the limit `buffer_full` says what happens."""
+    buffer_full: Literal["block", "raise"] = "block"
+    """Wait for room (asyncio: `await producer.drain()`), or raise BufferFull."""
+    max_in_flight: int = 64
+    """Batches without an answer a queue; 64 is also what the brokers remember."""
+    max_in_flight_bytes: int = 8 << 20
+    """Bytes without an answer a broker group: more only adds latency."""
+    delivery_timeout_ms: int = 120_000
+    """After so long a message's future fails with TimedOut, whatever its fate."""
+    source_positions: bool = False
+    """Sequences are the caller's own rising numbers, given as `position` (named producers only)."""
+
+    def __post_init__(self) -> None:
+        ok = isinstance(self.linger_ms, (int, float)) and 0 <= self.linger_ms <= 60_000
+        _require(ok, f"linger_ms must be from 0 to 60000, not {self.linger_ms!r}")
+        _whole("batch_bytes", self.batch_bytes, 1, BATCH_BYTES_DEFAULT - HEADER_BYTES)
+        _require(
+            self.compression in CODECS,
+            f"compression must be one of {', '.join(CODECS)}, not {self.compression!r}",
+        )
+        _whole("buffer_bytes", self.buffer_bytes, 1, 1 << 40)
+        _require(
+            self.buffer_full in ("block", "raise"),
+            f"buffer_full must be 'block' or 'raise', not {self.buffer_full!r}",
+        )
+        _whole("max_in_flight", self.max_in_flight, 1, 64)
+        _whole("max_in_flight_bytes", self.max_in_flight_bytes, 1, 1 << 30)
+        _whole("delivery_timeout_ms", self.delivery_timeout_ms, 1, 86_400_000)
+        _require(isinstance(self.source_positions, bool), "source_positions must be True or False")
+
+    @property
+    def codec(self) -> Codec:
+        return CODECS[self.compression]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig:
+    """Options of `client.consumer`."""
+
+    auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest"
+    """Where a queue begins on which the group never committed, or whose offset was trimmed away."""
+    lock_ms: int = 30_000
+    """Something delivered and not committed for so long is delivered again, to whoever asks."""
+    session_ms: int = 10_000
+    """A consumer that is silent for so long loses its queues."""
+    fetch_bytes: int = 4 << 20
+    """At most so much in one reply of a broker."""
+    prefetch_bytes: int = 16 << 20
+    """At most so much is held ready, over all queues."""
+    member_id: str = ""
+    """Identity within the group; empty lets the controller choose."""
+    client_name: str = ""
+    """For people who list the group; empty gives host and process."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.auto_offset_reset in ("earliest", "latest", "error"),
+            f"auto_offset_reset must be 'earliest', 'latest' or 'error',"
+            f" not {self.auto_offset_reset!r}",
+        )
+        _whole("lock_ms", self.lock_ms, 100, 86_400_000)
+        _whole("session_ms", self.session_ms, 500, 3_600_000)
+        _check_fetch(self.fetch_bytes, self.prefetch_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderConfig:
+    """Options of `client.reader`."""
+
+    fetch_bytes: int = 4 << 20
+    """At most so much in one reply of a broker."""
+    prefetch_bytes: int = 16 << 20
+    """At most so much is held ready, over all queues."""
+
+    def __post_init__(self) -> None:
+        _check_fetch(self.fetch_bytes, self.prefetch_bytes)
+
+
+def _check_fetch(fetch_bytes: int, prefetch_bytes: int) -> None:
+    _whole("fetch_bytes", fetch_bytes, 1, 8 << 20)
+    _whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)

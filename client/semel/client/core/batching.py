@@ -1,0 +1,487 @@
+"""From messages as they are sent to batches of one queue each.
+
+How it works. A *chunk* is what was sent to one topic in a row: Python lists that grow by one
+message a call, or Arrow arrays given in bulk. Routing a chunk sorts its rows by queue, once and
+vectorised, and cuts them into *parts*, each of which becomes one batch. A message is found again
+through its chunk: row -> place in the sorted order -> part -> outcome, when somebody asks.
+
+Invariants
+1. Rows of one queue keep their order, within a part and from part to part.
+2. Every row is in exactly one part. A part is at most `batch_bytes` large unless it is one message.
+3. With source positions the queue of a row is a pure function of its key or position, and rows at
+   or below what the queue held when the producer was opened are *skipped*: they are parts that are
+   settled as duplicates and never sent.
+
+Not here: sequences and retries (`sequences.py`), who may append to a chunk (`../intake.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from semel.client.core.routing import TopicRoute
+from semel.protos.batch import HEADER_BYTES, BatchFlags, BatchHeader, Codec, decode_header
+from semel.protos.body import header_buffers, offsets_of
+from semel.protos.columns import Columns, decode_columns, encode_batch
+from semel.protos.errors import UnknownQueue
+from semel.protos.ids import ProducerId, QueueKey, Sequence
+from semel.protos.slots import slot_of_key, slots_of_keys, slots_of_positions
+
+ROW_BYTES: Final = 8
+"""What a row costs beside its contents, for the sizes of parts."""
+NO_QUEUE: Final = -1
+"""In a chunk's `queues`: the message did not name one."""
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one part."""
+
+    base_offset: int = -1
+    """Offset of the first row that is not trimmed; -1 when not known."""
+    base_sequence: int = -1
+    """Sequence of the first row that is not trimmed."""
+    append_time_us: int = 0
+    duplicate: bool = False
+    trimmed: int = 0
+    """So many rows in front were stored before, at offsets not known any more."""
+    error: Exception | None = None
+
+
+class Part:
+    """Rows of a chunk that share a queue and a batch."""
+
+    __slots__ = ("bytes", "chunk", "columns", "count", "first", "outcome", "positions", "queue")
+
+    def __init__(self, chunk: Chunk, queue: QueueKey, first: int, count: int, size: int) -> None:
+        self.chunk = chunk
+        self.queue = queue
+        self.first = first
+        """Place of its first row in the chunk's order."""
+        self.count = count
+        self.bytes = size
+        self.columns: Columns | None = None
+        """Given up once encoded."""
+        self.positions: Rows | None = None
+        """Sequences of its rows, with source positions."""
+        self.outcome: Outcome | None = None
+
+
+class Chunk:
+    """Messages of one topic in the order in which they were sent."""
+
+    __slots__ = (
+        "bytes",
+        "count",
+        "created_us",
+        "deadline",
+        "headers",
+        "inverse",
+        "keys",
+        "open_parts",
+        "order",
+        "outcome",
+        "parts",
+        "positions",
+        "queues",
+        "timestamps",
+        "topic",
+        "values",
+        "waiters",
+    )
+
+    def __init__(self, topic: str, created_us: int, deadline: float) -> None:
+        self.topic = topic
+        self.created_us = created_us
+        self.deadline = deadline
+        """On the clock of the shell."""
+        self.count = 0
+        self.bytes = 0
+        self.values: Any = []
+        self.keys: Any = None
+        self.headers: Any = None
+        self.timestamps: Any = None
+        self.positions: Any = None
+        self.queues: Any = None
+        """A list with one number a row, one number for all, or None."""
+        self.parts: list[Part] | None = None
+        """None until routed."""
+        self.order: Rows | None = None
+        """Rows sorted by queue; None: as they are."""
+        self.inverse: Rows | None = None
+        self.open_parts = 0
+        """Parts without an outcome."""
+        self.outcome: Outcome | None = None
+        """Of all rows, when the chunk failed before it was routed."""
+        self.waiters: list[Callable[[], None]] = []
+        """Called once each, when a part is settled."""
+
+    @property
+    def settled(self) -> bool:
+        """Every row has an outcome."""
+        return self.outcome is not None or (self.parts is not None and not self.open_parts)
+
+    def outcome_of(self, row: int) -> tuple[Outcome, Part | None, int] | None:
+        """Outcome, part and place in the part of a row; None while it is not settled."""
+        if self.outcome is not None:
+            return self.outcome, None, row
+        if self.parts is None:
+            return None
+        place = row
+        if self.order is not None:
+            if self.inverse is None:
+                inverse = np.empty(self.count, np.int64)
+                inverse[self.order] = np.arange(self.count)
+                self.inverse = inverse
+            place = int(self.inverse[row])
+        low, high = 0, len(self.parts)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.parts[middle].first <= place:
+                low = middle
+            else:
+                high = middle
+        part = self.parts[low]
+        return None if part.outcome is None else (part.outcome, part, place - part.first)
+
+    def outcomes(self, start: int, end: int) -> list[tuple[int, Outcome]] | None:
+        """How many of rows `[start, end)` share which outcome; None while one has none."""
+        if self.outcome is not None:
+            return [(end - start, self.outcome)]
+        if self.parts is None:
+            return None
+        if self.order is None or end - start == self.count:
+            ranges = [
+                (min(end, part.first + part.count) - max(start, part.first), part)
+                for part in self.parts
+            ]
+            if self.order is not None:
+                ranges = [(part.count, part) for part in self.parts]
+        else:
+            wanted = (self.order >= start) & (self.order < end)
+            ranges = [
+                (int(np.count_nonzero(wanted[part.first : part.first + part.count])), part)
+                for part in self.parts
+            ]
+        found = [(count, part.outcome) for count, part in ranges if count > 0]
+        if any(outcome is None for _, outcome in found):
+            return None
+        return [(count, outcome) for count, outcome in found if outcome is not None]
+
+    def settle(self, part: Part, outcome: Outcome) -> None:
+        """Gives a part its outcome; the first one stands."""
+        if part.outcome is not None:
+            return
+        part.outcome = outcome
+        part.columns = None
+        self.open_parts -= 1
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Settles whatever is not settled yet."""
+        if self.parts is None:
+            if self.outcome is None:
+                self.outcome = Outcome(error=error)
+                self.values = self.keys = self.headers = self.timestamps = None
+                self._wake()
+            return
+        for part in self.parts:
+            self.settle(part, Outcome(error=error))
+
+    def _wake(self) -> None:
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter()
+
+
+def route(
+    chunk: Chunk,
+    topic: TopicRoute,
+    *,
+    sticky: int,
+    batch_bytes: int,
+    resume: Rows | None,
+) -> list[Part]:
+    """Splits a chunk into parts, which become its `parts`; those to be sent are returned.
+
+    `sticky` is the place, in `topic.queues`, for messages that may go anywhere. `resume` is given
+    with source positions only: the last sequence of each queue when the producer was opened.
+    Raises InvalidRequest for a column that cannot be stored, UnknownQueue.
+    """
+    columns = Columns.from_arrow(
+        chunk.values, keys=chunk.keys, headers=chunk.headers, timestamps=chunk.timestamps
+    )
+    chunk.values = chunk.keys = chunk.headers = chunk.timestamps = None
+    count = chunk.count
+    positions: Rows | None = None
+    if resume is not None:
+        positions = np.asarray(chunk.positions, np.int64)
+        chunk.positions = None
+    owners = _owners(chunk, columns.keys, positions, topic, sticky)
+    chunk.queues = None
+    queues = len(topic.queues)
+    if isinstance(owners, int) and positions is not None and resume is not None:
+        owners = np.full(count, owners, np.int32)
+    if not isinstance(owners, int) and positions is not None and resume is not None:
+        owners = owners + queues * (positions <= resume[owners])
+        if (owners == owners[0]).all():
+            owners = int(owners[0])
+    if isinstance(owners, int):
+        runs = [(owners, 0, count)]
+    else:
+        order = np.argsort(owners, kind="stable")
+        chunk.order = order
+        columns = _take(columns, order)
+        positions = positions[order] if positions is not None else None
+        sorted_owners = owners[order]
+        bounds = np.flatnonzero(np.diff(sorted_owners)) + 1
+        starts = [0, *bounds.tolist()]
+        runs = [
+            (int(sorted_owners[start]), start, end)
+            for start, end in zip(starts, [*starts[1:], count], strict=True)
+        ]
+    sizes = np.concatenate(([0], np.cumsum(message_sizes(columns) + ROW_BYTES)))
+    parts: list[Part] = []
+    to_send: list[Part] = []
+    for owner, start, end in runs:
+        key = topic.queues[owner % queues].key
+        if owner >= queues:
+            part = Part(chunk, key, start, end - start, 0)
+            part.outcome = Outcome(duplicate=True)
+            part.positions = positions[start:end] if positions is not None else None
+            parts.append(part)
+            continue
+        for low, high in cuts(sizes, start, end, batch_bytes):
+            part = Part(chunk, key, low, high - low, int(sizes[high] - sizes[low]))
+            part.columns = columns if high - low == count else columns.slice(low, high)
+            part.positions = positions[low:high] if positions is not None else None
+            parts.append(part)
+            to_send.append(part)
+    chunk.open_parts = len(to_send)
+    chunk.parts = parts
+    return to_send
+
+
+def _owners(
+    chunk: Chunk, keys: pa.Array | None, positions: Rows | None, topic: TopicRoute, sticky: int
+) -> Any:
+    """Place of each row's queue in `topic.queues`, as an array; one number when all share it."""
+    named = chunk.queues
+    if isinstance(named, int):
+        return _place(topic, named)
+    if keys is None and positions is None:
+        owners: Any = sticky
+    elif keys is None:
+        assert positions is not None
+        owners = topic.queues_of_slots(slots_of_positions(positions))
+    elif positions is not None or not keys.null_count:
+        owners = topic.queues_of_slots(slots_of_keys(keys, positions))
+    else:
+        slots = [None if key is None else slot_of_key(key) for key in keys.to_pylist()]
+        keyed = np.array([0 if slot is None else slot for slot in slots], np.int32)
+        owners = np.where(
+            [slot is None for slot in slots], np.int32(sticky), topic.queues_of_slots(keyed)
+        )
+    if named is not None:
+        places = np.array(
+            [NO_QUEUE if queue == NO_QUEUE else _place(topic, queue) for queue in named],
+            np.int32,
+        )
+        owners = np.where(places == NO_QUEUE, owners, places)
+    return owners
+
+
+def _place(topic: TopicRoute, queue_id: int) -> int:
+    place = topic.position_of(queue_id)
+    if place is None:
+        raise UnknownQueue(f"topic {topic.name!r} has no queue {queue_id}")
+    return place
+
+
+def _take(columns: Columns, order: Rows) -> Columns:
+    indices = pa.array(order)
+
+    def taken(column: pa.Array | None) -> pa.Array | None:
+        return None if column is None else column.take(indices)
+
+    return Columns(
+        values=taken(columns.values),
+        keys=taken(columns.keys),
+        headers=taken(columns.headers),
+        timestamps=taken(columns.timestamps),
+    )
+
+
+def message_sizes(columns: Columns) -> Rows:
+    """Bytes of value, key and headers of each message."""
+    sizes = np.diff(offsets_of(columns.values)).astype(np.int64)
+    if columns.keys is not None:
+        sizes += np.diff(offsets_of(columns.keys))
+    if columns.headers is not None:
+        lists, names, _, values, _ = header_buffers(columns.headers)
+        sizes += np.diff(names[lists]) + np.diff(values[lists])
+    return sizes
+
+
+def cuts(sizes: Rows, start: int, end: int, limit: int) -> list[tuple[int, int]]:
+    """Consecutive ranges of rows, each as large as the limit allows and at least one row."""
+    cuts = []
+    while start < end:
+        stop = int(np.searchsorted(sizes, sizes[start] + limit, side="right")) - 1
+        stop = min(end, max(start + 1, stop))
+        cuts.append((start, stop))
+        start = stop
+    return cuts
+
+
+def encode_part(
+    part: Part,
+    *,
+    producer_id: ProducerId,
+    epoch: int,
+    session: int,
+    previous_sequence: Sequence,
+    codec: Codec,
+) -> tuple[bytes, Sequence, Sequence]:
+    """The batch of a part behind `previous_sequence`, and its first and last sequence.
+
+    Raises MessageTooLarge or InvalidRequest, and leaves everything as it was.
+    """
+    columns = part.columns
+    assert columns is not None, "part was encoded before"
+    if part.positions is None:
+        base = Sequence(previous_sequence + 1)
+        last = Sequence(previous_sequence + part.count)
+    else:
+        base, last = Sequence(int(part.positions[0])), Sequence(int(part.positions[-1]))
+        if last - base != part.count - 1:
+            columns = Columns(
+                values=columns.values,
+                keys=columns.keys,
+                headers=columns.headers,
+                timestamps=columns.timestamps,
+                sequences=pa.array(part.positions),
+            )
+    payload = encode_batch(
+        columns,
+        topic_id=part.queue.topic_id,
+        queue_id=part.queue.queue_id,
+        producer_id=producer_id,
+        epoch=epoch,
+        session=session,
+        previous_sequence=previous_sequence,
+        base_sequence=base,
+        last_sequence=last,
+        timestamp_us=part.chunk.created_us,
+        codec=codec,
+        source_positions=part.positions is not None,
+    )
+    part.columns = None
+    return payload, base, last
+
+
+def encode_mark(
+    queue: QueueKey,
+    *,
+    producer_id: ProducerId,
+    epoch: int,
+    session: int,
+    previous_sequence: Sequence,
+    position: Sequence,
+    timestamp_us: int,
+) -> bytes:
+    """An empty batch that moves the queue's last sequence to `position`."""
+    return BatchHeader(
+        codec=Codec.NONE,
+        flags=BatchFlags.SOURCE_POSITIONS | BatchFlags.POSITION_MARK,
+        body_length=0,
+        uncompressed_length=0,
+        body_crc=0,
+        content_crc=0,
+        topic_id=queue.topic_id,
+        queue_id=queue.queue_id,
+        count=0,
+        producer_id=producer_id,
+        epoch=epoch,
+        session=session,
+        previous_sequence=previous_sequence,
+        base_sequence=position,
+        last_sequence=position,
+        first_timestamp_us=timestamp_us,
+        max_timestamp_us=timestamp_us,
+        deliver_at_us=0,
+    ).encode()
+
+
+def rebase(
+    payload: bytes,
+    *,
+    producer_id: ProducerId,
+    epoch: int,
+    session: int,
+    previous_sequence: Sequence,
+    base_sequence: Sequence,
+    last_sequence: Sequence,
+) -> bytes:
+    """The same messages under another identity and other sequences; the body stays as it is."""
+    old = decode_header(payload)
+    new = BatchHeader(
+        codec=old.codec,
+        flags=old.flags,
+        body_length=old.body_length,
+        uncompressed_length=old.uncompressed_length,
+        body_crc=old.body_crc,
+        content_crc=old.content_crc,
+        topic_id=old.topic_id,
+        queue_id=old.queue_id,
+        count=old.count,
+        producer_id=producer_id,
+        epoch=epoch,
+        session=session,
+        previous_sequence=previous_sequence,
+        base_sequence=base_sequence,
+        last_sequence=last_sequence,
+        first_timestamp_us=old.first_timestamp_us,
+        max_timestamp_us=old.max_timestamp_us,
+        deliver_at_us=old.deliver_at_us,
+    )
+    return new.encode() + payload[HEADER_BYTES:]
+
+
+def trim(payload: bytes, last_stored: Sequence) -> tuple[bytes, int, Sequence]:
+    """A batch without its rows up to `last_stored`, the number of rows cut off, and its new base.
+
+    `last_stored` lies inside the batch: base <= last_stored < last.
+    """
+    header = decode_header(payload)
+    columns = decode_columns(payload, header)
+    if columns.sequences is not None:
+        numbers = columns.sequences.to_numpy()
+        cut = int(np.searchsorted(numbers, last_stored, side="right"))
+        base = Sequence(int(numbers[cut]))
+    else:
+        cut = last_stored - header.base_sequence + 1
+        base = Sequence(last_stored + 1)
+    rest = encode_batch(
+        columns.slice(cut, header.count),
+        topic_id=header.topic_id,
+        queue_id=header.queue_id,
+        producer_id=header.producer_id,
+        epoch=header.epoch,
+        session=header.session,
+        previous_sequence=last_stored,
+        base_sequence=base,
+        last_sequence=header.last_sequence,
+        timestamp_us=header.first_timestamp_us,
+        codec=header.codec,
+        source_positions=bool(header.flags & BatchFlags.SOURCE_POSITIONS),
+    )
+    return rest, cut, base

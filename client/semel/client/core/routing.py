@@ -1,0 +1,199 @@
+"""Where queues live and which queue a message belongs to.
+
+How it works. `RouteTable` keeps what the controllers said last and corrects it by what brokers say:
+a group's master is known by term, and the higher term wins whoever says it. A master that failed is
+*suspect*: the same (term, address) is believed again only from the node itself, not from a
+controller that has not noticed yet.
+
+Invariants
+1. The term of a group's known master never falls.
+2. Routes of an older version never replace newer ones.
+3. `queues_of_slots` is a pure function of the topic's route.
+
+Not here: asking anybody (`../cluster.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from semel.protos.ids import GroupId, NodeId, QueueId, QueueKey, Term, TopicId
+from semel.protos.v1 import broker_pb2, controller_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRoute:
+    """One queue's place."""
+
+    key: QueueKey
+    group_id: GroupId
+    slot_start: int
+    slot_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRoute:
+    """One topic, as of one version of the routes."""
+
+    name: str
+    topic_id: TopicId
+    queues: tuple[QueueRoute, ...]
+    """By queue number."""
+    message_bytes_max: int
+    """0: the default."""
+    batch_bytes_max: int
+    """0: the default."""
+    by_slot: npt.NDArray[np.int32] = field(repr=False)
+    """Positions in `queues`, by rising slot."""
+    slot_starts: npt.NDArray[np.int32] = field(repr=False)
+    """First slot of each of `by_slot`."""
+
+    def queues_of_slots(self, slots: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+        """Position in `queues` of the owner of each slot."""
+        at = np.searchsorted(self.slot_starts, slots, side="right") - 1
+        owners: npt.NDArray[np.int32] = self.by_slot[at]
+        return owners
+
+    def position_of(self, queue_id: int) -> int | None:
+        """Position in `queues` of a queue number."""
+        if queue_id < len(self.queues) and self.queues[queue_id].key.queue_id == queue_id:
+            return queue_id
+        for position, queue in enumerate(self.queues):
+            if queue.key.queue_id == queue_id:
+                return position
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Master:
+    """A group's master as far as it is known."""
+
+    address: str
+    node_id: NodeId
+    term: Term
+
+
+@dataclass(slots=True)
+class _Group:
+    addresses: dict[NodeId, str]
+    master: Master | None = None
+    term: int = -1
+    """Highest term heard of; never falls."""
+    suspect: tuple[int, str] | None = None
+    """(term, address) of a master that failed."""
+
+
+def topic_route(topic: controller_pb2.TopicRoute) -> TopicRoute:
+    """The route of one topic from its message."""
+    topic_id = TopicId(topic.topic_id)
+    queues = tuple(
+        QueueRoute(
+            key=QueueKey(topic_id, QueueId(queue.queue_id)),
+            group_id=GroupId(queue.group_id),
+            slot_start=queue.slot_start,
+            slot_end=queue.slot_end,
+        )
+        for queue in sorted(topic.queues, key=lambda queue: queue.queue_id)
+    )
+    starts = np.array([queue.slot_start for queue in queues], np.int32)
+    by_slot = np.argsort(starts, kind="stable").astype(np.int32)
+    return TopicRoute(
+        name=topic.name,
+        topic_id=topic_id,
+        queues=queues,
+        message_bytes_max=topic.settings.message_bytes_max,
+        batch_bytes_max=topic.settings.batch_bytes_max,
+        by_slot=by_slot,
+        slot_starts=starts[by_slot],
+    )
+
+
+class RouteTable:
+    """What a client knows of the cluster."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.cluster_id = ""
+        self._topics: dict[str, TopicRoute] = {}
+        self._groups: dict[GroupId, _Group] = {}
+
+    def on_routes(self, routes: controller_pb2.Routes) -> None:
+        """News from a controller: all groups, and some topics."""
+        if routes.version < self.version:
+            return
+        self.version = routes.version
+        self.cluster_id = routes.cluster_id
+        for topic in routes.topics:
+            self._topics[topic.name] = topic_route(topic)
+        for message in routes.groups:
+            group_id = GroupId(message.group_id)
+            group = self._groups.setdefault(group_id, _Group({}))
+            group.addresses = {NodeId(node.node_id): node.address for node in message.nodes}
+            address = group.addresses.get(NodeId(message.master_id), "")
+            if address and (message.term, address) != group.suspect:
+                self.on_hint(group_id, address, message.term, message.master_id)
+
+    def on_hint(self, group_id: GroupId, address: str, term: int, node_id: int) -> bool:
+        """A broker or a controller names a master. True when that is news."""
+        group = self._groups.get(group_id)
+        if group is None or not address or term < group.term:
+            return False
+        if term == group.term and (group.master is not None or group.suspect == (term, address)):
+            return False
+        group.term = term
+        group.suspect = None
+        group.master = Master(address=address, node_id=NodeId(node_id), term=Term(term))
+        return True
+
+    def on_node_status(self, group_id: GroupId, status: broker_pb2.NodeStatusReply) -> bool:
+        """A node describes itself. True when the group has a master now that it had not before."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return False
+        address = group.addresses.get(NodeId(status.master_id), "") or status.master_address
+        if status.role == "master":
+            if group.suspect is not None and group.suspect[0] <= status.term:
+                group.suspect = None
+            own = group.addresses.get(NodeId(status.node_id), "") or status.master_address
+            return self.on_hint(group_id, own, status.term, status.node_id)
+        return self.on_hint(group_id, address, status.term, status.master_id)
+
+    def on_master_failed(self, group_id: GroupId, master: Master) -> None:
+        """The master does not answer, or says that it is none and names no other."""
+        group = self._groups.get(group_id)
+        if group is not None and group.master == master:
+            group.master = None
+            group.suspect = (master.term, master.address)
+
+    def on_topic_gone(self, name: str, topic_id: TopicId) -> None:
+        """Brokers or controllers do not know the topic any more."""
+        topic = self._topics.get(name)
+        if topic is not None and topic.topic_id == topic_id:
+            del self._topics[name]
+
+    def topic(self, name: str) -> TopicRoute | None:
+        return self._topics.get(name)
+
+    def topics(self) -> Iterable[TopicRoute]:
+        return self._topics.values()
+
+    def master(self, group_id: GroupId) -> Master | None:
+        group = self._groups.get(group_id)
+        return group.master if group is not None else None
+
+    def replicas(self, group_id: GroupId) -> Sequence[str]:
+        """Addresses of all nodes of a group; empty when the group is unknown."""
+        group = self._groups.get(group_id)
+        return list(group.addresses.values()) if group is not None else []
+
+    def nodes(self, group_id: GroupId) -> dict[NodeId, str]:
+        """Node numbers and addresses of a group."""
+        group = self._groups.get(group_id)
+        return dict(group.addresses) if group is not None else {}
+
+    def groups(self) -> Sequence[GroupId]:
+        return list(self._groups)

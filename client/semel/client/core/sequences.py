@@ -1,0 +1,443 @@
+"""One queue's send window: what is in flight, what goes out next, what an answer means.
+
+How it works. Batches are chained by `previous_sequence` and kept, with their bytes, until they are
+settled. Whatever is in doubt is sent again unchanged, oldest first; the broker's sequence table
+recognises what it has. Only a FENCE with a higher session, after which nothing older can land,
+turns doubt into "not stored"; then what is left gets new sequences behind the queue's last one.
+
+    answer                          what follows
+    committed, duplicate            Settled
+    not master                      Moved: the stream looks for the master, all goes out again
+    throttled, unavailable, ...     Retry: after a wait all goes out again
+    out of order                    Retry; at the head of the window again and again: Fence
+    partial overlap                 rows that are stored are cut off, the rest goes out again
+    dedup state expired             Fence(reopen): a new epoch first
+    producer fenced                 Fatal
+    any other refusal               Fence: the batch has failed, its successors are chained anew
+
+Invariants
+1. Batches go out in sequence order on any one stream, and `previous` of each is `last` of the one
+   before it, or of the newest settled one.
+2. A batch leaves the window only settled: stored for certain, or absent for certain (a fence said
+   so), or reported as unknown (its dedup state expired). Absence is never guessed.
+3. While a fence is wanted nothing goes out.
+4. `in_flight` never holds more than `max_in_flight` batches.
+
+Not here: bytes of batches (`batching.py`), streams and clocks (`../lanes.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from semel.client.core.batching import rebase, trim
+from semel.protos.errors import (
+    DedupStateExpired,
+    DiskFull,
+    InternalError,
+    NotMaster,
+    OutOfOrderSequence,
+    PartialOverlap,
+    ProducerFenced,
+    SemelError,
+    SequenceConflict,
+    Throttled,
+    TimedOut,
+    Unavailable,
+)
+from semel.protos.ids import ProducerId, Sequence
+
+HEAD_REFUSALS_MAX: Final = 5
+"""So many "out of order" for the oldest batch in a row: ask by a fence what the queue has."""
+
+
+class InFlight:
+    """A batch between its first transmission and its outcome."""
+
+    __slots__ = (
+        "base",
+        "count",
+        "error",
+        "last",
+        "open_answers",
+        "payload",
+        "previous",
+        "queued",
+        "refused",
+        "sends",
+        "size",
+        "tag",
+        "trimmed",
+    )
+
+    def __init__(
+        self,
+        *,
+        previous: Sequence,
+        base: Sequence,
+        last: Sequence,
+        count: int,
+        payload: bytes,
+        tag: object,
+    ) -> None:
+        self.previous = previous
+        self.base = base
+        self.last = last
+        self.count = count
+        """Rows left in it."""
+        self.payload = payload
+        self.size = len(payload)
+        """As it was first; for credits."""
+        self.tag = tag
+        """The shell's own; not looked at."""
+        self.sends = 0
+        self.open_answers = 0
+        """Transmissions on the present stream that were not answered yet."""
+        self.queued = False
+        """Stands in the queue of what goes out next."""
+        self.refused = False
+        """The last answer said for certain that this transmission was not stored."""
+        self.error: SemelError | None = None
+        """Why it was refused for good."""
+        self.trimmed = 0
+        """Rows cut off because they were stored before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The batch is stored."""
+
+    batch: InFlight
+    base_offset: int
+    """-1 when not known any more."""
+    append_time_us: int
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The batch is not stored, or (DedupStateExpired) nobody knows."""
+
+    batch: InFlight
+    error: SemelError
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Wait for so long (or by the shell's own backoff, if 0), then `rewind`."""
+
+    after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The stream's end is not the master."""
+
+    error: NotMaster
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Ask for a FENCE with a higher session; with `reopen`, for a higher epoch first."""
+
+    reopen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """The producer is at its end."""
+
+    error: SemelError
+
+
+Decision: TypeAlias = Settled | Failed | Retry | Moved | Fence | Fatal
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A batch the queue remembers, from the reply to a FENCE."""
+
+    base: int
+    last: int
+    base_offset: int
+    count: int
+
+
+class SendWindow:
+    """The window of one (queue, producer)."""
+
+    def __init__(
+        self,
+        *,
+        producer_id: ProducerId,
+        epoch: int,
+        session: int,
+        last_sequence: int,
+        max_in_flight: int,
+        positions: bool,
+    ) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.session = session
+        self.last_settled = last_sequence
+        """Highest sequence that is stored; -1 for none."""
+        self.last_assigned = Sequence(last_sequence)
+        self.claimed = (epoch, session)
+        """The newest identity that this client has asked a fence for."""
+        self.positions = positions
+        """Sequences are source positions: they stay with their messages."""
+        self.fence_wanted = False
+        self.reopen_wanted = False
+        self._max = max_in_flight
+        self._in_flight: dict[Sequence, InFlight] = {}
+        self._outgoing: deque[InFlight] = deque()
+        self._head_refusals = 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def room(self) -> bool:
+        """A new batch may be added."""
+        return len(self._in_flight) < self._max and not self.fence_wanted
+
+    @property
+    def answers_open(self) -> bool:
+        """The present stream still owes an answer."""
+        return any(batch.open_answers for batch in self._in_flight.values())
+
+    def batches(self) -> list[InFlight]:
+        """What is not settled, oldest first."""
+        return list(self._in_flight.values())
+
+    def add(self, batch: InFlight) -> None:
+        """A new batch, chained to the last one."""
+        assert self.room
+        assert batch.previous == self.last_assigned < batch.base <= batch.last
+        self._in_flight[batch.base] = batch
+        self.last_assigned = batch.last
+        batch.queued = True
+        self._outgoing.append(batch)
+
+    def next_to_send(self) -> InFlight | None:
+        """The batch to transmit now, and counts the transmission."""
+        if self.fence_wanted:
+            return None
+        while self._outgoing:
+            batch = self._outgoing.popleft()
+            batch.queued = False
+            if self._in_flight.get(batch.base) is batch:
+                batch.sends += 1
+                batch.open_answers += 1
+                batch.refused = False
+                return batch
+        return None
+
+    def on_stream_lost(self) -> int:
+        """The stream is gone, and with it all answers to come; see `rewind`."""
+        for batch in self._in_flight.values():
+            batch.open_answers = 0
+        return self.rewind()
+
+    def rewind(self) -> int:
+        """Everything in flight goes out again; the number of batches that had been out."""
+        again = sum(1 for batch in self._in_flight.values() if not batch.queued)
+        self._outgoing = deque(self._in_flight.values())
+        for batch in self._outgoing:
+            batch.queued = True
+        return again
+
+    def on_stored(
+        self, base: int, last: int, base_offset: int, append_time_us: int, duplicate: bool
+    ) -> list[Decision]:
+        """COMMITTED or DUPLICATE."""
+        batch = self._match(base, last)
+        if batch is None:
+            return []
+        self._head_refusals = 0
+        return [self._settle(batch, base_offset, append_time_us, duplicate)]
+
+    def on_refused(self, base: int, last: int, error: SemelError) -> list[Decision]:
+        """FAILED with `error`."""
+        if isinstance(error, ProducerFenced):
+            # Our own newer fence refuses what was on the way under the older session.
+            newer = (error.current_epoch, error.current_session) > self.claimed
+            return [Fatal(error)] if newer else []
+        batch = self._match(base, last)
+        if batch is None:
+            return []
+        batch.open_answers = max(0, batch.open_answers - 1)
+        if batch.queued or batch.open_answers:
+            # It is on its way again already: that transmission's answer counts.
+            return []
+        match error:
+            case _ if self.fence_wanted:
+                # What is in flight will be settled by the fence, but why a batch was refused
+                # must not be forgotten.
+                self._note_refusal(batch, error)
+                return []
+            case NotMaster():
+                return [Moved(error)]
+            case Throttled():
+                return [Retry(max(1, error.retry_after_ms))]
+            case Unavailable() | TimedOut() | InternalError() | DiskFull():
+                return [Retry(0)]
+            case OutOfOrderSequence():
+                return [self._out_of_order(batch)]
+            case PartialOverlap():
+                self._trim(batch, error.last_sequence)
+                return [Retry(1)]
+            case _:
+                self._note_refusal(batch, error)
+                self.fence_wanted = True
+                self.reopen_wanted = isinstance(error, DedupStateExpired)
+                return [Fence(self.reopen_wanted)]
+
+    def on_fenced(
+        self,
+        *,
+        producer_id: ProducerId,
+        epoch: int,
+        session: int,
+        last_sequence: int,
+        known: Many[Known],
+    ) -> list[Decision]:
+        """The reply to a FENCE: what it does not name is not stored and never will be.
+
+        After a reopen (a higher epoch) a queue that had forgotten the producer names nothing;
+        then a batch is absent for certain only if its one transmission was refused as such.
+        """
+        reopened = self.reopen_wanted
+        forgotten = reopened and last_sequence < max(self.last_settled, 0)
+        decisions: list[Decision] = []
+        if last_sequence < self.last_settled and not reopened:
+            return [
+                Fatal(
+                    OutOfOrderSequence(
+                        f"the queue ends at sequence {last_sequence} but had acknowledged"
+                        f" {self.last_settled}: acknowledged messages are lost",
+                        last_sequence=last_sequence,
+                    )
+                )
+            ]
+        self.producer_id, self.epoch, self.session = producer_id, epoch, session
+        self.claimed = max(self.claimed, (epoch, session))
+        self.fence_wanted = self.reopen_wanted = False
+        self._head_refusals = 0
+        batches = self.batches()
+        self._in_flight.clear()
+        self._outgoing.clear()
+        chain = Sequence(last_sequence)
+        for batch in batches:
+            if isinstance(batch.error, SequenceConflict):
+                decisions.append(Failed(batch, batch.error))
+            elif batch.last <= last_sequence:
+                decisions.append(self._settle(batch, _offset_of(batch, known), 0, True))
+            elif batch.error is not None and not isinstance(batch.error, DedupStateExpired):
+                decisions.append(Failed(batch, batch.error))
+            elif forgotten and not _surely_absent(batch):
+                decisions.append(Failed(batch, _unknown_fate(batch)))
+            else:
+                if batch.base <= last_sequence:
+                    self._cut(batch, Sequence(last_sequence))
+                chain = self._chain(batch, chain)
+        self.last_settled = last_sequence
+        self.last_assigned = chain
+        return decisions
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _match(self, base: int, last: int) -> InFlight | None:
+        """The batch an answer is for; answers to earlier shapes of it are void."""
+        batch = self._in_flight.get(Sequence(base))
+        return batch if batch is not None and batch.last == last else None
+
+    def _settle(
+        self, batch: InFlight, base_offset: int, append_time_us: int, duplicate: bool
+    ) -> Settled:
+        self._in_flight.pop(batch.base, None)
+        self.last_settled = max(self.last_settled, batch.last)
+        return Settled(batch, base_offset, append_time_us, duplicate)
+
+    def _note_refusal(self, batch: InFlight, error: SemelError) -> None:
+        """Keeps an error that says something for certain about the batch itself."""
+        if isinstance(error, DedupStateExpired):
+            batch.refused = True
+            batch.error = error
+        elif not error.retriable and not isinstance(
+            error, OutOfOrderSequence | PartialOverlap | InternalError | DiskFull
+        ):
+            batch.error = error
+
+    def _out_of_order(self, batch: InFlight) -> Decision:
+        head = next(iter(self._in_flight.values()))
+        if batch is not head:
+            return Retry(0)
+        self._head_refusals += 1
+        if self._head_refusals <= HEAD_REFUSALS_MAX:
+            return Retry(0)
+        self.fence_wanted = True
+        return Fence(False)
+
+    def _trim(self, batch: InFlight, last_stored: int) -> None:
+        """Rows up to `last_stored` are in the queue already."""
+        if not batch.base <= last_stored < batch.last:
+            return
+        self._cut(batch, Sequence(last_stored))
+        self._in_flight = {each.base: each for each in self._in_flight.values()}
+
+    def _cut(self, batch: InFlight, last_stored: Sequence) -> None:
+        batch.payload, rows, batch.base = trim(batch.payload, last_stored)
+        batch.previous = last_stored
+        batch.trimmed += rows
+        batch.count -= rows
+
+    def _chain(self, batch: InFlight, chain: Sequence) -> Sequence:
+        """Puts a batch behind `chain` under the present identity; it goes out again."""
+        if not self.positions:
+            batch.base, batch.last = Sequence(chain + 1), Sequence(chain + batch.count)
+        batch.previous = chain
+        batch.payload = rebase(
+            batch.payload,
+            producer_id=self.producer_id,
+            epoch=self.epoch,
+            session=self.session,
+            previous_sequence=chain,
+            base_sequence=batch.base,
+            last_sequence=batch.last,
+        )
+        batch.sends = batch.open_answers = 0
+        batch.refused = False
+        batch.error = None
+        batch.queued = True
+        self._in_flight[batch.base] = batch
+        self._outgoing.append(batch)
+        return batch.last
+
+
+def _surely_absent(batch: InFlight) -> bool:
+    """Sent never, or once and refused by a queue that had no row for the producer."""
+    return batch.sends == 0 or (batch.sends == 1 and batch.refused)
+
+
+def _unknown_fate(batch: InFlight) -> DedupStateExpired:
+    return DedupStateExpired(
+        f"the queue has forgotten the producer: whether sequences {batch.base} to {batch.last}"
+        " were stored is unknown; they are not sent again",
+        epoch_floor=batch.error.epoch_floor if isinstance(batch.error, DedupStateExpired) else 0,
+    )
+
+
+def _offset_of(batch: InFlight, known: Many[Known]) -> int:
+    """Offset of the batch's first row, when the window of the reply still has it."""
+    for entry in known:
+        if entry.base <= batch.base and batch.last <= entry.last:
+            if entry.base == batch.base:
+                return entry.base_offset
+            if entry.last - entry.base == entry.count - 1:
+                return entry.base_offset + (batch.base - entry.base)
+    return -1

@@ -1,0 +1,220 @@
+"""Handles for messages that are on their way.
+
+How it works. A handle is a chunk and a row: two references, no lock, no state of its own. What
+became of the message is looked up in the chunk when somebody asks; whoever waits leaves a callable
+with the chunk, which calls it when one of its parts is settled.
+
+Invariants
+1. A handle that is done stays done, with the same result.
+2. Waiting costs nothing for handles nobody waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from semel.client.core.batching import Chunk, Outcome
+from semel.client.message import RecordMetadata
+from semel.protos.errors import TimedOut
+
+
+def wait_settled(chunk: Chunk, done: Callable[[], bool], timeout: float | None) -> bool:
+    """Blocks until `done()`, which settling a part of `chunk` may make true; False: too late."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while not done():
+        event = threading.Event()
+        chunk.waiters.append(event.set)
+        # A part that was settled in between has called waiters before ours was there.
+        if done():
+            return True
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and (left <= 0 or not event.wait(left)):
+            return done()
+        if left is None:
+            event.wait()
+    return True
+
+
+async def await_settled(chunk: Chunk, done: Callable[[], bool]) -> None:
+    """Like `wait_settled`, on the running loop and without a limit."""
+    loop = asyncio.get_running_loop()
+    while not done():
+        future: asyncio.Future[None] = loop.create_future()
+
+        def wake(future: asyncio.Future[None] = future) -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_finish, future)
+
+        chunk.waiters.append(wake)
+        if done():
+            return
+        await future
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class SendFuture:
+    """One message that was sent. Block on `result()`, or `await` it on any event loop."""
+
+    __slots__ = ("_chunk", "_row")
+
+    def __init__(self, chunk: Chunk, row: int) -> None:
+        self._chunk = chunk
+        self._row = row
+
+    def done(self) -> bool:
+        """The message is stored, or failed."""
+        return self._chunk.outcome_of(self._row) is not None
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Where the message was stored. Raises what it failed with, or TimedOut while it is open
+        after `timeout` seconds (it stays on its way)."""
+        self._wait(timeout)
+        return self._finished()
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """What the message failed with; None when it is stored. Raises TimedOut like `result`."""
+        self._wait(timeout)
+        found = self._chunk.outcome_of(self._row)
+        assert found is not None
+        return found[0].error
+
+    def add_done_callback(self, function: Callable[[SendFuture], object]) -> None:
+        """Calls `function(self)` once when done: at once, or later on the I/O thread, where it
+        must not block."""
+
+        def look() -> None:
+            if self.done():
+                function(self)
+            else:
+                self._chunk.waiters.append(look)
+
+        if self.done():
+            function(self)
+            return
+        fired = threading.Lock()
+
+        def once() -> None:
+            if not self.done():
+                self._chunk.waiters.append(once)
+            elif fired.acquire(blocking=False):
+                function(self)
+
+        self._chunk.waiters.append(once)
+        if self.done():
+            once()
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        if not self.done():
+            yield from await_settled(self._chunk, self.done).__await__()
+        return self._finished()
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self.done() and not wait_settled(self._chunk, self.done, timeout):
+            raise TimedOut(f"no acknowledgement within {timeout:g} s; the message is on its way")
+
+    def _finished(self) -> RecordMetadata:
+        found = self._chunk.outcome_of(self._row)
+        assert found is not None
+        outcome, part, place = found
+        if outcome.error is not None:
+            raise outcome.error
+        assert part is not None
+        offset, sequence = outcome.base_offset, outcome.base_sequence
+        place -= outcome.trimmed
+        offset = offset + place if offset >= 0 and place >= 0 else -1
+        if part.positions is not None:
+            sequence = int(part.positions[place + outcome.trimmed])
+        else:
+            sequence += place
+        return RecordMetadata(
+            self._chunk.topic,
+            part.queue.queue_id,
+            offset,
+            sequence,
+            outcome.duplicate or place < 0,
+            outcome.append_time_us,
+        )
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "pending"
+        return f"<SendFuture {state} topic={self._chunk.topic!r}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkSummary:
+    """What became of the messages of one `send_many`."""
+
+    messages: int
+    stored: int
+    """Newly stored by this call."""
+    duplicates: int
+    """Stored by an earlier attempt, this process's or an earlier one's (`skipped` included)."""
+    skipped: int
+    """Not even sent: the queue had their positions when the producer was opened."""
+
+
+class BulkFuture:
+    """The messages of one `send_many`. Block on `result()`, or `await` it."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, ranges: list[tuple[Chunk, int, int]]) -> None:
+        self._ranges = ranges
+
+    def done(self) -> bool:
+        """Every message is stored, or failed."""
+        return all(chunk.outcomes(start, end) is not None for chunk, start, end in self._ranges)
+
+    def result(self, timeout: float | None = None) -> BulkSummary:
+        """The summary. Raises the first failure, or TimedOut like `SendFuture.result`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for chunk, start, end in self._ranges:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+
+            def done(chunk: Chunk = chunk, start: int = start, end: int = end) -> bool:
+                return chunk.outcomes(start, end) is not None
+
+            if not done() and not wait_settled(chunk, done, left):
+                raise TimedOut(f"not all acknowledged within {timeout:g} s; the rest is on its way")
+        return self._finished()
+
+    def __await__(self) -> Generator[Any, None, BulkSummary]:
+        for chunk, start, end in self._ranges:
+
+            def done(chunk: Chunk = chunk, start: int = start, end: int = end) -> bool:
+                return chunk.outcomes(start, end) is not None
+
+            if not done():
+                yield from await_settled(chunk, done).__await__()
+        return self._finished()
+
+    def _finished(self) -> BulkSummary:
+        messages = stored = duplicates = skipped = 0
+        for chunk, start, end in self._ranges:
+            for count, outcome in chunk.outcomes(start, end) or ():
+                if outcome.error is not None:
+                    raise outcome.error
+                messages += count
+                trimmed = min(outcome.trimmed, count)
+                if outcome.duplicate:
+                    duplicates += count
+                    skipped += count if is_skipped(outcome) else 0
+                else:
+                    stored += count - trimmed
+                    duplicates += trimmed
+        return BulkSummary(messages=messages, stored=stored, duplicates=duplicates, skipped=skipped)
+
+
+def is_skipped(outcome: Outcome) -> bool:
+    """The rows were never sent."""
+    return outcome.duplicate and outcome.base_sequence < 0

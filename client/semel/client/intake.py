@@ -1,0 +1,452 @@
+"""The door of a producer: messages come in from any thread and wait for the I/O thread.
+
+How it works. Each topic has one *open* chunk that grows by a few list appends a message, and a
+line of *sealed* ones. The I/O thread is woken when a chunk is begun or sealed, never for each
+message. It takes sealed chunks as it can send them, and the open one when its linger says so.
+
+Invariants
+1. A message is in exactly one chunk, and chunks leave in the order in which they were begun.
+2. `buffered` counts every message that came in and is not settled. It exceeds `buffer_bytes` by at
+   most one message (or one bulk piece), and only asyncio callers, which must not be blocked, get
+   past the limit.
+3. After `close` or `fail` nothing comes in.
+
+Not here: routing (`core/batching.py`), sending (`producer.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from semel.client.config import ProducerConfig
+from semel.client.core.batching import NO_QUEUE, ROW_BYTES, Chunk, cuts, message_sizes
+from semel.client.runtime import IO_THREAD
+from semel.protos.batch import MESSAGE_BYTES_MAX
+from semel.protos.columns import Columns
+from semel.protos.errors import BufferFull, Closed, InvalidRequest, MessageTooLarge
+
+Headers: TypeAlias = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
+
+INT64_MAX: Final = (1 << 63) - 1
+SEAL_BYTES_MAX: Final = 4 << 20
+"""A chunk for many queues is at most so large before it is routed."""
+
+
+class TopicIntake:
+    """Messages of one topic that the I/O thread has not taken yet."""
+
+    __slots__ = (
+        "last_position",
+        "message_bytes_max",
+        "name",
+        "open",
+        "seal_bytes",
+        "seal_bytes_routed",
+        "sealed",
+    )
+
+    def __init__(self, name: str, batch_bytes: int) -> None:
+        self.name = name
+        self.open: Chunk | None = None
+        self.sealed: deque[Chunk] = deque()
+        self.message_bytes_max = MESSAGE_BYTES_MAX
+        self.seal_bytes = batch_bytes
+        self.seal_bytes_routed = batch_bytes
+        """For chunks whose rows go to several queues."""
+        self.last_position = -1
+
+    @property
+    def waiting(self) -> bool:
+        return self.open is not None or bool(self.sealed)
+
+
+class Intake:
+    """The door of one producer."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        *,
+        wake: Callable[[], None],
+        open_topic: Callable[[str], object] | None,
+    ) -> None:
+        """`wake` is called from any thread. `open_topic` may block; it is called before the first
+        message of a topic comes in."""
+        self._config = config
+        self._positions = config.source_positions
+        self._wake = wake
+        self._woken = False
+        self._open_topic = open_topic
+        self._topics: dict[str, TopicIntake] = {}
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._limit = config.buffer_bytes
+        self._timeout = config.delivery_timeout_ms / 1000
+        self._failure: Exception | None = None
+        self.buffered = 0
+        self.outstanding: dict[int, Chunk] = {}
+        """Chunks that are not settled, by identity, oldest first."""
+        self.messages = 0
+        """Messages that came in."""
+
+    # --- any thread -----------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        timestamp_us: int | None,
+        queue: int | None,
+        position: int | None,
+        block: bool,
+    ) -> tuple[Chunk, int]:
+        """One message: its chunk and row.
+
+        Raises InvalidRequest, MessageTooLarge, BufferFull, Closed, or the producer's failure.
+        """
+        intake = self._topics.get(topic)
+        if intake is None:
+            intake = self._begin_topic(topic)
+        if type(value) is not bytes:
+            value = _as_bytes("value", value)
+        size = len(value)
+        if key is not None:
+            if type(key) is not bytes:
+                key = _as_bytes("key", key)
+            size += len(key)
+        if headers is not None:
+            headers, extra = _as_pairs(headers)
+            size += extra
+        if timestamp_us is not None:
+            _check_time(timestamp_us)
+        if queue is not None:
+            _check_queue(queue)
+        if size > intake.message_bytes_max:
+            raise MessageTooLarge(
+                f"message of {size} bytes for topic {topic!r}; the limit is"
+                f" {intake.message_bytes_max}",
+                limit_bytes=intake.message_bytes_max,
+            )
+        size += ROW_BYTES
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self.buffered >= self._limit:
+                self._wait_for_room(block)
+            if self._positions or position is not None:
+                self._check_position(intake, position)
+            chunk = intake.open
+            wake = False
+            if chunk is None:
+                chunk = self._begin(intake)
+                wake = True
+            row = chunk.count
+            chunk.values.append(value)
+            if chunk.keys is not None:
+                chunk.keys.append(key)
+            elif key is not None:
+                chunk.keys = [None] * row
+                chunk.keys.append(key)
+            if headers is not None or chunk.headers is not None:
+                _append(chunk, "headers", headers or (), ())
+            if timestamp_us is not None or chunk.timestamps is not None:
+                stamp = chunk.created_us if timestamp_us is None else timestamp_us
+                _append(chunk, "timestamps", stamp, chunk.created_us)
+            if queue is not None or chunk.queues is not None:
+                _append(chunk, "queues", NO_QUEUE if queue is None else queue, NO_QUEUE)
+            if position is not None:
+                chunk.positions.append(position)
+                intake.last_position = position
+            chunk.count = row + 1
+            chunk.bytes += size
+            self.buffered += size
+            self.messages += 1
+            if chunk.bytes >= intake.seal_bytes and (
+                chunk.bytes >= intake.seal_bytes_routed
+                or (chunk.keys is None and not self._positions)
+            ):
+                intake.sealed.append(chunk)
+                intake.open = None
+                wake = True
+            if wake and not self._woken:
+                self._woken = True
+            else:
+                wake = False
+        if wake:
+            self._wake()
+        return chunk, row
+
+    def bulk_pieces(
+        self,
+        topic: str,
+        values: Any,
+        keys: Any,
+        headers: Any,
+        timestamps_us: Any,
+        positions: Any,
+    ) -> tuple[TopicIntake, list[tuple[Columns, Any, int]]]:
+        """Many messages, checked and cut into pieces of about one chunk: columns, positions, size.
+
+        Raises like `append`; nothing has come in then.
+        """
+        intake = self._topics.get(topic)
+        if intake is None:
+            intake = self._begin_topic(topic)
+        columns = Columns.from_arrow(values, keys=keys, headers=headers, timestamps=timestamps_us)
+        count = len(columns)
+        numbers = None
+        if positions is not None:
+            try:
+                numbers = np.asarray(positions, np.int64)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise InvalidRequest(f"positions must be whole numbers: {error}") from error
+            if numbers.shape != (count,):
+                raise InvalidRequest(f"{numbers.size} positions for {count} values")
+            if count and (numbers[0] < 0 or bool((np.diff(numbers) <= 0).any())):
+                raise InvalidRequest("positions must rise from message to message, from 0")
+        if (numbers is not None) != self._positions and count:
+            self._check_position(intake, None if numbers is None else int(numbers[0]))
+        if not count:
+            return intake, []
+        sizes = message_sizes(columns)
+        largest = int(sizes.max())
+        if largest > intake.message_bytes_max:
+            raise MessageTooLarge(
+                f"message {int(sizes.argmax())} of the call has {largest} bytes;"
+                f" the limit for topic {topic!r} is {intake.message_bytes_max}",
+                limit_bytes=intake.message_bytes_max,
+            )
+        routed = columns.keys is not None or self._positions
+        limit = intake.seal_bytes_routed if routed else intake.seal_bytes
+        ends = np.concatenate(([0], np.cumsum(sizes + ROW_BYTES)))
+        return intake, [
+            (
+                columns.slice(start, end),
+                None if numbers is None else numbers[start:end],
+                int(ends[end] - ends[start]),
+            )
+            for start, end in cuts(ends, 0, count, limit)
+        ]
+
+    def append_piece(
+        self,
+        intake: TopicIntake,
+        piece: tuple[Columns, Any, int],
+        queue: int | None,
+        block: bool,
+    ) -> tuple[Chunk, int, int]:
+        """One piece of a bulk: its chunk, first row and end. Raises like `append`."""
+        columns, positions, size = piece
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self.buffered >= self._limit:
+                self._wait_for_room(block)
+            if positions is not None:
+                self._check_position(intake, int(positions[0]))
+                intake.last_position = int(positions[-1])
+            if intake.open is not None:
+                intake.sealed.append(intake.open)
+            chunk = self._begin(intake)
+            intake.open = None
+            intake.sealed.append(chunk)
+            chunk.values = columns.values
+            chunk.keys = columns.keys
+            chunk.headers = columns.headers
+            chunk.timestamps = columns.timestamps
+            chunk.positions = positions
+            chunk.queues = queue
+            chunk.count = len(columns)
+            chunk.bytes = size
+            self.buffered += size
+            self.messages += chunk.count
+            wake = not self._woken
+            self._woken = True
+        if wake:
+            self._wake()
+        return chunk, 0, chunk.count
+
+    def snapshot(self) -> list[Chunk]:
+        """Chunks that are not settled now."""
+        with self._lock:
+            return list(self.outstanding.values())
+
+    def failure(self) -> Exception | None:
+        """Why nothing comes in any more."""
+        return self._failure
+
+    # --- the I/O thread -------------------------------------------------------------------------
+
+    def on_woken(self) -> list[TopicIntake]:
+        """Topics that have something to take; further messages wake again."""
+        with self._lock:
+            self._woken = False
+            return [intake for intake in self._topics.values() if intake.waiting]
+
+    def take(self, intake: TopicIntake, *, open_too: bool) -> Chunk | None:
+        """The next chunk of a topic; an open one only if asked for."""
+        with self._lock:
+            if intake.sealed:
+                return intake.sealed.popleft()
+            if open_too and intake.open is not None:
+                chunk, intake.open = intake.open, None
+                return chunk
+            return None
+
+    def release(self, chunk: Chunk) -> None:
+        """A chunk is settled: its bytes are free."""
+        with self._room:
+            if self.outstanding.pop(id(chunk), None) is not None:
+                self.buffered -= chunk.bytes
+                self._room.notify_all()
+
+    def has_room(self) -> bool:
+        return self.buffered < self._limit
+
+    def fail(self, error: Exception) -> list[Chunk]:
+        """Nothing comes in any more; what nobody has taken yet is returned."""
+        with self._room:
+            if self._failure is None:
+                self._failure = error
+            left: list[Chunk] = []
+            for intake in self._topics.values():
+                left += intake.sealed
+                intake.sealed.clear()
+                if intake.open is not None:
+                    left.append(intake.open)
+                    intake.open = None
+            self._room.notify_all()
+            return left
+
+    def expired(self, now: float) -> list[Chunk]:
+        """Chunks past their deadline that nobody has taken, removed from the door."""
+        with self._lock:
+            found: list[Chunk] = []
+            for intake in self._topics.values():
+                while intake.sealed and intake.sealed[0].deadline <= now:
+                    found.append(intake.sealed.popleft())
+                chunk = intake.open
+                if not intake.sealed and chunk is not None and chunk.deadline <= now:
+                    found.append(chunk)
+                    intake.open = None
+            return found
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _begin(self, intake: TopicIntake) -> Chunk:
+        chunk = Chunk(intake.name, time.time_ns() // 1000, time.monotonic() + self._timeout)
+        if self._positions:
+            chunk.positions = []
+        intake.open = chunk
+        self.outstanding[id(chunk)] = chunk
+        return chunk
+
+    def _begin_topic(self, topic: str) -> TopicIntake:
+        if not isinstance(topic, str) or not topic:
+            raise InvalidRequest(f"topic must be a name, not {topic!r}")
+        if self._failure is not None:
+            raise self._failure
+        if self._open_topic is not None:
+            self._open_topic(topic)
+        return self.topic(topic)
+
+    def topic(self, topic: str) -> TopicIntake:
+        """The door of one topic."""
+        with self._lock:
+            intake = self._topics.get(topic)
+            if intake is None:
+                intake = self._topics[topic] = TopicIntake(topic, self._config.batch_bytes)
+            return intake
+
+    def forget(self, topic: str) -> None:
+        """The topic must be opened again before the next message."""
+        with self._lock:
+            intake = self._topics.get(topic)
+            if intake is not None and not intake.waiting:
+                del self._topics[topic]
+
+    def _check_position(self, intake: TopicIntake, position: int | None) -> None:
+        if not self._positions:
+            raise InvalidRequest("position needs producer(name, source_positions=True)")
+        if position is None:
+            raise InvalidRequest("a producer with source_positions needs a position a message")
+        if position.__class__ is not int or not 0 <= position <= INT64_MAX:
+            raise InvalidRequest(f"position must be a whole number from 0, not {position!r}")
+        if position <= intake.last_position:
+            raise InvalidRequest(
+                f"position {position} for topic {intake.name!r} does not rise:"
+                f" the last one was {intake.last_position}"
+            )
+
+    def _wait_for_room(self, block: bool) -> None:
+        """Called with the lock held, which is free while waiting."""
+        if self._config.buffer_full == "raise":
+            raise BufferFull(
+                f"{self.buffered} bytes wait for their acknowledgement; buffer_bytes is"
+                f" {self._limit}"
+            )
+        if threading.current_thread().name == IO_THREAD:
+            raise BufferFull("a callback must not wait for room in the buffer")
+        if not block:
+            return
+        while self.buffered >= self._limit:
+            self._room.wait(0.5)
+            if self._failure is not None:
+                raise self._failure
+
+
+def closed_error() -> Closed:
+    return Closed("the producer is closed")
+
+
+def _append(chunk: Chunk, name: str, item: Any, default: Any) -> None:
+    column = getattr(chunk, name)
+    if column is None:
+        column = [default] * chunk.count
+        setattr(chunk, name, column)
+    column.append(item)
+
+
+def _as_bytes(name: str, value: Any) -> bytes:
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{name} is not valid Unicode: {error}") from error
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidRequest(f"{name} must be bytes (or str, as UTF-8), not {type(value).__name__}")
+
+
+def _as_pairs(headers: Headers) -> tuple[list[tuple[str, bytes]], int]:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    found: list[tuple[str, bytes]] = []
+    size = 0
+    try:
+        for name, value in pairs:
+            if not isinstance(name, str):
+                raise InvalidRequest(f"a header's name must be str, not {type(name).__name__}")
+            data = _as_bytes(f"header {name!r}", value)
+            size += len(_as_bytes("header name", name)) + len(data)
+            found.append((name, data))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"headers must be (str, bytes) pairs or a mapping: {error}") from None
+    return found, size
+
+
+def _check_time(value: Any) -> None:
+    if not isinstance(value, int) or not -INT64_MAX <= value <= INT64_MAX:
+        raise InvalidRequest(f"timestamp_us must be whole microseconds, not {value!r}")
+
+
+def _check_queue(value: Any) -> None:
+    if value.__class__ is not int or not 0 <= value < 1 << 31:
+        raise InvalidRequest(f"queue must be a queue's number, not {value!r}")

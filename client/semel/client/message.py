@@ -1,0 +1,273 @@
+"""Messages as an application sees them.
+
+How it works. A fetched batch becomes `Rows`: its columns, turned into Python lists one by one and
+only when somebody asks. A `Message` is a row number beside it, so that a loop which looks at values
+alone pays for values alone.
+
+Not here: bytes and their checks (`semel.protos.columns`).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from semel.protos.batch import (
+    BROKER_HEADER_BYTES,
+    BatchFlags,
+    BatchHeader,
+    check_batch,
+    decode_broker_header,
+)
+from semel.protos.body import offsets_of
+from semel.protos.columns import RECORD_SCHEMA, Columns, decode_columns, to_record_batch
+from semel.protos.ids import QueueKey
+
+ARROW_SCHEMA: Final = pa.schema(
+    [*RECORD_SCHEMA, pa.field("topic", pa.string()), pa.field("queue", pa.int64())]
+)
+"""Columns of `poll_arrow`."""
+
+
+class RecordMetadata(NamedTuple):
+    """Where a message was stored."""
+
+    topic: str
+    queue: int
+    offset: int
+    """-1 for a duplicate whose offset the queue does not remember."""
+    sequence: int
+    duplicate: bool
+    """It was stored by an earlier attempt."""
+    timestamp_us: int
+    """Log time of its append, microseconds since the epoch; 0 when not known."""
+
+
+class Rows:
+    """Some rows of one stored batch."""
+
+    __slots__ = (
+        "_columns",
+        "_headers",
+        "_keys",
+        "_sequences",
+        "_stamps",
+        "_stored",
+        "_values",
+        "base_offset",
+        "count",
+        "header",
+        "queue",
+        "row_start",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        queue: QueueKey,
+        stored: memoryview,
+        base_offset: int,
+        row_start: int,
+        row_end: int,
+    ) -> None:
+        """Checks CRCs and lengths. `base_offset` is that of row `row_start`.
+
+        Raises CorruptBatch.
+        """
+        batch = stored[BROKER_HEADER_BYTES:]
+        decode_broker_header(stored)
+        header = check_batch(batch)
+        self.topic = topic
+        self.queue = queue
+        self.header: BatchHeader = header
+        self.base_offset = base_offset
+        self.row_start = row_start
+        self.count = row_end - row_start
+        self._stored = stored
+        self._columns: Columns | None = None
+        self._values: list[bytes] | None = None
+        self._keys: list[bytes | None] | None = None
+        self._headers: list[list[tuple[str, bytes]]] | None = None
+        self._stamps: list[int] | None = None
+        self._sequences: list[int] | None = None
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + self.count
+
+    @property
+    def columns(self) -> Columns:
+        columns = self._columns
+        if columns is None:
+            columns = decode_columns(self._stored[BROKER_HEADER_BYTES:], self.header)
+            if self.count != self.header.count:
+                columns = columns.slice(self.row_start, self.row_start + self.count)
+            self._columns = columns
+        return columns
+
+    @property
+    def values(self) -> list[bytes]:
+        if self._values is None:
+            self._values = _pieces(self.columns.values)
+        return self._values
+
+    @property
+    def keys(self) -> list[bytes | None]:
+        if self._keys is None:
+            keys = self.columns.keys
+            if keys is None:
+                self._keys = [None] * self.count
+            elif keys.null_count:
+                self._keys = keys.to_pylist()
+            else:
+                self._keys = [*_pieces(keys)]
+        return self._keys
+
+    @property
+    def headers(self) -> list[list[tuple[str, bytes]]]:
+        if self._headers is None:
+            headers = self.columns.headers
+            if headers is None:
+                self._headers = [[] for _ in range(self.count)]
+            else:
+                self._headers = [
+                    [(pair["key"], pair["value"]) for pair in pairs or ()]
+                    for pairs in headers.to_pylist()
+                ]
+        return self._headers
+
+    @property
+    def stamps(self) -> list[int]:
+        if self._stamps is None:
+            stamps = self.columns.timestamps
+            self._stamps = (
+                [self.header.first_timestamp_us] * self.count
+                if stamps is None
+                else stamps.to_pylist()
+            )
+        return self._stamps
+
+    @property
+    def sequences(self) -> list[int]:
+        if self._sequences is None:
+            sequences = self.columns.sequences
+            first = self.header.base_sequence + self.row_start
+            self._sequences = (
+                list(range(first, first + self.count))
+                if sequences is None
+                else sequences.to_pylist()
+            )
+        return self._sequences
+
+    def messages(self, start: int = 0, end: int | None = None) -> list[Message]:
+        """Messages of rows `[start, end)`, counted from the first of these rows."""
+        return [Message(self, row) for row in range(start, self.count if end is None else end)]
+
+    def arrow(self, start: int = 0) -> pa.RecordBatch:
+        """Rows from `start` on as ARROW_SCHEMA, without a copy where the batch has no codec."""
+        batch = to_record_batch(
+            self._stored,
+            self.row_start + start,
+            self.row_start + self.count,
+            base_offset=self.base_offset - self.row_start,
+        )
+        count = self.count - start
+        return pa.RecordBatch.from_arrays(
+            [
+                *batch.columns,
+                pa.repeat(pa.scalar(self.topic, pa.string()), count),
+                pa.repeat(pa.scalar(self.queue.queue_id, pa.int64()), count),
+            ],
+            schema=ARROW_SCHEMA,
+        )
+
+    @property
+    def is_mark(self) -> bool:
+        """An empty batch that only moves a producer's position."""
+        return bool(self.header.flags & BatchFlags.POSITION_MARK)
+
+
+def _pieces(column: pa.Array) -> list[bytes]:
+    """The values of a binary column without nulls; several times faster than `to_pylist`."""
+    data = column.buffers()[2]
+    if data is None:
+        return [b""] * len(column)
+    offsets = offsets_of(column).tolist()
+    start = offsets[0]
+    whole = data.slice(start, offsets[-1] - start).to_pybytes()
+    if start:
+        offsets = [offset - start for offset in offsets]
+    return [whole[a:b] for a, b in pairwise(offsets)]
+
+
+class Message:
+    """One message. Attributes are read-only and decoded on first use."""
+
+    __slots__ = ("_row", "_rows")
+
+    def __init__(self, rows: Rows, row: int) -> None:
+        self._rows = rows
+        self._row = row
+
+    @property
+    def topic(self) -> str:
+        return self._rows.topic
+
+    @property
+    def topic_id(self) -> int:
+        """Tells a topic from one of the same name that was deleted."""
+        return self._rows.queue.topic_id
+
+    @property
+    def queue(self) -> int:
+        return self._rows.queue.queue_id
+
+    @property
+    def offset(self) -> int:
+        return self._rows.base_offset + self._row
+
+    @property
+    def key(self) -> bytes | None:
+        return self._rows.keys[self._row]
+
+    @property
+    def value(self) -> bytes:
+        return self._rows.values[self._row]
+
+    @property
+    def headers(self) -> list[tuple[str, bytes]]:
+        return self._rows.headers[self._row]
+
+    @property
+    def timestamp_us(self) -> int:
+        """As the producer gave it, or when its batch was closed; microseconds since the epoch."""
+        return self._rows.stamps[self._row]
+
+    @property
+    def producer_id(self) -> int:
+        return self._rows.header.producer_id
+
+    @property
+    def sequence(self) -> int:
+        """The producer's own number of it in this queue."""
+        return self._rows.sequences[self._row]
+
+    def __repr__(self) -> str:
+        return f"Message(topic={self.topic!r}, queue={self.queue}, offset={self.offset})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """All attributes, for printing."""
+        return {
+            "topic": self.topic,
+            "queue": self.queue,
+            "offset": self.offset,
+            "timestamp_us": self.timestamp_us,
+            "key": self.key,
+            "value": self.value,
+            "headers": self.headers,
+            "producer_id": self.producer_id,
+            "sequence": self.sequence,
+        }

@@ -1,0 +1,666 @@
+"""A producer's heart on the I/O thread: identity, fences, routing of chunks, outcomes.
+
+How it works. Chunks come from the door (`intake.py`), are routed to lanes (`lanes.py`) and come
+back as outcomes. A topic is *opened* before its first message goes out: its route is fetched, and a
+named producer fences all its queues, whose replies say what earlier incarnations wrote. An
+anonymous producer fences a queue when it first uses it. Later fences settle doubts (see
+`core/sequences.py`).
+
+Invariants
+1. Nothing is sent to a queue before a fence of this incarnation was applied there.
+2. Messages without a key or position go to a queue with room, a batch at a time; once a batch has a
+   sequence only a fence can free its messages for another one.
+3. With source positions the first failure ends the producer: what comes after a hole must not be
+   stored, or an exact resume would skip the hole.
+
+Not here: the API (`sync.py`, `aio.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+import numpy as np
+
+from semel.client.cluster import Cluster
+from semel.client.config import ProducerConfig
+from semel.client.core.batching import Chunk, Outcome, Part, route
+from semel.client.core.routing import TopicRoute
+from semel.client.core.sequences import (
+    Decision,
+    Failed,
+    Fatal,
+    Fence,
+    Known,
+    Moved,
+    Retry,
+    SendWindow,
+    Settled,
+)
+from semel.client.futures import await_settled
+from semel.client.intake import SEAL_BYTES_MAX, Intake, TopicIntake
+from semel.client.lanes import Lane, Link
+from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, MESSAGE_BYTES_MAX
+from semel.protos.errors import (
+    Closed,
+    DedupStateExpired,
+    InvalidRequest,
+    ProducerFenced,
+    SemelError,
+    TimedOut,
+    UnknownQueue,
+    UnknownTopic,
+)
+from semel.protos.ids import GroupId, ProducerId
+from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
+
+logger = logging.getLogger(__name__)
+
+FIRST_SESSION: Final = 1
+FENCE_QUEUES_MAX: Final = 1_000
+"""Queues in one FENCE."""
+ANSWERS_WAIT_S: Final = 1.0
+"""How long a reopen waits for answers that are still on their way."""
+EXPIRY_CHECK_S: Final = 0.25
+_BODY_ROOM: Final = HEADER_BYTES + 64 * 1024
+"""A batch is cut so much below the topic's limit: offsets and padding come on top."""
+
+
+@dataclass(slots=True)
+class ProducerStats:
+    """What a producer has done so far, in messages unless said otherwise."""
+
+    sent: int = 0
+    """Came in through `send` and `send_many`."""
+    stored: int = 0
+    """Acknowledged as new."""
+    duplicates: int = 0
+    """Acknowledged as stored before: retries that the broker recognised."""
+    skipped: int = 0
+    """Not sent: the queue had their positions when the producer was opened."""
+    failed: int = 0
+    batches: int = 0
+    """Batches acknowledged."""
+    retries: int = 0
+    """Batches that were sent again."""
+    bytes: int = 0
+    """Of acknowledged batches, as stored."""
+
+
+class _Topic:
+    """An opened topic of one producer."""
+
+    def __init__(self, route: TopicRoute, lanes: list[Lane], config: ProducerConfig) -> None:
+        self.route = route
+        self.lanes = lanes
+        self.by_key = {lane.key: lane for lane in lanes}
+        self.unsettled = 0
+        """Parts that were routed and are not settled."""
+        self.turn = 0
+        self.linger: asyncio.TimerHandle | None = None
+        self.resume: np.ndarray[Any, np.dtype[np.int64]] | None = None
+        batch_bytes_max = route.batch_bytes_max or BATCH_BYTES_DEFAULT
+        message_bytes_max = route.message_bytes_max or MESSAGE_BYTES_MAX
+        self.batch_bytes = max(1, min(config.batch_bytes, batch_bytes_max - _BODY_ROOM))
+        self.message_bytes_max = min(message_bytes_max, MESSAGE_BYTES_MAX)
+        if config.source_positions:
+            self.resume = np.full(len(lanes), -1, np.int64)
+
+
+class ProducerCore:
+    """One producer. Everything but `intake` lives on the I/O thread."""
+
+    def __init__(self, cluster: Cluster, name: str, config: ProducerConfig, intake: Intake) -> None:
+        self.config = config
+        self.name = name
+        self.intake = intake
+        self.stats = ProducerStats()
+        self.producer_id = ProducerId(0)
+        self.epoch = 0
+        self.first_error: Exception | None = None
+        """First failure since the last flush."""
+        self._cluster = cluster
+        self._topics: dict[str, _Topic] = {}
+        self._opening: dict[str, asyncio.Task[_Topic]] = {}
+        self._identity: asyncio.Task[None] | None = None
+        self._links: dict[GroupId, Link] = {}
+        self._lanes_to_fence: list[Lane] = []
+        self._flushing = 0
+        self._pump_due = False
+        self._expiry: asyncio.Task[None] | None = None
+        self._done = False
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._expiry = self._cluster.spawn(self._expire(), "semel-producer-expiry")
+
+    def fail(self, error: Exception) -> None:
+        """The producer is at its end: everything that is open fails with `error`."""
+        if self._done:
+            return
+        self._done = True
+        for chunk in self.intake.fail(error):
+            self._fail_chunk(chunk, error)
+        for chunk in self.intake.snapshot():
+            self._fail_chunk(chunk, error)
+        for link in self._links.values():
+            link.close()
+        if self._expiry is not None:
+            self._expiry.cancel()
+
+    def close(self) -> None:
+        """Ends at once; call `flush` before."""
+        self.fail(Closed("the producer is closed"))
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_CHECK_S)
+            now = time.monotonic()
+            for chunk in self.intake.expired(now):
+                self._fail_chunk(chunk, self._timed_out(chunk, None))
+            for topic in list(self._topics.values()):
+                for lane in topic.lanes:
+                    self._expire_lane(lane, now)
+
+    def _expire_lane(self, lane: Lane, now: float) -> None:
+        for part in list(lane.pending):
+            if part.chunk.deadline > now:
+                break
+            self.settle(part, Outcome(error=self._timed_out(part.chunk, lane)))
+        if lane.window is None or not lane.window.in_flight:
+            return
+        for batch in lane.window.batches():
+            assert isinstance(batch.tag, Part)
+            part = batch.tag
+            if part.chunk.deadline > now:
+                break
+            if part.outcome is None:
+                # Its fate is unknown, so it stays in the window: the chain needs it.
+                self.settle(part, Outcome(error=self._timed_out(part.chunk, lane)))
+
+    def _timed_out(self, chunk: Chunk, lane: Lane | None) -> TimedOut:
+        reason = lane.link.last_error if lane is not None else None
+        why = f": {reason.message}" if reason is not None else ""
+        return TimedOut(
+            f"not acknowledged within {self.config.delivery_timeout_ms / 1000:g} s"
+            f" (topic {chunk.topic!r}){why}"
+        )
+
+    # --- opening --------------------------------------------------------------------------------
+
+    async def open_topic(self, name: str) -> _Topic:
+        """The topic, ready to be sent to. Raises SemelError."""
+        failure = self.intake.failure()
+        if failure is not None:
+            raise failure
+        topic = self._topics.get(name)
+        if topic is not None:
+            return topic
+        task = self._opening.get(name)
+        if task is None:
+            task = self._cluster.spawn(self._open(name), f"semel-open-{name}")
+            self._opening[name] = task
+            task.add_done_callback(lambda _: self._opening.pop(name, None))
+        return await asyncio.shield(task)
+
+    async def _open(self, name: str) -> _Topic:
+        route, _ = await asyncio.gather(self._cluster.topic(name), self._ensure_identity())
+        lanes = self._lanes_of(route)
+        if self.name:
+            try:
+                await self._fence(lanes)
+            except (UnknownQueue, UnknownTopic):
+                # The route may be of a topic that was deleted and created again.
+                route = await self._cluster.topic(name, refresh=True)
+                lanes = self._lanes_of(route)
+                await self._fence(lanes)
+            except ProducerFenced as error:
+                self.fail(error)
+                raise
+        topic = _Topic(route, lanes, self.config)
+        if topic.resume is not None:
+            topic.resume[:] = [lane.resume for lane in lanes]
+        intake = self.intake.topic(name)
+        intake.message_bytes_max = topic.message_bytes_max
+        intake.seal_bytes = topic.batch_bytes
+        intake.seal_bytes_routed = max(
+            topic.batch_bytes, min(SEAL_BYTES_MAX, topic.batch_bytes * len(lanes))
+        )
+        self._topics[name] = topic
+        for lane in lanes:
+            lane.link.add(lane)
+        return topic
+
+    def _lanes_of(self, route: TopicRoute) -> list[Lane]:
+        lanes = []
+        for queue in route.queues:
+            link = self._links.get(queue.group_id)
+            if link is None:
+                link = self._links[queue.group_id] = Link(self, self._cluster, queue.group_id)
+            lanes.append(Lane(self, queue, link))
+        return lanes
+
+    async def _ensure_identity(self) -> None:
+        if self._identity is None or (self._identity.done() and not self.producer_id):
+            self._identity = self._cluster.spawn(self._open_identity(), "semel-open-producer")
+        await asyncio.shield(self._identity)
+
+    async def _open_identity(self) -> None:
+        request = controller_pb2.OpenProducerRequest(name=self.name, open_id=os.urandom(16))
+        reply = await self._cluster.controller("OpenProducer", request)
+        self.producer_id, self.epoch = ProducerId(reply.producer_id), reply.epoch
+
+    async def _reopen(self, old_epoch: int, old_id: ProducerId) -> None:
+        """A new epoch (for an anonymous producer: a new id), unless there is one already."""
+        if (self.producer_id, self.epoch) != (old_id, old_epoch):
+            return
+        self._identity = self._cluster.spawn(self._open_identity(), "semel-open-producer")
+        await asyncio.shield(self._identity)
+        if self.name and self.epoch > old_epoch + 1:
+            raise ProducerFenced(
+                f"producer {self.name!r} was opened elsewhere; this one ends",
+                current_epoch=self.epoch - 1,
+            )
+
+    # --- fences ---------------------------------------------------------------------------------
+
+    async def _fence(self, lanes: list[Lane]) -> None:
+        """The first FENCE of lanes: gives each its window. Raises SemelError."""
+        session = max(lane.session for lane in lanes) + 1
+        for lane in lanes:
+            lane.session = session
+        for attempt in range(3):
+            producer_id, epoch = self.producer_id, self.epoch
+            try:
+                rows = await self._ask_fence(lanes, session)
+                break
+            except DedupStateExpired:
+                if attempt == 2:
+                    raise
+                await self._reopen(epoch, producer_id)
+        for lane, row in zip(lanes, rows, strict=True):
+            lane.resume = row.last_sequence
+            lane.window = SendWindow(
+                producer_id=producer_id,
+                epoch=epoch,
+                session=session,
+                last_sequence=row.last_sequence,
+                max_in_flight=self.config.max_in_flight,
+                positions=self.config.source_positions,
+            )
+
+    async def _ask_fence(self, lanes: list[Lane], session: int) -> list[broker_pb2.ProducerRow]:
+        """Rows in the order of `lanes`."""
+        by_group: dict[GroupId, list[Lane]] = {}
+        for lane in lanes:
+            by_group.setdefault(lane.route.group_id, []).append(lane)
+        requests = [
+            (group_id, group[start : start + FENCE_QUEUES_MAX])
+            for group_id, group in by_group.items()
+            for start in range(0, len(group), FENCE_QUEUES_MAX)
+        ]
+        replies = await asyncio.gather(
+            *(
+                self._cluster.call_master(
+                    group_id,
+                    "FenceProducer",
+                    broker_pb2.FenceProducerRequest(
+                        queues=[
+                            common_pb2.QueueRef(
+                                topic_id=lane.key.topic_id, queue_id=lane.key.queue_id
+                            )
+                            for lane in some
+                        ],
+                        producer_id=self.producer_id,
+                        epoch=self.epoch,
+                        session=session,
+                        name=self.name,
+                    ),
+                    self.config.delivery_timeout_ms / 1000,
+                )
+                for group_id, some in requests
+            )
+        )
+        rows = {
+            lane.key: row
+            for (_, some), reply in zip(requests, replies, strict=True)
+            for lane, row in zip(some, reply.rows, strict=True)
+        }
+        return [rows[lane.key] for lane in lanes]
+
+    def _fence_later(self, lane: Lane) -> None:
+        """First fence of a lane in use; all lanes of one turn of the loop share a request."""
+        if lane.fencing:
+            return
+        lane.fencing = True
+        if not self._lanes_to_fence:
+            asyncio.get_running_loop().call_soon(self._start_first_fences)
+        self._lanes_to_fence.append(lane)
+
+    def _start_first_fences(self) -> None:
+        lanes, self._lanes_to_fence = self._lanes_to_fence, []
+        if lanes and not self._done:
+            self._cluster.spawn(self._first_fences(lanes), "semel-fence")
+
+    async def _first_fences(self, lanes: list[Lane]) -> None:
+        try:
+            await self._fence(lanes)
+        except SemelError as error:
+            for lane in lanes:
+                lane.fencing = False
+                self._fail_lane(lane, error)
+            return
+        for lane in lanes:
+            lane.fencing = False
+            lane.link.on_ready(lane)
+        self._pump_soon()
+
+    async def _fence_again(self, lane: Lane, reopen: bool) -> None:
+        """Settles doubts about a lane; see `SendWindow.on_fenced`."""
+        window = lane.window
+        assert window is not None
+        try:
+            if reopen:
+                give_up = time.monotonic() + ANSWERS_WAIT_S
+                while window.answers_open and time.monotonic() < give_up:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                await self._reopen(window.epoch, window.producer_id)
+            same = (self.producer_id, self.epoch) == (window.producer_id, window.epoch)
+            session = lane.session = lane.session + 1 if same else FIRST_SESSION
+            producer_id, epoch = self.producer_id, self.epoch
+            window.claimed = max(window.claimed, (epoch, session))
+            (row,) = await self._ask_fence([lane], session)
+        except ProducerFenced as error:
+            self.fail(error)
+            return
+        except SemelError as error:
+            lane.fencing = False
+            self._fail_lane(lane, error)
+            return
+        decisions = window.on_fenced(
+            producer_id=producer_id,
+            epoch=epoch,
+            session=session,
+            last_sequence=row.last_sequence,
+            known=[
+                Known(entry.base_sequence, entry.last_sequence, entry.base_offset, entry.count)
+                for entry in row.window
+            ],
+        )
+        lane.fencing = False
+        lane.link.restart()
+        self.perform(lane, decisions)
+        lane.link.on_ready(lane)
+
+    def _fail_lane(self, lane: Lane, error: SemelError) -> None:
+        """The queue cannot be written: what waits for it fails; a deleted topic is forgotten."""
+        for part in list(lane.pending):
+            self.settle(part, Outcome(error=error))
+        lane.pending.clear()
+        if lane.window is not None:
+            for batch in lane.window.batches():
+                assert isinstance(batch.tag, Part)
+                lane.link.in_flight_bytes -= batch.size
+                self.settle(batch.tag, Outcome(error=error))
+            lane.window = None
+        if isinstance(error, UnknownTopic | UnknownQueue):
+            for name, topic in list(self._topics.items()):
+                if lane in topic.lanes:
+                    self._forget(name, topic, error)
+
+    def _forget(self, name: str, topic: _Topic, error: SemelError) -> None:
+        del self._topics[name]
+        self._cluster.routes.on_topic_gone(name, topic.route.topic_id)
+        self.intake.forget(name)
+        for lane in topic.lanes:
+            lane.link.remove(lane)
+            self._fail_lane(lane, error)
+
+    # --- chunks in ------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Takes from the door what may go out now."""
+        self._pump_due = False
+        if self._done:
+            return
+        for intake in self.intake.on_woken():
+            topic = self._topics.get(intake.name)
+            if topic is None:
+                if intake.name not in self._opening:
+                    self._cluster.spawn(self._open_for(intake), f"semel-open-for-{intake.name}")
+                continue
+            self._pump_topic(intake, topic)
+
+    async def _open_for(self, intake: TopicIntake) -> None:
+        try:
+            await self.open_topic(intake.name)
+        except SemelError as error:
+            while (chunk := self.intake.take(intake, open_too=True)) is not None:
+                self._fail_chunk(chunk, error)
+            return
+        self.pump()
+
+    def _pump_soon(self) -> None:
+        if not self._pump_due and not self._done:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self.pump)
+
+    def _pump_topic(self, intake: TopicIntake, topic: _Topic, lingered: bool = False) -> None:
+        anywhere = topic.resume is None
+        while True:
+            sticky = self._next_lane(topic) if anywhere else 0
+            if sticky is None:
+                return
+            now = lingered or self._flushing > 0 or not topic.unsettled
+            chunk = self.intake.take(intake, open_too=now)
+            if chunk is None:
+                break
+            self._route(topic, chunk, sticky)
+        if intake.open is not None and topic.linger is None:
+            loop = asyncio.get_running_loop()
+            topic.linger = loop.call_later(
+                self.config.linger_ms / 1000, self._lingered, intake, topic
+            )
+
+    def _lingered(self, intake: TopicIntake, topic: _Topic) -> None:
+        topic.linger = None
+        if not self._done and self._topics.get(intake.name) is topic:
+            self._pump_topic(intake, topic, lingered=True)
+
+    def _next_lane(self, topic: _Topic) -> int | None:
+        """Place of the next queue, in turn, that would send at once; None when none would."""
+        count = len(topic.lanes)
+        for step in range(count):
+            place = (topic.turn + step) % count
+            if topic.lanes[place].free:
+                return place
+        return None
+
+    def _route(self, topic: _Topic, chunk: Chunk, sticky: int) -> None:
+        try:
+            parts = route(
+                chunk,
+                topic.route,
+                sticky=sticky,
+                batch_bytes=topic.batch_bytes,
+                resume=topic.resume,
+            )
+        except SemelError as error:
+            self._fail_chunk(chunk, error)
+            return
+        topic.turn = (sticky + 1) % len(topic.lanes)
+        skipped = chunk.count - sum(part.count for part in parts)
+        self.stats.skipped += skipped
+        topic.unsettled += len(parts)
+        for part in parts:
+            lane = topic.by_key[part.queue]
+            if lane.window is None:
+                self._fence_later(lane)
+            lane.put(part)
+        if chunk.settled:
+            self._finish(chunk)
+
+    # --- outcomes -------------------------------------------------------------------------------
+
+    def perform(self, lane: Lane, decisions: list[Decision]) -> None:
+        """Carries out what a window decided."""
+        for decision in decisions:
+            match decision:
+                case Settled(batch=batch):
+                    lane.backoff.reset()
+                    lane.link.on_settled(lane, batch)
+                    part = batch.tag
+                    assert isinstance(part, Part)
+                    self.stats.batches += 1
+                    self.stats.bytes += len(batch.payload)
+                    self.settle(
+                        part,
+                        Outcome(
+                            base_offset=decision.base_offset,
+                            base_sequence=batch.base,
+                            append_time_us=decision.append_time_us,
+                            duplicate=decision.duplicate,
+                            trimmed=batch.trimmed,
+                        ),
+                    )
+                case Failed(batch=batch):
+                    lane.link.on_settled(lane, batch)
+                    assert isinstance(batch.tag, Part)
+                    self.settle(batch.tag, Outcome(error=decision.error))
+                case Retry():
+                    lane.pause(decision.after_ms)
+                case Fence():
+                    if not lane.fencing:
+                        lane.fencing = True
+                        self._cluster.spawn(self._fence_again(lane, decision.reopen), "semel-fence")
+                case Fatal():
+                    self.fail(decision.error)
+                case Moved():
+                    raise decision.error
+                case _:
+                    assert_never(decision)
+
+    def settle(self, part: Part, outcome: Outcome) -> None:
+        """A part has its outcome; the first one stands."""
+        if part.outcome is not None:
+            return
+        chunk = part.chunk
+        topic = self._topics.get(chunk.topic)
+        if topic is not None and part.queue in topic.by_key:
+            topic.unsettled -= 1
+        if outcome.error is not None:
+            self.stats.failed += part.count
+            self._note(outcome.error)
+        elif outcome.duplicate:
+            self.stats.duplicates += part.count
+        else:
+            self.stats.stored += part.count - outcome.trimmed
+            self.stats.duplicates += outcome.trimmed
+        chunk.settle(part, outcome)
+        if chunk.settled:
+            self._finish(chunk)
+        if outcome.error is not None and self.config.source_positions:
+            self.fail(outcome.error)
+        self._pump_soon()
+
+    def _fail_chunk(self, chunk: Chunk, error: Exception) -> None:
+        if chunk.parts is None:
+            self.stats.failed += chunk.count
+            self._note(error)
+            chunk.fail(error)
+            self._finish(chunk)
+        else:
+            for part in chunk.parts:
+                self.settle(part, Outcome(error=error))
+        if self.config.source_positions:
+            self.fail(error)
+
+    def _finish(self, chunk: Chunk) -> None:
+        self.intake.release(chunk)
+
+    def _note(self, error: Exception) -> None:
+        if self.first_error is None:
+            self.first_error = error
+
+    def on_resent(self, batches: int) -> None:
+        self.stats.retries += batches
+
+    def on_room(self) -> None:
+        self._pump_soon()
+
+    # --- asked from outside ---------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Waits until everything sent before is settled. Raises the first failure since the last
+        flush; with source positions idle queues get marks, so that the minimum moves."""
+        self._flushing += 1
+        try:
+            self.pump()
+            marks = await self._put_marks() if self.config.source_positions else []
+            for chunk in [*self.intake.snapshot(), *marks]:
+                await await_settled(chunk, lambda chunk=chunk: chunk.settled)  # type: ignore[misc]
+        finally:
+            self._flushing -= 1
+        error, self.first_error = self.first_error, None
+        if error is not None:
+            raise error
+
+    async def _put_marks(self) -> list[Chunk]:
+        """Moves queues that are behind the newest position of their topic."""
+        for name in list(self._opening):
+            await self.open_topic(name)
+        self.pump()
+        marks = []
+        for name, topic in self._topics.items():
+            position = self.intake.topic(name).last_position
+            behind = [lane for lane in topic.lanes if lane.last_planned < position]
+            if not behind:
+                continue
+            chunk = Chunk(name, time.time_ns() // 1000, self._deadline())
+            chunk.parts = []
+            for lane in behind:
+                part = Part(chunk, lane.key, 0, 0, 0)
+                part.positions = np.array([position], np.int64)
+                chunk.parts.append(part)
+            chunk.open_parts = len(chunk.parts)
+            topic.unsettled += len(chunk.parts)
+            for lane, part in zip(behind, list(chunk.parts), strict=True):
+                lane.put(part)
+            marks.append(chunk)
+        return marks
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.config.delivery_timeout_ms / 1000
+
+    async def last_sequences(self, name: str) -> dict[int, int]:
+        """Last sequence that is stored, by queue; -1 for none. Raises SemelError."""
+        if not self.name:
+            raise InvalidRequest("only a named producer has a last sequence: producer(name)")
+        topic = await self.open_topic(name)
+        return {
+            lane.key.queue_id: lane.window.last_settled if lane.window is not None else -1
+            for lane in topic.lanes
+        }
+
+    def snapshot_stats(self) -> ProducerStats:
+        stats = self.stats
+        return ProducerStats(
+            sent=self.intake.messages,
+            stored=stats.stored,
+            duplicates=stats.duplicates,
+            skipped=stats.skipped,
+            failed=stats.failed,
+            batches=stats.batches,
+            retries=stats.retries,
+            bytes=stats.bytes,
+        )
+
+
+__all__: Many[str] = ["ProducerCore", "ProducerStats"]

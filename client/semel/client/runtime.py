@@ -1,0 +1,131 @@
+"""The I/O thread: one event loop, shared by all clients of the process.
+
+How it works. gRPC's asyncio layer wants one loop per process; the synchronous API needs a thread
+to run it beside the caller, and the asyncio API keeps the caller's loop free of encoding and
+compression. So there is one daemon thread with a loop (uvloop where it is installed), started by
+the first client and stopped at interpreter exit. Calls hand coroutines over and wait for the
+result, by blocking or by awaiting.
+
+Invariants
+1. After a fork the child has no I/O thread; objects made before it answer `Closed`.
+2. A call that times out or is interrupted cancels its coroutine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from semel.protos.errors import Closed, InvalidRequest, TimedOut
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+IO_THREAD: Final = "semel-io"
+_EXIT_WAIT_S: Final = 2.0
+
+
+class Runtime:
+    """A thread that runs an event loop."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = _new_loop()
+        self.loop.set_exception_handler(_on_loop_exception)
+        self.thread = threading.Thread(target=self._run, name=IO_THREAD, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> concurrent.futures.Future[_Result]:
+        """Starts a coroutine on the I/O thread."""
+        if os.getpid() != self.pid:
+            coroutine.close()
+            raise Closed(
+                f"this client belongs to process {self.pid}, which forked; connect again here"
+            )
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None) -> _Result:
+        """The coroutine's result; blocks. Raises TimedOut after `timeout` seconds."""
+        if threading.current_thread() is self.thread:
+            coroutine.close()
+            raise InvalidRequest("a callback must not call a blocking method of the client")
+        future = self.submit(coroutine)
+        try:
+            return future.result(timeout)
+        except concurrent.futures.CancelledError:
+            raise Closed("the client was closed while the call was under way") from None
+        except TimeoutError:
+            if future.done():
+                raise
+            raise TimedOut(f"no result within {timeout:g} s") from None
+        finally:
+            future.cancel()
+
+    async def await_run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """The coroutine's result, awaited from the caller's own loop."""
+        return await asyncio.wrap_future(self.submit(coroutine))
+
+    def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
+        """Calls a function on the I/O thread; does nothing once that is gone."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    def stop(self) -> None:
+        """Ends the loop and waits a little for the thread."""
+        if os.getpid() == self.pid and self.thread.is_alive():
+            self.call_soon(self.loop.stop)
+            self.thread.join(_EXIT_WAIT_S)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _on_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    if isinstance(context.get("exception"), BlockingIOError):
+        # gRPC wakes every loop of the process for an event that only one of them finds.
+        return
+    loop.default_exception_handler(context)
+
+
+_lock = threading.Lock()
+_shared: Runtime | None = None
+
+
+def shared_runtime() -> Runtime:
+    """The process's I/O thread, started when there is none."""
+    global _shared
+    with _lock:
+        if _shared is None or _shared.pid != os.getpid():
+            _shared = Runtime()
+        return _shared
+
+
+@atexit.register
+def _stop_shared() -> None:
+    if _shared is not None:
+        _shared.stop()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
