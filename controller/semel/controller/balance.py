@@ -123,7 +123,7 @@ class _Balancer:
                 heapq.heapreplace(emptiest, (self._load[taker], taker))
 
     def _chain(self) -> None:
-        if len(set(self._topics.values())) == 1:
+        if len(set(self._topics.values())) <= 1:
             return
         moved = True
         while moved:

@@ -77,7 +77,7 @@ class BrokerCaller:
                 address, options=CHANNEL_OPTIONS, interceptors=self._interceptors
             )
         try:
-            stub = BrokerStub(channel)  # type: ignore[no-untyped-call]
+            stub = BrokerStub(channel)
             await stub.ApplyQueues(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             translated = error_from_rpc(error)

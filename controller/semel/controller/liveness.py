@@ -64,7 +64,7 @@ class _Group:
     def learn_members(self, report: ReportNodeRequest) -> None:
         named = {node.node_id: node for node in report.members if node.node_id}
         named[report.node.node_id] = report.node
-        if report.role == MASTER and report.term >= self.term:
+        if report.members and report.role == MASTER and report.term >= self.term:
             self.members = named
             self.named_by_master = True
         elif not self.named_by_master:

@@ -58,12 +58,23 @@ LOOP_GAP_MS: Final = 300
 
 
 class MembershipService:
-    """All consumer groups. `clock` gives monotonic milliseconds."""
+    """All consumer groups. Both clocks give monotonic milliseconds.
 
-    def __init__(self, office: Office, routes: RouteTable, *, clock: Callable[[], int]) -> None:
+    `clock` measures members' silence, `loop_clock` whether this process itself stood still.
+    """
+
+    def __init__(
+        self,
+        office: Office,
+        routes: RouteTable,
+        *,
+        clock: Callable[[], int],
+        loop_clock: Callable[[], int],
+    ) -> None:
         self._office = office
         self._routes = routes
         self._clock = clock
+        self._loop_clock = loop_clock
         self._groups: dict[str, ConsumerGroup] = {}
         self._settling: dict[str, asyncio.Lock] = {}
         self._wake = asyncio.Event()
@@ -77,11 +88,11 @@ class MembershipService:
     async def run(self) -> None:
         """Drops silent members and settles groups, until cancelled."""
         while True:
-            planned_ms = self._clock() + EXPIRY_MS
+            planned_ms = self._loop_clock() + EXPIRY_MS
             try:
                 await asyncio.wait_for(self._wake.wait(), EXPIRY_MS / 1000)
             except TimeoutError:
-                gap_ms = self._clock() - planned_ms
+                gap_ms = self._loop_clock() - planned_ms
                 if gap_ms > LOOP_GAP_MS:
                     self._forgive(gap_ms)
             self._wake.clear()
@@ -166,13 +177,15 @@ class MembershipService:
         async with self._lock(group):
             if group.settled_changes >= wanted:
                 return
+            if self._groups.get(group.name) is not group:
+                group.settled_changes = wanted  # forgotten meanwhile
+                return
             plan = group.plan(self._topics(group))
             if plan is None:
                 return
             key = records.consumer_group_key(group.name)
             await self._office.transact(puts={key: records.dump(group.record(plan))})
             group.adopt(plan)
-            self._groups.setdefault(group.name, group)
             log.info(
                 "group has a new assignment group=%s generation=%d members=%d",
                 group.name,

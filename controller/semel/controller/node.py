@@ -66,6 +66,7 @@ class ControllerNode:
         *,
         store: MetadataStore | None = None,
         clock: Callable[[], int] = monotonic_ms,
+        loop_clock: Callable[[], int] = monotonic_ms,
         clock_us: Callable[[], int] = wall_us,
         authenticate: Authenticate | None = None,
     ) -> None:
@@ -76,6 +77,7 @@ class ControllerNode:
         self.cluster_id = ""
         self._given_store = store
         self._clock = clock
+        self._loop_clock = loop_clock
         self._clock_us = clock_us
         self._authenticate = authenticate
         self._failed: asyncio.Future[SemelError] | None = None
@@ -106,6 +108,7 @@ class ControllerNode:
     async def _start(self) -> None:
         exits, config = self._exits, self.config
         self._failed = asyncio.get_running_loop().create_future()
+        _check_free(config.listen)
         store = self._given_store
         if store is None:
             store = await SqliteStore.open(config.data)
@@ -115,7 +118,9 @@ class ControllerNode:
 
         changes = Changes()
         routes = RouteTable(office.cluster_id, office.number, changes.notify)
-        memberships = MembershipService(office, routes, clock=self._clock)
+        memberships = MembershipService(
+            office, routes, clock=self._clock, loop_clock=self._loop_clock
+        )
         registry = BrokerRegistry(
             office,
             routes,
@@ -171,11 +176,10 @@ class ControllerNode:
     async def _serve(self, service: ControllerService) -> None:
         config = self.config
         host, port = split_address(config.listen)
-        _check_free(config.listen)
         server = grpc.aio.server(
             interceptors=[ServerInterceptor(self._authenticate)], options=SERVER_OPTIONS
         )
-        add_ControllerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        add_ControllerServicer_to_server(service, server)
         shown = f"[{host}]" if ":" in host else host
         try:
             port = server.add_insecure_port(f"{shown}:{port}")

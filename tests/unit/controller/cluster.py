@@ -170,7 +170,9 @@ class Cluster:
             await self.client.call("ReportNode", broker.report())
 
     async def start(self) -> None:
-        self.node = ControllerNode(self.config, store=self.store, clock=self.clock)
+        self.node = ControllerNode(
+            self.config, store=self.store, clock=self.clock, loop_clock=lambda: 0
+        )
         await self.node.__aenter__()
         self._client = Client(self.node.address)
 

@@ -6,8 +6,9 @@ with `synchronous=FULL`, so that it is on the disk before `transact` returns.
 
 Format. `DIR/metadata.sqlite`, application id "SMLC", `user_version` 1:
     entries(key TEXT PRIMARY KEY, version INTEGER, value BLOB, crc INTEGER)
-    meta(name TEXT PRIMARY KEY, value INTEGER)      -- one row, "revision"
-`crc` is the CRC32C of the key, a zero byte, the version (8 bytes, little-endian) and the value.
+    meta(name TEXT PRIMARY KEY, value INTEGER, crc INTEGER)    -- one row, "revision"
+`crc` is the CRC32C of the key, a zero byte, the version (8 bytes, little-endian) and the value; for
+the revision, of its name, a zero byte and its value.
 SQLite checks its pages' structure, not their content; the CRC does that.
 
 Crash cases. A torn transaction is rolled back by SQLite's own log. A damaged page, value or CRC is
@@ -43,6 +44,7 @@ FILE_NAME: Final = "metadata.sqlite"
 LOCK_NAME: Final = "lock"
 APPLICATION_ID: Final = int.from_bytes(b"SMLC", "big")
 FORMAT_VERSION: Final = 1
+REVISION: Final = "revision"
 _WAY_OUT: Final = (
     "Restore the file from a backup. Starting with an empty directory makes a new cluster, "
     "which brokers and clients of the old one refuse"
@@ -51,8 +53,9 @@ _SCHEMA: Final = f"""
     CREATE TABLE entries(
         key TEXT PRIMARY KEY, version INTEGER NOT NULL, value BLOB NOT NULL, crc INTEGER NOT NULL
     ) WITHOUT ROWID;
-    CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-    INSERT INTO meta VALUES ('revision', 0);
+    CREATE TABLE meta(
+        name TEXT PRIMARY KEY, value INTEGER NOT NULL, crc INTEGER NOT NULL
+    ) WITHOUT ROWID;
     PRAGMA application_id = {APPLICATION_ID};
     PRAGMA user_version = {FORMAT_VERSION};
 """
@@ -170,7 +173,10 @@ class SqliteStore(MemoryStore):
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if (application, version, tables) == (0, 0, 0):
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+            connection.executescript(
+                f"BEGIN; {_SCHEMA} INSERT INTO meta VALUES ('{REVISION}', 0, "
+                f"{entry_crc(REVISION, 0, b'')}); COMMIT;"
+            )
         elif application != APPLICATION_ID:
             raise DataDirectoryError(f"{self._path} is a database of another program")
         elif version > FORMAT_VERSION:
@@ -186,9 +192,11 @@ class SqliteStore(MemoryStore):
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             raise self._damaged(str(verdict))
-        row = connection.execute("SELECT value FROM meta WHERE name = 'revision'").fetchone()
-        if row is None:
-            raise self._damaged("the revision is missing")
+        row = connection.execute(
+            "SELECT value, crc FROM meta WHERE name = ?", (REVISION,)
+        ).fetchone()
+        if row is None or entry_crc(REVISION, row[0], b"") != row[1]:
+            raise self._damaged("the revision is missing or does not match its checksum")
         self._table.revision = row[0]
         for key, version, value, crc in connection.execute(
             "SELECT key, version, value, crc FROM entries"
@@ -213,7 +221,10 @@ class SqliteStore(MemoryStore):
             connection.executemany(
                 "DELETE FROM entries WHERE key = ?", [(key,) for key in transaction.deletes]
             )
-            connection.execute("UPDATE meta SET value = ? WHERE name = 'revision'", (revision,))
+            connection.execute(
+                "UPDATE meta SET value = ?, crc = ? WHERE name = ?",
+                (revision, entry_crc(REVISION, revision, b""), REVISION),
+            )
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:

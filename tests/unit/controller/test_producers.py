@@ -1,0 +1,130 @@
+"""Producers' ids and epochs: never twice, never back, the same for the same call."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from semel.controller import producers
+from semel.controller.office import Office
+from semel.controller.producers import ProducerService, next_open
+from semel.controller.store import MemoryStore, Transaction
+from semel.protos.errors import InvalidRequest, UnknownProducer
+from semel.protos.v1.metadata_pb2 import ProducerRecord
+
+
+class CountingStore(MemoryStore):
+    """Counts transactions, and gives other tasks a turn within each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+
+    async def _persist(self, transaction: Transaction, revision: int) -> None:
+        self.writes += 1
+        await asyncio.sleep(0)
+
+
+async def service(store: MemoryStore) -> ProducerService:
+    return ProducerService(await Office.take(store, now_us=0), clock_us=lambda: 5)
+
+
+async def test_a_name_keeps_its_id_and_its_epoch_rises() -> None:
+    store = MemoryStore()
+    first = await (await service(store)).open("loader", b"1")
+    second = await (await service(store)).open("loader", b"2")
+    assert second.producer_id == first.producer_id >= 1
+    assert second.epoch == first.epoch + 1
+    (info,) = await (await service(store)).list("")
+    assert (info.name, info.epoch, info.opened_us) == ("loader", second.epoch, 5)
+
+
+async def test_a_repeated_call_gets_its_old_answer_even_after_a_newer_one() -> None:
+    store = CountingStore()
+    first = await (await service(store)).open("loader", b"1")
+    second = await (await service(store)).open("loader", b"2")
+    again = await service(store)
+    writes = store.writes
+    assert await again.open("loader", b"1") == first
+    assert await again.open("loader", b"2") == second
+    assert store.writes == writes
+
+
+async def test_concurrent_opens_get_epochs_of_their_own() -> None:
+    opened = await service(CountingStore())
+    replies = await asyncio.gather(*(opened.open("loader", bytes([n])) for n in range(1, 20)))
+    assert len({reply.producer_id for reply in replies}) == 1
+    assert sorted(reply.epoch for reply in replies) == list(range(1, 20))
+
+
+async def test_anonymous_ids_are_never_used_again_and_cost_no_write_each() -> None:
+    store = CountingStore()
+    seen: set[int] = set()
+    for start in range(3):  # three controllers one after the other
+        opened = await service(store)
+        writes = store.writes
+        for call in range(100):
+            reply = await opened.open("", f"{start}-{call}".encode())
+            assert reply.producer_id not in seen
+            assert reply.epoch == 1
+            seen.add(reply.producer_id)
+        assert store.writes - writes == 1
+    named = await (await service(store)).open("loader", b"1")
+    assert named.producer_id not in seen
+    assert min(seen) == 1
+
+
+async def test_an_anonymous_call_repeated_gets_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = await service(MemoryStore())
+    assert await opened.open("", b"1") == await opened.open("", b"1")
+    assert await opened.open("", b"2") != await opened.open("", b"1")
+
+
+async def test_a_block_of_ids_that_is_used_up_is_followed_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producers, "ID_BLOCK", 3)
+    opened = await service(CountingStore())
+    replies = await asyncio.gather(*(opened.open("", bytes([n])) for n in range(1, 9)))
+    assert sorted(reply.producer_id for reply in replies) == list(range(1, 9))
+
+
+async def test_a_cancelled_open_leaves_nothing_that_is_given_twice() -> None:
+    store = CountingStore()
+    opened = await service(store)
+    cancelled = asyncio.ensure_future(opened.open("loader", b"1"))
+    while store.writes < 3:  # the office, the block of ids, the name
+        await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    other, again = await asyncio.gather(opened.open("loader", b"2"), opened.open("loader", b"1"))
+    assert (again.epoch, other.epoch) == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["x" * 250, "a\nb", "\0"])
+async def test_senseless_names_and_calls_are_refused(name: str) -> None:
+    opened = await service(MemoryStore())
+    with pytest.raises(InvalidRequest):
+        await opened.open(name, b"1")
+    with pytest.raises(InvalidRequest):
+        await opened.open("loader", b"")
+    with pytest.raises(InvalidRequest):
+        await opened.open("loader", b"x" * 65)
+    with pytest.raises(UnknownProducer):
+        await opened.list("loader")
+
+
+async def test_names_cannot_reach_into_each_others_place() -> None:
+    opened = await service(MemoryStore())
+    names = ["a/b", "a%2Fb", "a", "../a", "ä", " "]
+    ids = {(await opened.open(name, b"1")).producer_id for name in names}
+    assert len(ids) == len(names)
+    assert [info.name for info in await opened.list("")] == sorted(names)
+
+
+def test_epochs_end_loudly() -> None:
+    record = ProducerRecord(name="loader", producer_id=1, epoch=producers.EPOCH_MAX)
+    with pytest.raises(InvalidRequest, match="all epochs"):
+        next_open(record, b"1", 0)
