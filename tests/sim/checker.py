@@ -13,6 +13,8 @@ Invariants
 7. One vote per (node, term), durable before it is told, over all incarnations.
 8. Nothing is said in a term that is not durable; an acknowledged index is durable.
 9. A read sees everything that was committed before it was asked for.
+10. A snapshot replaces nothing that was acknowledged in the current term, or is committed.
+11. The membership in force is the newest in the log, also after a truncation.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class Checker:
         self._durable_terms: Counter[NodeId] = Counter()
         self._told_votes: dict[tuple[NodeId, int], NodeId] = {}
         self._reads: dict[int, int] = {}
+        self._acknowledged: Counter[tuple[NodeId, int]] = Counter()
 
     def on_master(self, node: NodeId, term: int, disk: SimDisk) -> None:
         if self._masters.get(term) == node:
@@ -171,6 +174,23 @@ class Checker:
                 f"node {node} acknowledges {message.log_index}, and only "
                 f"{disk.true_synced_index} is durable",
             )
+            told = self._acknowledged[node, term]
+            self._acknowledged[node, term] = max(told, message.log_index)
+
+    def on_install(self, node: NodeId, term: int, index: int, lost: Iterable[SimEntry]) -> None:
+        """A snapshot at `index` replaces the log of a node, `lost` behind it included."""
+        self.seen["snapshot installed"] += 1
+        told = self._acknowledged[node, term]
+        require(told <= index, f"node {node} installs {index} over {told}, which it acknowledged")
+        for meta, _ in lost:
+            committed = self._committed.get(meta.index)
+            require(
+                committed is None or committed[0] != meta.term,
+                f"node {node} installs {index} over committed entry {meta.index}",
+            )
+
+    def on_standing(self, node: NodeId, membership: Membership, newest: Membership) -> None:
+        require(membership == newest, f"node {node} is in {membership}, and its log in {newest}")
 
     def on_read_asked(self, context: int) -> None:
         self._reads[context] = self.committed_index

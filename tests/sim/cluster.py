@@ -175,7 +175,7 @@ class Cluster:
 
         if puller.node_id not in self._pulling:
             self._pulling.add(puller.node_id)
-            puller.later(self.random.uniform(1, 150), pulled)
+            puller.later(self.random.uniform(1, 300), pulled)
 
     # --- running
 

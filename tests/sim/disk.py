@@ -134,7 +134,7 @@ class SimDisk:
     # --- the shell's side
 
     def entry(self, index: int) -> SimEntry:
-        assert index >= self.view.first_index
+        assert self.view.first_index <= index <= self.view.last_index, f"no entry {index}"
         return self.view.entries[index - self.view.first_index]
 
     def write(self, entries: tuple[SimEntry, ...]) -> None:

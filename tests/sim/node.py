@@ -195,6 +195,7 @@ class SimNode:
                 at = ready.truncate_from - self.disk.first_index
                 world.checker.on_truncate(self.node_id, self.disk.view.entries[at:])
                 self.disk.truncate(ready.truncate_from)
+                self._check_membership()
             if ready.append:
                 payloads = self._payloads
                 self._write(
@@ -204,6 +205,8 @@ class SimNode:
                 self._append_own(core.next_index(), 0, None)
             if ready.role is Role.MASTER:
                 world.checker.on_master(self.node_id, ready.term, self.disk)
+                if ready.role_changed:
+                    self._check_membership()
             if ready.hard_state is not None:
                 self._hard_states.append((ready.hard_state, ready.messages_after_hard_state))
                 self.disk.waiting_hard_states.append(ready.hard_state)
@@ -219,6 +222,18 @@ class SimNode:
                 world.pull_snapshot(self, ready.snapshot_wanted)
         if self.disk.wants_flush:
             self._start_flush()
+
+    def _check_membership(self) -> None:
+        """Against the log, from the end; an APPEND's new entries are not in yet."""
+        newest = self.applied_membership
+        for entry in reversed(self.disk.view.entries):
+            if entry.meta.index <= self.applied_index:
+                break
+            if entry.meta.membership is not None:
+                newest = entry.meta.membership
+                break
+        if self.core._history.index <= self.disk.last_index:
+            self.world.checker.on_standing(self.node_id, self.core.membership, newest)
 
     def _write(self, entries: tuple[SimEntry, ...]) -> None:
         disk = self.disk
@@ -317,13 +332,19 @@ class SimNode:
         def switch() -> None:
             self._flush_number += 1
             self._oldest_unsynced_ms = None
+            mark, view = checkpoint.mark, self.disk.view
+            self.world.checker.on_install(
+                self.node_id,
+                self.core.term,
+                mark.index,
+                view.entries[max(0, mark.index + 1 - view.first_index) :],
+            )
             self.disk.install(checkpoint)
             self.applied_index = checkpoint.mark.index
             self.applied_membership = checkpoint.mark.membership
             self.digest = checkpoint.digest
-            self.world.checker.seen["snapshot installed"] += 1
             self.world.checker.on_digest(self.applied_index, self.digest)
             self.core.on_snapshot_installed(checkpoint.mark, self.world.now_ms)
             self.perform()
 
-        self.later(self.world.sync_delay_ms(self), switch)
+        self.later(5 * self.world.sync_delay_ms(self), switch)

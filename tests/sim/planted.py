@@ -9,6 +9,7 @@ from __future__ import annotations
 from semel.broker.raft import EntryMeta, Membership, Message, RaftCore
 from semel.broker.raft.membership import check_step
 from semel.broker.raft.progress import Progress
+from semel.protos.errors import InvalidRequest
 from semel.protos.ids import NodeId
 
 
@@ -135,6 +136,8 @@ class ChangesMembersTooEarly(RaftCore):
 
     def _check_change(self, membership: Membership) -> None:
         check_step(self.membership, membership)
+        if self.node_id in membership.learners:
+            raise InvalidRequest("a master that is a learner is beyond this bug")
 
 
 class KeepsTruncatedMembership(RaftCore):
