@@ -51,6 +51,11 @@ class BrokerConfig:
     """Default 1 MiB. One loop turn makes one entry of what is pending, up to here; a single larger
     batch (at most 8 MiB) makes an entry of its own."""
 
+    entries_in_flight_max: int = 2
+    """Default 2. While so many entries are on their way, what arrives is gathered into the next
+    one: two keep disk and network busy, more would only make entries smaller. A full entry
+    (`entry_bytes_target`) does not wait."""
+
     unapplied_bytes_max: int = 32 << 20
     """Default 32 MiB. Proposals wait while so much is appended and not applied."""
 

@@ -109,6 +109,11 @@ class Proposer:
         self._sizes: dict[int, int] = {}
 
     @property
+    def entries_in_flight(self) -> int:
+        """Entries that are appended and not applied."""
+        return len(self._entries)
+
+    @property
     def has_pending(self) -> bool:
         return bool(self._queue)
 

@@ -389,8 +389,12 @@ class Replica:
         proposer = self.proposer
         if proposer is None or not proposer.has_pending or not self.core.accepts_proposals:
             return
-        if proposer.unapplied_bytes > self.config.unapplied_bytes_max:
-            return  # taken up again by _apply
+        config = self.config
+        if proposer.unapplied_bytes > config.unapplied_bytes_max or (
+            proposer.entries_in_flight >= config.entries_in_flight_max
+            and proposer.pending_bytes < config.entry_bytes_target
+        ):
+            return  # taken up again when an entry is applied
         if self.log.disk_full:
             proposer.refuse_pending(
                 DiskFull(
