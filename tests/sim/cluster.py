@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
+from typing import assert_never
 
 from semel.broker.raft import EntryMeta, Membership, Message, RaftConfig, RaftCore, Role
 from semel.broker.raft.membership import add_learner, promote, remove
@@ -20,7 +21,7 @@ from semel.protos.errors import InvalidRequest, NotMaster
 from semel.protos.ids import NodeId
 from tests.sim.checker import Checker, require
 from tests.sim.disk import SimDisk
-from tests.sim.node import ENTRY_BYTES, SimNode
+from tests.sim.node import ENTRY_BYTES, SimNode, Work
 
 SIM_CONFIG = RaftConfig(
     tick_ms=45,
@@ -137,15 +138,29 @@ class Cluster:
     def later(self, delay_ms: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self._now + delay_ms, next(self._sequence), action))
 
-    def sync_delay_ms(self, node: SimNode) -> float:
+    def schedule(self, node: SimNode, what: Work, action: Callable[[], None]) -> None:
+        random, weather = self.random, self.weather
+        match what:
+            case Work.TICK:
+                delay = random.uniform(25, 45)
+            case Work.HARD_STATE | Work.FLUSH:
+                delay = self._sync_ms()
+            case Work.NOTICE:
+                delay = random.choice((0.0, random.uniform(0, weather.notice_max_ms)))
+            case Work.PULL:
+                delay = random.uniform(1, 300)
+            case Work.INSTALL:
+                delay = 5 * self._sync_ms()
+            case _:
+                assert_never(what)
+        self.later(delay, action)
+
+    def _sync_ms(self) -> float:
         weather, random = self.weather, self.random
         if random.random() < weather.sync_stall:
             self.checker.seen["disk stall"] += 1
             return random.uniform(200, weather.sync_stall_max_ms)
         return random.uniform(0.1, weather.sync_max_ms)
-
-    def notice_delay_ms(self) -> float:
-        return self.random.choice((0.0, self.random.uniform(0, self.weather.notice_max_ms)))
 
     def transmit(self, data: bytes, message: Message, payloads: tuple[int, ...]) -> None:
         weather, random = self.weather, self.random
@@ -175,7 +190,7 @@ class Cluster:
 
         if puller.node_id not in self._pulling:
             self._pulling.add(puller.node_id)
-            puller.later(self.random.uniform(1, 300), pulled)
+            puller.later(Work.PULL, pulled)
 
     # --- running
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from enum import Enum, auto
 from random import Random
 from typing import Protocol
 
@@ -33,6 +34,18 @@ from tests.sim.disk import Checkpoint, SimDisk, SimEntry
 ENTRY_BYTES = 100
 
 
+class Work(Enum):
+    """What a node waits for; its world decides how long."""
+
+    TICK = auto()
+    HARD_STATE = auto()
+    FLUSH = auto()
+    NOTICE = auto()
+    """A flush is done, and the core has not been told yet."""
+    PULL = auto()
+    INSTALL = auto()
+
+
 class World(Protocol):
     """What a node needs of its surroundings."""
 
@@ -47,15 +60,11 @@ class World(Protocol):
     @property
     def disks(self) -> dict[NodeId, SimDisk]: ...
 
-    def later(self, delay_ms: float, action: Callable[[], None]) -> None: ...
+    def schedule(self, node: SimNode, what: Work, action: Callable[[], None]) -> None: ...
 
     def transmit(self, data: bytes, message: Message, payloads: tuple[int, ...]) -> None: ...
 
     def pull_snapshot(self, puller: SimNode, offer: Message) -> None: ...
-
-    def sync_delay_ms(self, node: SimNode) -> float: ...
-
-    def notice_delay_ms(self) -> float: ...
 
 
 def next_digest(digest: int, entry: SimEntry) -> int:
@@ -108,7 +117,7 @@ class SimNode:
             random=Random(world.random.getrandbits(32)),
             now_ms=world.now_ms,
         )
-        self.later(world.random.uniform(0, 40), self._tick)
+        self.later(Work.TICK, self._tick)
         self.perform()
 
     def crash(self) -> None:
@@ -119,7 +128,7 @@ class SimNode:
             self.world.checker.seen["crash between write and sync"] += 1
         self.world.checker.on_hard_state(self.node_id, self.disk.hard_state)
 
-    def later(self, delay_ms: float, action: Callable[[], None]) -> None:
+    def later(self, what: Work, action: Callable[[], None]) -> None:
         incarnation = self.incarnation
 
         def run() -> None:
@@ -130,7 +139,7 @@ class SimNode:
             else:
                 action()
 
-        self.world.later(delay_ms, run)
+        self.world.schedule(self, what, run)
 
     def pause(self) -> None:
         self.paused = True
@@ -147,7 +156,7 @@ class SimNode:
         self.core.on_log_stalled(self.oldest_unsynced_age_ms)
         self.core.tick(self.world.now_ms)
         self.perform()
-        self.later(self.world.random.uniform(25, 45), self._tick)
+        self.later(Work.TICK, self._tick)
 
     @property
     def oldest_unsynced_age_ms(self) -> int:
@@ -158,7 +167,7 @@ class SimNode:
         if not self.up:
             return
         if self.paused:
-            self.later(0, lambda: self.receive(data, metas, payloads))
+            self.waiting_events.append(lambda: self.receive(data, metas, payloads))
             return
         message = decode_message(data, metas)
         self._payloads = {
@@ -211,7 +220,7 @@ class SimNode:
                 self._hard_states.append((ready.hard_state, ready.messages_after_hard_state))
                 self.disk.waiting_hard_states.append(ready.hard_state)
                 if len(self._hard_states) == 1:
-                    self.later(world.sync_delay_ms(self), self._hard_state_synced)
+                    self.later(Work.HARD_STATE, self._hard_state_synced)
             for message in ready.messages:
                 self._send(message)
             self._apply(ready.commit_index)
@@ -277,7 +286,7 @@ class SimNode:
         for message in messages:
             self._send(message)
         if self._hard_states:
-            self.later(self.world.sync_delay_ms(self), self._hard_state_synced)
+            self.later(Work.HARD_STATE, self._hard_state_synced)
         self.core.on_hard_state_synced(hard_state)
         self.perform()
 
@@ -292,9 +301,9 @@ class SimNode:
                 self._oldest_unsynced_ms = started_ms if self.disk.waiting else None
                 if self.disk.wants_flush:
                     self._start_flush()
-            self.later(self.world.notice_delay_ms(), lambda: self._completed(index, term))
+            self.later(Work.NOTICE, lambda: self._completed(index, term))
 
-        self.later(self.world.sync_delay_ms(self), durable)
+        self.later(Work.FLUSH, durable)
 
     def _completed(self, index: int, term: int) -> None:
         self.disk.completed(index)
@@ -347,4 +356,4 @@ class SimNode:
             self.core.on_snapshot_installed(checkpoint.mark, self.world.now_ms)
             self.perform()
 
-        self.later(5 * self.world.sync_delay_ms(self), switch)
+        self.later(Work.INSTALL, switch)

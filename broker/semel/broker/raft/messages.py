@@ -5,13 +5,14 @@ defaults. Terms and indexes are plain integers here, because the core adds and c
 the time; they are the `Term` and `Index` of `semel.protos.ids`.
 
     kind             log_index, log_term     other fields in use
-    PRE_VOTE         the last entry          term (asked for), force
-    PRE_VOTE_REPLY                           term (asked for; the own one if rejected), rejected
-    VOTE             the last entry          force
-    VOTE_REPLY                               rejected
+    PRE_VOTE         the last entry          term (asked for), context (campaign), force
+    PRE_VOTE_REPLY                           term (asked for; the own one if rejected), context,
+                                             rejected
+    VOTE             the last entry          context (campaign), force
+    VOTE_REPLY                               context, rejected
     APPEND           the entry before        entries, commit_index
-    APPEND_REPLY     durable and matched     context (0); rejected: log_index is the refused
-                                             APPEND's, with hint_index, hint_term
+    APPEND_REPLY     durable and matched     rejected: log_index is the refused APPEND's, with
+                                             hint_index, hint_term
     HEARTBEAT        the follower's match    commit_index, context (read round)
     HEARTBEAT_REPLY  durable and matched     context (echoed), rejected (stale term)
     SNAPSHOT_OFFER                           snapshot, commit_index

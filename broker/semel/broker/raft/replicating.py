@@ -189,7 +189,7 @@ class Replicating(RaftState):
                     term=self.term,
                     log_index=match,
                     log_term=match_term,
-                    commit_index=min(self.commit_index, progress.match_index),
+                    commit_index=min(self.commit_index, match),
                     context=read_round,
                 )
             )
