@@ -170,10 +170,10 @@ class Keeper:
                 else:
                     self._prepare()
         except BaseException as error:
+            self._on_failure(error)  # Before the writer fails for want of a segment.
             with self._changed:
                 self._stopping = True
                 self._changed.notify_all()
-            self._on_failure(error)
 
     def _wants_spare(self) -> bool:
         if self._stopping or (self._shortage is not None and not self._retry):

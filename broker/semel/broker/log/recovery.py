@@ -149,13 +149,17 @@ def recover(
             f"{directory} ends at index {last_index}, but its checkpoint is of {checkpoint_index}: "
             "entries that were durable are missing; give this node an empty directory"
         )
-    if result.damaged or result.repaired:
-        _log.error(
-            "log damaged directory=%s entries=%s ids_repaired=%d",
+    if result.damaged:
+        certain = any(one.certain for one in result.damaged.values())
+        _log.log(
+            logging.ERROR if certain else logging.WARNING,
+            "log damaged directory=%s certain=%s entries=%s",
             directory,
+            certain,
             sorted(result.damaged)[:20],
-            result.repaired,
         )
+    if result.repaired:
+        _log.info("log repaired directory=%s ids=%d", directory, result.repaired)
     return result
 
 

@@ -1,0 +1,217 @@
+"""What a log may be after a power failure, and a driver that makes many of them.
+
+The model keeps every *lineage*: the entries as they stood between two truncations. After a crash
+the log must be a prefix of one of the lineages since the last truncation that became durable, and
+hold all that was reported durable in the newest one. So neither a lost entry, nor a torn one, nor
+one that was truncated and came back between others passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+
+from semel.broker.log import Log, RecordRef
+from semel.protos.errors import StorageError
+from semel.protos.frames import FRAME_HEADER_BYTES
+from tests.unit.log.entries import WAIT_S, frame, opened
+from tests.unit.log.sim_files import PowerCut, SimFiles
+
+
+class Violation(AssertionError):
+    """The log broke its promise."""
+
+
+class Model:
+    """What was appended and what was reported."""
+
+    def __init__(self) -> None:
+        self.lineages: list[list[bytes]] = [[]]
+        self.acked = 0
+        """Reported durable and not truncated since."""
+        self.kept: dict[tuple[int, int], bytes] = {}
+        self.checkpoint = 0
+        self.checkpoints: dict[int, bytes] = {}
+        self.lock = threading.Lock()
+
+    @property
+    def now(self) -> list[bytes]:
+        return self.lineages[-1]
+
+    def truncate(self, from_index: int) -> None:
+        with self.lock:
+            self.lineages.append(self.now[: from_index - 1])
+            self.acked = min(self.acked, from_index - 1)
+
+    def on_synced(self, index: int, term: int) -> None:
+        with self.lock:
+            self.acked = max(self.acked, index)
+
+    def check(self, log: Log) -> None:
+        """Raises Violation; afterwards the model is what the log holds."""
+        if log.last_index < self.acked:
+            raise Violation(f"entry {self.acked} was reported durable, the log ends before it")
+        if log.first_index > self.checkpoint + 1:
+            raise Violation(f"the log begins at {log.first_index}, after checkpoint")
+        checkpoint = log.checkpoint
+        if self.checkpoint and (checkpoint is None or checkpoint.index < self.checkpoint):
+            raise Violation(f"checkpoint {self.checkpoint} is gone")
+        if checkpoint is not None and checkpoint.payload != self.checkpoints[checkpoint.index]:
+            raise Violation(f"checkpoint {checkpoint.index} has other bytes")
+        for one in log.damaged.values():
+            if one.certain or one.index <= self.acked:
+                raise Violation(f"a crash alone made {one} certain")
+        if log.damaged:
+            log.truncate(min(log.damaged))
+        found = [b"", *log.read_frames(log.first_index, log.last_index + 1)]
+        if log.last_index < log.first_index:
+            found = [b""]
+        for lineage in reversed(self.lineages):
+            if lineage[log.first_index - 1 : log.last_index] == found[1:]:
+                break
+        else:
+            raise Violation("the entries found are of no lineage")
+        acked = self.now[log.first_index - 1 : self.acked]
+        if acked != found[1 : len(acked) + 1]:
+            raise Violation("an entry that was reported durable has other bytes")
+        for (index, position), payload in self.kept.items():
+            if log.read_record(index, position, len(payload)) != payload:
+                raise Violation(f"kept record of entry {index} has other bytes")
+        self.lineages = [lineage[: log.last_index]]
+        self.acked = log.synced_index
+        if checkpoint is not None:
+            self.checkpoint = checkpoint.index
+
+
+class Driver:
+    """Lives of one node on one disk; everything follows from the seed, but the threads' pace."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.disk = SimFiles()
+        self.model = Model()
+        self.term = 1
+        self.saw: set[str] = set()
+
+    def run(self, lives: int) -> None:
+        for _ in range(lives):
+            self._live()
+            survives = self.chance.choice([0.0, 0.3, 0.5, 0.9, 1.0])
+            self.disk = self.disk.restart(self.chance, survives)
+        log = self._recovered()
+        log.close()
+
+    def _recovered(self) -> Log:
+        try:
+            log = opened(self.disk)
+        except StorageError as error:
+            raise Violation("a crash alone made the log unreadable") from error
+        try:
+            if log.damaged:
+                self.saw.add("torn")
+            self.model.check(log)
+        except StorageError as error:
+            raise Violation("a crash alone made an entry unreadable") from error
+        return log
+
+    def _live(self) -> None:
+        chance, disk, model = self.chance, self.disk, self.model
+        if chance.random() < 0.7:
+            disk.crash_at = chance.randrange(1, 120)
+        log = None
+        try:
+            log = self._recovered()
+            log.on_synced = model.on_synced
+            for _ in range(chance.randrange(1, 25)):
+                self._step(log)
+            if chance.random() < 0.2:
+                log.close()
+                self.saw.add("closed")
+        except PowerCut:
+            self.saw.add("cut at an operation")
+        except Violation:
+            raise
+        except Exception:
+            if log is None or log._failure is None:
+                raise
+            assert isinstance(log._failure, PowerCut), log._failure
+            self.saw.add("cut in a thread")
+        finally:
+            disk.power_cut()
+            if log is not None:
+                log.on_synced = lambda index, term: None
+                with contextlib.suppress(PowerCut):
+                    log.close()
+
+    def _step(self, log: Log) -> None:
+        chance, model = self.chance, self.model
+        what = chance.random()
+        if what < 0.6 or log.last_index < log.first_index:
+            # As in figure 7 of the Raft paper: a new master may send entries of older terms than
+            # those it made the node truncate.
+            self.term += chance.random() < 0.2
+            term = chance.randrange(max(1, log.last_term), self.term + 1)
+            added = [
+                _entry(log.last_index + 1 + more, term) for more in range(chance.randrange(1, 7))
+            ]
+            model.now.extend(added)
+            log.append(added)
+        elif what < 0.75:
+            if not log.wait_synced(log.last_index, WAIT_S):
+                raise Violation(f"entry {log.last_index} is never reported durable")
+        elif what < 0.87:
+            lowest = max(log.first_index, model.checkpoint + 1)
+            if lowest <= log.last_index:
+                at = chance.randrange(lowest, log.last_index + 1)
+                log.truncate(at)
+                model.truncate(at)
+                self.term += 1
+                self.saw.add("truncation")
+        elif what < 0.95:
+            self._save_checkpoint(log)
+        else:
+            self._compact(log)
+
+    def _save_checkpoint(self, log: Log) -> None:
+        lowest = max(self.model.checkpoint, log.first_index - 1)
+        index = self.chance.randrange(lowest, log.last_index + 1)
+        if index <= self.model.checkpoint or index < 1:
+            return
+        log.wait_synced(index, WAIT_S)
+        term = log.term_at(index)
+        assert term is not None
+        payload = f"state {index} ".encode() * 100
+        self.model.checkpoints[index] = payload
+        log.save_checkpoint(index, term, [payload[:50], payload[50:]])
+        self.model.checkpoint = index
+        self.saw.add("checkpoint")
+
+    def _compact(self, log: Log) -> None:
+        model = self.model
+
+        def keep(lo: int, hi: int) -> list[RecordRef]:
+            refs = []
+            for index in range(lo, hi):
+                if index % 3 == 0:
+                    entry = model.now[index - 1]
+                    length = int.from_bytes(entry[48:52], "little")
+                    model.kept[index, FRAME_HEADER_BYTES] = entry[56 : 56 + length]
+                    refs.append(RecordRef(index, FRAME_HEADER_BYTES, length))
+            return refs
+
+        before = log.first_index
+        log.compact(log.last_index + 1, keep)
+        if log.first_index > before:
+            self.saw.add("compaction")
+
+
+def _entry(index: int, term: int) -> bytes:
+    """Always the same bytes for the same (index, term), as Raft has it."""
+    return frame(index, term, (60, 60, 60, 200, 900)[hash((index // 5, term)) % 5])
+
+
+def run_seed(seed: int, lives: int = 4) -> set[str]:
+    driver = Driver(seed)
+    driver.run(lives)
+    return driver.saw

@@ -1,0 +1,299 @@
+"""A disk in memory that forgets, tears, fails, fills up and dies at a chosen operation.
+
+How it works. Every file has a durable image and a list of changes since its last sync; names have
+the same. `restart` gives the disk as it may be found after a power failure: of the unsynced changes of
+each file any subset of 512-byte sectors is there, of the unsynced names a prefix. Operations that
+change the disk are counted; from `crash_at` on they all raise PowerCut.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from semel.broker.log.files import File
+from semel.protos.errors import DataDirectoryError, DiskFull
+
+SECTOR = 512
+
+
+class PowerCut(Exception):
+    """The machine is off."""
+
+
+Change = tuple[int, bytes] | int
+"""A write (offset, bytes), or a new size."""
+
+
+class _Inode:
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.durable = bytearray()
+        self.pending: list[Change] = []
+
+    def apply(self, change: Change, to: bytearray) -> None:
+        if isinstance(change, int):
+            if change < len(to):
+                del to[change:]
+            else:
+                to.extend(bytes(change - len(to)))
+            return
+        offset, data = change
+        if len(to) < offset + len(data):
+            to.extend(bytes(offset + len(data) - len(to)))
+        to[offset : offset + len(data)] = data
+
+    def sync(self) -> None:
+        for change in self.pending:
+            self.apply(change, self.durable)
+        self.pending.clear()
+
+    def after_power_cut(self, chance: random.Random, survives: float) -> _Inode:
+        found = bytearray(self.durable)
+        for change in self.pending:
+            if isinstance(change, int):
+                if chance.random() < survives:
+                    self.apply(change, found)
+                continue
+            offset, data = change
+            at = 0
+            while at < len(data):
+                stop = min(len(data), at + SECTOR - (offset + at) % SECTOR)
+                if chance.random() < survives:
+                    self.apply((offset + at, data[at:stop]), found)
+                at = stop
+        inode = _Inode()
+        inode.data = found
+        inode.durable = bytearray(found)
+        return inode
+
+
+NameChange = tuple[Path, _Inode | None, bool]
+"""(path, inode, there or gone)"""
+
+
+class SimFile:
+    """An open file of a SimFiles."""
+
+    def __init__(self, disk: SimFiles, inode: _Inode, lock: Path | None = None) -> None:
+        self._disk = disk
+        self._inode = inode
+        self._lock = lock
+
+    def _change(self, change: Change) -> None:
+        inode = self._inode
+        inode.pending.append(change)
+        inode.apply(change, inode.data)
+
+    def write(self, parts: Sequence[bytes], offset: int) -> None:
+        with self._disk.operation("write"):
+            self._change((offset, b"".join(parts)))
+
+    def read(self, length: int, offset: int) -> bytes:
+        with self._disk.mutex:
+            return bytes(self._inode.data[offset : offset + length])
+
+    def sync(self) -> None:
+        with self._disk.operation("sync"):
+            self._inode.sync()
+
+    def allocate(self, length: int) -> None:
+        with self._disk.operation("allocate"):
+            grown = length - len(self._inode.data)
+            if grown > 0:
+                self._disk.take(grown)
+                self._change(length)
+
+    def resize(self, length: int) -> None:
+        with self._disk.operation("resize"):
+            self._change(length)
+
+    def size(self) -> int:
+        return len(self._inode.data)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._disk.locked.discard(self._lock)
+
+
+class _Operation:
+    def __init__(self, disk: SimFiles, kind: str) -> None:
+        self._disk = disk
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        self._disk.mutex.acquire()
+        try:
+            self._disk.count(self._kind)
+        except BaseException:
+            self._disk.mutex.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._disk.mutex.release()
+
+
+class SimFiles:
+    """A file system in memory; a `FileLayer`."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.RLock()
+        self.names_now: dict[Path, _Inode | None] = {}
+        # None for a directory.
+        self.names_durable: dict[Path, _Inode | None] = {}
+        self.pending_names: list[tuple[NameChange, ...]] = []
+        # Each element is one step of the file system's journal.
+        self.locked: set[Path] = set()
+        self.operations = 0
+        self.crash_at: int | None = None
+        self.failing: dict[str, OSError] = {}
+        self.room: int | None = None
+        """Bytes that may still be allocated; None for no limit."""
+
+    def operation(self, kind: str) -> _Operation:
+        return _Operation(self, kind)
+
+    def count(self, kind: str) -> None:
+        if self.crash_at is not None and self.operations >= self.crash_at:
+            raise PowerCut(f"operation {self.operations}: {kind}")
+        self.operations += 1
+        if kind in self.failing:
+            raise self.failing[kind]
+
+    def take(self, length: int) -> None:
+        if self.room is not None:
+            if length > self.room:
+                raise DiskFull("no room on the simulated disk")
+            self.room -= length
+
+    def power_cut(self) -> None:
+        """No operation gets through any more."""
+        with self.mutex:
+            self.crash_at = 0
+
+    def restart(self, chance: random.Random | None = None, survives: float = 0.5) -> SimFiles:
+        """The disk after a power failure, in a state that a real one may be in."""
+        chance = chance or random.Random(0)
+        with self.mutex:
+            names = dict(self.names_durable)
+            kept = 0
+            while kept < len(self.pending_names) and chance.random() < survives:
+                _apply_names(self.pending_names[kept], names)
+                kept += 1
+            disk = SimFiles()
+            inodes = {
+                id(inode): inode.after_power_cut(chance, survives)
+                for inode in names.values()
+                if inode is not None
+            }
+            for path, inode in names.items():
+                disk.names_now[path] = None if inode is None else inodes[id(inode)]
+            disk.names_durable = dict(disk.names_now)
+            return disk
+
+    def copy(self) -> SimFiles:
+        """The disk after the process was killed: all that was written is there."""
+        with self.mutex:
+            disk = SimFiles()
+            for path, inode in self.names_now.items():
+                twin = None
+                if inode is not None:
+                    twin = _Inode()
+                    twin.data = bytearray(inode.data)
+                    twin.durable = bytearray(inode.data)
+                disk.names_now[path] = twin
+            disk.names_durable = dict(disk.names_now)
+            return disk
+
+    def image(self, path: Path) -> bytearray:
+        """The file's bytes, to be damaged."""
+        inode = self.names_now[path]
+        assert inode is not None
+        return inode.data
+
+    def find(self, part: str) -> list[Path]:
+        """Paths of the files whose name begins so."""
+        return sorted(path for path in self.names_now if path.name.startswith(part))
+
+    # FileLayer
+
+    def _set(self, path: Path, inode: _Inode | None) -> None:
+        self.names_now[path] = inode
+        self.pending_names.append(((path, inode, True),))
+
+    def _drop(self, path: Path) -> None:
+        if path not in self.names_now:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+        inode = self.names_now.pop(path)
+        self.pending_names.append(((path, None, False),))
+        if self.room is not None and inode is not None:
+            self.room += len(inode.data)
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        if not create:
+            with self.mutex:
+                inode = self.names_now.get(path)
+                if inode is None:
+                    raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+                return SimFile(self, inode)
+        with self.operation("create"):
+            if path in self.names_now:
+                raise FileExistsError(errno.EEXIST, "exists", str(path))
+            inode = _Inode()
+            self._set(path, inode)
+            return SimFile(self, inode)
+
+    def lock(self, path: Path) -> File:
+        with self.mutex:
+            if path in self.locked:
+                raise DataDirectoryError(f"{path} is locked")
+            self.locked.add(path)
+            return SimFile(self, _Inode(), path)
+
+    def names(self, directory: Path) -> list[str]:
+        with self.mutex:
+            return sorted(path.name for path in self.names_now if path.parent == directory)
+
+    def rename(self, source: Path, target: Path) -> None:
+        with self.operation("rename"):
+            inode = self.names_now.get(source)
+            if inode is None:
+                raise FileNotFoundError(errno.ENOENT, "no such file", str(source))
+            del self.names_now[source]
+            self.names_now[target] = inode
+            self.pending_names.append(((source, None, False), (target, inode, True)))
+
+    def remove(self, path: Path) -> None:
+        with self.operation("remove"):
+            self._drop(path)
+
+    def make_directory(self, path: Path) -> None:
+        with self.operation("mkdir"):
+            for directory in (*reversed(path.parents), path):
+                if directory not in self.names_now:
+                    self._set(directory, None)
+
+    def remove_directory(self, path: Path) -> None:
+        with self.operation("rmdir"):
+            if self.names(path):
+                raise OSError(errno.ENOTEMPTY, "not empty", str(path))
+            self._drop(path)
+
+    def sync_directory(self, path: Path) -> None:
+        with self.operation("syncdir"):
+            rest = [step for step in self.pending_names if step[0][0].parent != path]
+            for step in self.pending_names:
+                if step[0][0].parent == path:
+                    _apply_names(step, self.names_durable)
+            self.pending_names = rest
+
+
+def _apply_names(step: tuple[NameChange, ...], names: dict[Path, _Inode | None]) -> None:
+    for path, inode, there in step:
+        if there:
+            names[path] = inode
+        else:
+            names.pop(path, None)

@@ -1,0 +1,144 @@
+"""Power failures: any subset of unsynced writes may survive, what was reported must."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semel.broker.log import Log, checkpoint, kept, recovery
+from semel.broker.log.files import File
+from semel.broker.log.reader import Reader
+from semel.broker.log.writer import Writer
+from tests.unit.log.crash_model import Driver, Model, Violation, run_seed
+from tests.unit.log.entries import fill, frame, frames, opened
+from tests.unit.log.sim_files import SimFiles
+
+SEEDS = 60
+SEEDS_TO_CATCH = 150
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_what_was_reported_survives_and_nothing_torn_is_served(seed: int) -> None:
+    run_seed(seed)
+
+
+def test_the_rare_events_happen() -> None:
+    saw: set[str] = set()
+    for seed in range(SEEDS):
+        saw |= run_seed(seed)
+    assert saw >= {
+        "checkpoint",
+        "closed",
+        "compaction",
+        "cut at an operation",
+        "cut in a thread",
+        "torn",
+        "truncation",
+    }
+
+
+def _is_caught() -> bool:
+    for seed in range(SEEDS_TO_CATCH):
+        try:
+            Driver(seed).run(4)
+        except Violation:
+            return True
+        except Exception:
+            continue
+    return False
+
+
+class _NeverSynced:
+    """A file whose owner forgets to sync it."""
+
+    def __init__(self, file: File) -> None:
+        self.write = file.write
+        self.close = file.close
+
+    def sync(self) -> None:
+        pass
+
+
+def test_the_checker_finds_nothing_in_the_real_log() -> None:
+    """So that the plants below are what is caught."""
+    for seed in range(20):
+        Driver(seed).run(4)
+
+
+def test_the_checker_catches_a_missing_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    def _sync(self: Writer) -> None:
+        self._dirty = False
+        self._durable_index = self._written_index
+
+    monkeypatch.setattr(Writer, "_sync", _sync)
+    assert _is_caught()
+
+
+def test_the_checker_catches_frames_taken_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_is_entry", lambda frame, one: True)
+    monkeypatch.setattr(Reader, "_check", lambda *_: None)
+    assert _is_caught()
+
+
+def _truncate_and_lose_power() -> None:
+    """As in figure 7 of the Raft paper: what is truncated has a higher term than what follows."""
+    disk, model = SimFiles(), Model()
+    log = opened(disk)
+    log.on_synced = model.on_synced
+    for added in (frames(1, 4), frames(4, 7, term=3)):
+        model.now.extend(added)
+        fill(log, added)
+    log.truncate(4)
+    model.truncate(4)
+    model.now.append(frame(4, term=2))
+    fill(log, [frame(4, term=2)])
+    again = opened(disk.restart())
+    model.check(again)
+    again.close()
+    log.close()
+
+
+def test_truncated_entries_do_not_come_back_behind_others() -> None:
+    _truncate_and_lose_power()
+
+
+def test_the_checker_catches_a_truncation_that_writes_on_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Log.truncate
+
+    def truncate(self: Log, from_index: int) -> None:
+        self._store.writer._durable_index = 0
+        index = self._store.index
+        tail = index._tail
+        assert tail is not None
+        original(self, from_index)
+        tail.sealed = False
+        index._tail, index._unsealed = tail, None
+
+    monkeypatch.setattr(Log, "truncate", truncate)
+    with pytest.raises(Violation, match="of no lineage"):
+        _truncate_and_lose_power()
+
+
+def test_the_checker_catches_kept_files_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = kept._KeptWriter.finish
+
+    def finish(self: kept._KeptWriter) -> object:
+        self._file = _NeverSynced(self._file)  # type: ignore[assignment]
+        return original(self)
+
+    monkeypatch.setattr(kept._KeptWriter, "finish", finish)
+    assert _is_caught()
+
+
+def test_the_checker_catches_checkpoints_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = checkpoint._write
+    monkeypatch.setattr(
+        checkpoint,
+        "_write",
+        lambda file, index, term, parts: original(_NeverSynced(file), index, term, parts),  # type: ignore[arg-type]
+    )
+    assert _is_caught()
