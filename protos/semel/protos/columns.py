@@ -187,7 +187,7 @@ def _cast(name: str, column: Any, wanted: pa.DataType) -> pa.Array | None:
         return None
     try:
         if not isinstance(column, pa.Array | pa.ChunkedArray):
-            return pa.array(column, wanted)
+            return _one_array(pa.array(column, wanted))  # chunked beyond 2 GiB
         if isinstance(column, pa.ChunkedArray) and column.type != wanted:
             # Chunk by chunk: chunks of a dictionary array may have different dictionaries.
             column = pa.chunked_array([_cast(name, each, wanted) for each in column.chunks], wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 import re
@@ -164,3 +165,35 @@ def test_every_value_and_field_of_the_proto_file_has_a_comment() -> None:
     assert len(declared) == len(ErrorCode.values()) + len(ErrorDetail.DESCRIPTOR.fields)
     for at in declared:
         assert lines[at - 1].lstrip().startswith("//"), lines[at]
+
+
+def _unknown_attributes(source: str) -> list[str]:
+    """Calls of error classes in `source` with a keyword that the class does not have."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            cls = getattr(errors, name, None)
+            if isinstance(cls, type) and issubclass(cls, SemelError):
+                given = {keyword.arg for keyword in node.keywords if keyword.arg}
+                found += [f"{name}({each}=)" for each in sorted(given - set(cls.attributes))]
+    return found
+
+
+def test_no_source_gives_an_error_an_attribute_that_it_does_not_have() -> None:
+    """mypy cannot see this: attributes are keyword arguments of the root class."""
+    root = Path(__file__).parents[3]
+    parts = ("protos", "client", "broker", "controller", "spark_connector")
+    sources = [path for part in parts for path in (root / part).rglob("*.py")]
+    assert len(sources) > 10
+    wrong = {
+        str(path.relative_to(root)): unknown
+        for path in sources
+        if (unknown := _unknown_attributes(path.read_text(encoding="utf-8")))
+    }
+    assert wrong == {}
+
+
+def test_an_unknown_attribute_in_a_source_is_caught() -> None:
+    planted = "raise errors.LockLost('m', current_token=1, token=2)\nNotMaster('m', node=3)"
+    assert _unknown_attributes(planted) == ["LockLost(token=)", "NotMaster(node=)"]

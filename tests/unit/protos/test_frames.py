@@ -188,10 +188,17 @@ def test_the_builder_asserts_its_limits(bad: list[Record]) -> None:
         build_frame(1, 1, 1, bad)
 
 
+def test_a_frame_may_have_as_many_records_as_its_header_can_count() -> None:
+    frame, _ = build_frame(1, 1, 1, [(RecordKind.NOOP, [])] * 65_535)
+    assert check_frame(frame).record_count == 65_535
+
+
 def test_a_frame_over_the_limit_is_a_bug_of_the_caller() -> None:
-    part = bytes(FRAME_BYTES_MAX // 2)
+    room = FRAME_BYTES_MAX - FRAME_HEADER_BYTES - RECORD_HEADER_BYTES
+    frame, _ = build_frame(1, 1, 1, [(RecordKind.BATCH, [bytes(room)])])
+    assert check_frame(frame).frame_length == FRAME_BYTES_MAX
     with pytest.raises(AssertionError):
-        build_frame(1, 1, 1, [(RecordKind.BATCH, [part, part])])
+        build_frame(1, 1, 1, [(RecordKind.BATCH, [bytes(room + 1)])])
 
 
 def test_a_checker_that_skips_a_crc_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
