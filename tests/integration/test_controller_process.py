@@ -77,6 +77,7 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
     assert result.returncode == 1
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
     return line
 
 

@@ -27,6 +27,11 @@ from semel.protos.errors import InvalidRequest, SemelError
 
 _FIELDS = {field.name: field for field in dataclasses.fields(ControllerConfig)}
 
+EPILOG = """\b
+Example, a controller that brokers reach at its default address:
+  python -m semel.controller --data data/controller
+"""
+
 
 def _read_toml(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
     """Makes the file's settings the defaults of all options."""
@@ -43,7 +48,7 @@ def _read_toml(context: click.Context, _: click.Parameter, path: Path | None) ->
     return path
 
 
-@click.command(context_settings={"auto_envvar_prefix": "SEMEL_CONTROLLER"})
+@click.command(epilog=EPILOG, context_settings={"auto_envvar_prefix": "SEMEL_CONTROLLER"})
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -76,7 +81,7 @@ def main(as_json: bool, verbose: bool, **given: Any) -> None:
     try:
         asyncio.run(_serve(config, as_json))
     except SemelError as error:
-        print(f"semel controller: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
 
 

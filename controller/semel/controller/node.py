@@ -19,7 +19,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Final
@@ -161,7 +161,7 @@ class ControllerNode:
             version=importlib.metadata.version("semel"),
         )
         exits.push_async_callback(topics.stop)
-        running = asyncio.ensure_future(self._run(store, topics, memberships))
+        running = asyncio.ensure_future(self._run(store, office, topics, memberships))
         exits.push_async_callback(_cancel, running)
         await self._serve(service)
         exits.callback(changes.close)  # first of all: the watches end, then the server
@@ -196,7 +196,11 @@ class ControllerNode:
             )
 
     async def _run(
-        self, store: MetadataStore, topics: TopicService, memberships: MembershipService
+        self,
+        store: MetadataStore,
+        office: Office,
+        topics: TopicService,
+        memberships: MembershipService,
     ) -> None:
         """What goes on all the time; ends only by cancellation or with the controller's end."""
         assert self._failed is not None
@@ -204,14 +208,20 @@ class ControllerNode:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(memberships.run())
                 tasks.create_task(_reconcile(topics))
-                raise await store.wait_failed()
+                tasks.create_task(_raise(office.wait_over()))
+                tasks.create_task(_raise(store.wait_failed()))
         except Exception as error:
-            log.exception("controller must end")
             leaf: BaseException = error
             while isinstance(leaf, BaseExceptionGroup):
                 leaf = leaf.exceptions[0]
-            known = leaf if isinstance(leaf, SemelError) else InternalError(repr(leaf))
-            self._failed.set_result(known)
+            if not isinstance(leaf, SemelError):
+                log.exception("controller must end")
+                leaf = InternalError(f"controller must end: {leaf!r}")
+            self._failed.set_result(leaf)
+
+
+async def _raise(error: Awaitable[SemelError]) -> None:
+    raise await error
 
 
 async def _reconcile(topics: TopicService) -> None:

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from semel.controller import records
 from semel.controller.store import MetadataStore, Transaction, VersionConflict
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+TAKEN_OVER: Final = "another controller has taken over; ask that one"
+
 
 class Office:
     """Permission to write to the store, as long as nobody else has taken it; made by `take`."""
@@ -38,6 +40,7 @@ class Office:
         self.cluster_id = record.cluster_id
         self.number = record.terms_of_office
         self._version = version
+        self._over = asyncio.Event()
 
     @classmethod
     async def take(cls, store: MetadataStore, *, now_us: int, cluster_id: str = "") -> Office:
@@ -90,8 +93,14 @@ class Office:
         except VersionConflict:
             entry = await self.store.get(records.CLUSTER)
             if entry is None or entry.version != self._version:
-                raise Unavailable("another controller has taken over; ask that one") from None
+                self._over.set()
+                raise Unavailable(TAKEN_OVER) from None
             raise
+
+    async def wait_over(self) -> Unavailable:
+        """Returns once a write has shown that another controller has taken over."""
+        await self._over.wait()
+        return Unavailable(TAKEN_OVER)
 
 
 async def unbroken(work: Coroutine[Any, Any, T]) -> T:

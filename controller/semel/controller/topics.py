@@ -122,6 +122,7 @@ class TopicService:
         self._known: dict[int, _Known] = {}
         self._ids: dict[str, int] = {}
         self._placed: Counter[int] = Counter()
+        self._promised: Counter[int] = Counter()
         self._drivers: dict[int, asyncio.Task[None]] = {}
         self._troubles: dict[int, SemelError] = {}
         self._creating = asyncio.Lock()
@@ -156,7 +157,7 @@ class TopicService:
 
     def placed(self) -> dict[int, int]:
         """How many queues of active topics each group owns."""
-        return dict(self._placed)
+        return {group_id: count for group_id, count in self._placed.items() if count}
 
     def names(self) -> list[str]:
         """All active topics."""
@@ -266,8 +267,7 @@ class TopicService:
         usable = list(request.groups) or self._groups.served_groups() or known
         if not usable:
             raise Unavailable("no broker has reported to the controller yet. Start the brokers")
-        loads = Counter(group for known in self._known.values() for group in known.record.placement)
-        return {GroupId(group_id): loads[group_id] for group_id in usable}
+        return {GroupId(group_id): self._promised[group_id] for group_id in usable}
 
     def _new_id(self) -> int:
         while True:
@@ -307,8 +307,8 @@ class TopicService:
         """Takes a stored record into the index and the routes."""
         record = known.record
         before = self._known.get(record.topic_id)
+        state = TOPIC_STATE_DELETING if before is None else before.record.state
         self._known[record.topic_id] = known
-        was_active = before is not None and before.record.state == TOPIC_STATE_ACTIVE
         if record.state == TOPIC_STATE_DELETING:
             if self._ids.get(record.name) == record.topic_id:
                 del self._ids[record.name]
@@ -317,9 +317,14 @@ class TopicService:
             self._ids[record.name] = record.topic_id
         if record.state == TOPIC_STATE_ACTIVE:
             self._routes.set_topic(topic_rules.topic_route(record))
-        if was_active != (record.state == TOPIC_STATE_ACTIVE):
-            change = Counter(record.placement)
-            self._placed = self._placed - change if was_active else self._placed + change
+        _count(
+            self._promised,
+            record,
+            (record.state != TOPIC_STATE_DELETING) - (state != TOPIC_STATE_DELETING),
+        )
+        change = (record.state == TOPIC_STATE_ACTIVE) - (state == TOPIC_STATE_ACTIVE)
+        if change:
+            _count(self._placed, record, change)
             self._on_change(record.name)
 
     # The drivers.
@@ -406,6 +411,12 @@ class TopicService:
         trouble = self._troubles.get(topic_id)
         reason = f" (last trouble: {trouble})" if trouble else ""
         raise TimedOut(f"{what}: not on all broker groups yet, it goes on by itself{reason}")
+
+
+def _count(counter: Counter[int], record: TopicRecord, sign: int) -> None:
+    """Adds (1) or removes (-1) the topic's queues."""
+    for group_id in record.placement if sign else ():
+        counter[group_id] += sign
 
 
 def _copy(record: TopicRecord) -> TopicRecord:

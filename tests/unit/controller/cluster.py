@@ -97,8 +97,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_ms = 1_000_000
+        self.reads = 0
 
     def __call__(self) -> int:
+        self.reads += 1
         return self.now_ms
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from semel.controller.memberships import MembershipService
+from semel.controller.office import Office
+from semel.controller.routes import RouteTable
 from semel.controller.store import MemoryStore, Transaction
 from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownMember, UnknownTopic
 from semel.protos.v1 import controller_pb2 as pb
-from tests.unit.controller.cluster import Cluster, raised_by, running_cluster
+from tests.unit.controller.cluster import Clock, Cluster, raised_by, running_cluster
 
 SESSION_MS = 3_000
 
@@ -186,3 +189,28 @@ async def test_senseless_joins_are_refused(cluster: Cluster) -> None:
     assert isinstance(await raised_by(Consumers(cluster, "").join("a", "orders")), InvalidRequest)
     assert isinstance(await raised_by(consumers.beat("a")), UnknownMember)
     assert isinstance(await raised_by(consumers.leave("a")), UnknownGroup)
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_nobody_is_dropped_because_the_controller_stood_still(noticed: bool) -> None:
+    """The second case is the planted bug: the gap goes unnoticed, and the member is dropped."""
+    clock = Clock()
+    office = await Office.take(MemoryStore(), now_us=0)
+    routes = RouteTable("c", 1, lambda: None)
+    routes.set_topic(pb.TopicRoute(name="orders", topic_id=1, queues=[pb.QueueRoute(queue_id=0)]))
+    service = MembershipService(
+        office, routes, clock=clock, loop_clock=clock if noticed else lambda: 0
+    )
+    await service.join(
+        pb.JoinGroupRequest(group="g", member_id="m", topics=["orders"], session_ms=SESSION_MS)
+    )
+    running = asyncio.ensure_future(service.run())
+    await asyncio.sleep(0)
+    clock.now_ms += 60_000
+    async with asyncio.timeout(5):
+        reads = clock.reads
+        while clock.reads < reads + 3:  # it looks at the clock, and at everybody
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert bool((await service.list("g"))[0].members) is noticed

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from semel.controller.routes import RouteTable
+from semel.controller.server import Changes, ControllerService
 from semel.protos.errors import (
     DataDirectoryError,
     InvalidRequest,
@@ -187,3 +191,91 @@ async def test_status_tells_who_is_alive(tmp_path: Path) -> None:
         assert status.controllers[0].role == "master"
         assert cluster.node is not None
         assert status.controllers[0].address == cluster.node.address
+
+
+async def test_a_caller_that_hangs_up_leaves_a_whole_topic(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (broker,) = await cluster.add_group(1)
+        reached, go_on = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            reached.set()
+            await go_on.wait()
+
+        broker.before = hold
+        creating = asyncio.ensure_future(cluster.client.create("orders", 3))
+        await reached.wait()
+        creating.cancel()
+        go_on.set()
+        broker.before = None
+        reply = await cluster.client.create("orders", 3, if_not_exists=True)
+        assert not reply.created
+        assert set(broker.queues) == {(reply.topic.topic_id, number) for number in range(3)}
+
+
+async def test_a_slow_watcher_gets_the_newest_routes_and_not_each() -> None:
+    changes = Changes()
+    routes = RouteTable("c", 1, changes.notify)
+    others: Any = dict.fromkeys(("registry", "topics", "producers", "memberships"))
+    service = ControllerService(
+        routes=routes, changes=changes, controllers=[], request_timeout_s=1, version="", **others
+    )
+    watch = service.WatchRoutes(pb.GetRoutesRequest(), None)
+    first = await anext(watch)
+    for term in range(1, 100):
+        routes.set_group(pb.GroupRoute(group_id=1, term=term))
+    second = await anext(watch)
+    assert second.version == routes.version > first.version
+    assert second.groups[0].term == 99
+    waiting = asyncio.ensure_future(anext(watch, None))
+    await asyncio.sleep(0)
+    routes.set_group(pb.GroupRoute(group_id=1, term=100))
+    third = await waiting
+    assert third is not None
+    assert third.groups[0].term == 100
+    waiting = asyncio.ensure_future(anext(watch, None))
+    await asyncio.sleep(0)
+    changes.close()
+    assert await waiting is None
+
+
+async def test_topics_of_all_groups_are_placed_by_load(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        await cluster.add_group(1)
+        await cluster.client.create("first", 3)
+        await cluster.add_group(2)
+        second = await cluster.client.create("second", 3)
+        assert [queue.group_id for queue in second.topic.queues] == [2, 2, 2]
+        chosen = await cluster.client.create("chosen", 2, groups=[1])
+        assert [queue.group_id for queue in chosen.topic.queues] == [1, 1]
+        await cluster.client.delete("first")
+        third = await cluster.client.create("third", 3)
+        assert [queue.group_id for queue in third.topic.queues] == [1, 1, 2]
+
+
+async def test_a_group_whose_master_is_silent_gets_no_new_queues(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        await cluster.add_group(1)
+        await cluster.add_group(2)
+        cluster.clock.now_ms += 3_000
+        await cluster.client.call("ReportNode", cluster.brokers[1].report())
+        topic = (await cluster.client.create("orders", 2)).topic
+        assert [queue.group_id for queue in topic.queues] == [2, 2]
+
+
+async def test_a_group_that_lost_queues_is_an_operators_matter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (broker,) = await cluster.add_group(1)
+        await cluster.client.create("orders", 3)
+        broker.queues.clear()
+        for _ in range(3):
+            await cluster.report()
+            cluster.clock.now_ms += 5_000
+        errors = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert [record.getMessage() for record in errors] == [
+            record.getMessage() for record in errors if "found=0 placed=3" in record.getMessage()
+        ]
+        assert len(errors) == 1
+        assert not broker.queues
