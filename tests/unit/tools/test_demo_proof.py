@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.protos.errors import InvalidRequest
+from tools.demo.acks import AckWatch
 from tools.demo.proof import Figures, judge, table
 from tools.demo.rebuild import Rebuild
 from tools.demo.source import Source, standard_library, survey
@@ -217,3 +218,24 @@ def test_good_figures_are_a_proof() -> None:
 )
 def test_every_wrong_figure_breaks_the_proof(name: str, value: Any) -> None:
     assert not is_proven(replace(GOOD, **{name: value}))
+
+
+def watch_acks(*steps: tuple[float, int]) -> tuple[float, bool]:
+    watch = AckWatch(10.0, 100)
+    for time, done in steps:
+        if watch.on_progress(time, done):
+            return round(watch.outage, 3), watch.stopped
+    raise AssertionError("undecided")
+
+
+def test_an_outage_ends_with_the_first_acknowledgement_after_the_pause() -> None:
+    assert watch_acks((10.02, 100), (10.4, 100), (10.9, 100), (10.95, 120)) == (0.95, True)
+
+
+def test_answers_under_way_at_the_kill_are_not_the_end_of_the_outage() -> None:
+    assert watch_acks((10.02, 110), (10.05, 115), (10.5, 115), (10.8, 116)) == (0.8, True)
+
+
+def test_a_kill_that_did_not_bite_is_noticed() -> None:
+    steps = [(10 + n / 40, 100 + n) for n in range(1, 60)]
+    assert watch_acks(*steps)[1] is False

@@ -1,0 +1,180 @@
+"""`semel produce`: a file or stdin, message by message, into a topic.
+
+How it works. `lines.py` cuts the input, `load.py` sends it. With `--producer` a message's position
+is its number in the input, counted from 0: its queue and sequence follow from that (and from its
+key) alone, so the same call after any crash stores what is missing and nothing twice.
+
+Invariants
+1. On failure everything before the failing message is stored; nothing after it was sent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+
+from semel.console import render
+from semel.console.options import client_options, open_client
+from semel.protos.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from semel.console.load import Load
+
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SLICES_A_SECOND: Final = 40
+"""A bounded load reads so often, so that it flows and does not pulse."""
+
+
+class Rate(click.ParamType):
+    """Bytes a second: `500000`, `800k`, `5M`."""
+
+    name = "bytes/s"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes as a whole number."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)", str(value).lower())
+        rate = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+        if rate < 1:
+            self.fail(f"{value!r} is no rate such as 800k or 5M", param, ctx)
+        return rate
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("file", default="-")
+@click.option("--producer", metavar="NAME", help="A durable name: repeat the call after any crash.")
+@click.option(
+    "--key-separator", metavar="C", help="Cut each line into key and value at the first C."
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["lines", "jsonl"]),
+    default="lines",
+    show_default=True,
+    help="jsonl: objects with value or value_base64, key or key_base64, headers.",
+)
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "lz4", "zstd"]),
+    default="none",
+    show_default=True,
+    help="Codec of the stored batches.",
+)
+@click.option("--rate", type=Rate(), help="Read at most so many bytes a second, such as 5M.")
+@click.option(
+    "--progress",
+    type=click.FloatRange(min=0.01),
+    metavar="SECONDS",
+    help="With --json: a line of progress so often.",
+)
+@client_options
+def produce(
+    topic: str,
+    file: str,
+    producer: str | None,
+    key_separator: str | None,
+    kind: str,
+    compression: str,
+    rate: int | None,
+    progress: float | None,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Sends the lines of FILE (or stdin) to TOPIC and waits until they are stored."""
+    separator = _separator(key_separator, kind)
+    if producer == "":
+        raise click.UsageError("--producer: a name must not be empty")
+    out = render.Output(as_json=as_json)
+    began = time.monotonic()
+    with _opened(file) as (source, size), open_client(bootstrap) as client:
+        from semel.console.lines import BLOCK_BYTES, read_json, read_lines
+        from semel.console.load import Load, PacedReader
+
+        limit = client.admin.describe_topic(topic).settings.message_bytes_max
+        options = {"limit": limit, "block_bytes": BLOCK_BYTES}
+        reader: Any = source
+        if rate is not None:
+            reader = PacedReader(source, rate)
+            options["block_bytes"] = max(1, min(BLOCK_BYTES, rate // _SLICES_A_SECOND))
+        blocks = (
+            read_json(reader, **options)
+            if kind == "jsonl"
+            else read_lines(reader, separator=separator, **options)
+        )
+        sender = client.producer(
+            producer, source_positions=producer is not None, compression=compression
+        )
+        with out.progress(f"to {topic}", size) as bar:
+            meter = _Meter(out, progress if as_json else None)
+            load = Load(sender, topic, named=producer is not None, on_progress=meter.on_progress)
+            meter.load = load
+
+            def counted() -> Iterator[Any]:
+                for block in blocks:
+                    yield block
+                    bar.advance(block.read_bytes)
+
+            load.run(counted())
+    seconds = time.monotonic() - began
+    result = {**load.tally.as_dict(), "seconds": round(seconds, 3)}
+    if as_json:
+        out.emit(result)
+        return
+    tally = load.tally
+    text = f"{tally.stored:,} messages stored in {seconds:.1f} s"
+    text += f", {tally.skipped:,} were stored before" if tally.skipped else ""
+    text += f", {tally.duplicates:,} recognised as duplicates" if tally.duplicates else ""
+    click.echo(text)
+
+
+class _Meter:
+    """Prints a line of progress from time to time."""
+
+    def __init__(self, out: render.Output, every: float | None) -> None:
+        self._out = out
+        self._every = every
+        self._began = time.monotonic()
+        self._next = self._began
+        self.load: Load | None = None
+
+    def on_progress(self) -> None:
+        now = time.monotonic()
+        if self._every is None or self.load is None or now < self._next:
+            return
+        self._next = now + self._every
+        line = {"event": "progress", **self.load.tally.as_dict()}
+        self._out.emit({**line, "seconds": round(now - self._began, 3)})
+
+
+def _separator(text: str | None, kind: str) -> bytes:
+    if text is None:
+        return b""
+    if kind != "lines":
+        raise click.UsageError("--key-separator: only lines are cut; JSON objects have a key field")
+    separator = {"\\t": "\t", "\\0": "\0"}.get(text, text).encode("utf-8", "surrogateescape")
+    if not separator or b"\n" in separator:
+        raise click.UsageError("--key-separator: give one character or a few, no newline")
+    return separator
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[tuple[IO[bytes], int | None]]:
+    """The input and its size where it has one. Raises OSError, InvalidRequest for an empty file."""
+    if name == "-":
+        yield os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0), None
+        return
+    with open(name, "rb", buffering=0) as file:  # noqa: PTH123 - bytes of any file name
+        status = os.fstat(file.fileno())
+        regular = stat.S_ISREG(status.st_mode)
+        if regular and status.st_size == 0:
+            raise InvalidRequest(f"{name} is empty: nothing to send")
+        yield file, status.st_size if regular else None

@@ -1,0 +1,342 @@
+"""What the demo does, scene by scene, and the figures it takes from it.
+
+How it works. The load is slowed to about ten seconds, so that both kills fall into its middle and
+can be watched. The loader itself tells how many messages are acknowledged, forty times a second;
+from those lines come the shares at which the kills fell and the seconds without a master. Spark's
+Java starts in the background while the cluster works.
+
+Not here: processes (`stage.py`), the verdict (`proof.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from semel.client import connect
+from semel.protos.errors import InvalidRequest
+from tools.demo.acks import AckWatch
+from tools.demo.proof import Figures
+from tools.demo.rebuild import Rebuild
+from tools.demo.source import Source, standard_library, survey
+from tools.demo.stage import Actor, DemoFailed, Stage
+
+if TYPE_CHECKING:
+    from semel.client import Client
+
+TOPIC: Final = "demo"
+QUEUES: Final = 4
+PRODUCER: Final = "demo-loader"
+GROUP: Final = "demo-readers"
+LOAD_S: Final = 10.0
+"""How long the load would take without failures."""
+MASTER_DIES_AT: Final = 0.3
+LOADER_DIES_AT: Final = 0.65
+PROGRESS_S: Final = 0.025
+LINES_MIN: Final = 20
+"""A file of fewer lines has no middle in which something could be killed."""
+
+
+class Screen:
+    """Tells what happens: a line a scene, and a bar while something moves."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self.console = Console(highlight=False)
+        self._began = time.monotonic()
+
+    def tell(self, text: str) -> None:
+        """One line, with the seconds since the start."""
+        seconds = time.monotonic() - self._began
+        self.console.print(f"[dim]{seconds:5.1f} s[/]  {text}")
+
+    @contextmanager
+    def bar(self, text: str, total: int) -> Iterator[Any]:
+        """A bar; yields a function that takes how much is done. Nothing off a terminal."""
+        if not self.console.is_terminal:
+            yield lambda done: None
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        bar = Progress(
+            TextColumn("        {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            console=self.console,
+            transient=True,
+        )
+        with bar:
+            task = bar.add_task(text, total=total)
+            yield lambda done: bar.update(task, completed=done)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What the scenes of the load found out."""
+
+    killed_master: int
+    killed_at: float
+    next_master: int
+    term_before: int
+    term_after: int
+    outage: float
+    acks_stopped: bool
+    loader_killed_at: float
+    skipped: int
+    retried: int
+    seconds: float
+
+
+def play(stage: Stage, file: Path | None) -> Figures:
+    """The whole demo. Raises DemoFailed, SemelError or OSError when it cannot go on."""
+    screen = Screen()
+    if file is None:
+        file = stage.scratch / "library.txt"
+        standard_library(file)
+    source = survey(file)
+    if source.lines < LINES_MIN:
+        raise InvalidRequest(
+            f"{file} has {source.lines} lines: the demo needs {LINES_MIN}, to kill in their midst"
+        )
+    screen.tell(f"{source.lines:,} lines, {source.size / 1e6:,.1f} MB: {_name(file, stage)}")
+    cluster = stage.start(
+        *("cluster", "semel.console", "up", "--data", str(stage.scratch / "cluster")),
+        *("--port", "0", "--json"),
+    )
+    ready = cluster.wait_for(lambda said: said.line.get("event") == "ready", 60, "the cluster")
+    bootstrap = str(ready.line["bootstrap"])
+    nodes = [node for node in ready.line["nodes"] if node["kind"] == "broker"]
+    screen.tell(f"a controller and {len(nodes)} brokers serve at {bootstrap}")
+    with connect(bootstrap) as client:
+        client.admin.create_topic(TOPIC, queues=QUEUES)
+        spark = stage.start("spark", "tools.demo.spark_count")
+        loaded = _load(screen, stage, cluster, client, source, bootstrap)
+        spark.wait_for(lambda said: said.line.get("event") == "ready", 60, "Spark")
+        spark.say(f"{bootstrap} {TOPIC}")
+        screen.tell("Spark counts, a consumer group reads everything back")
+        stored = sum(
+            queue.log_end_offset - queue.log_start_offset
+            for queue in client.admin.describe_topic(TOPIC).queues
+        )
+        scratch = stage.scratch / "rebuilt"
+        with Rebuild.on_disk(source, scratch) as rebuilt:
+            _read_back(screen, client, rebuilt, stored)
+            digest = rebuilt.digest()
+        counted = spark.wait_for(
+            lambda said: said.line.get("event") == "count", 120, "Spark's count"
+        )
+        screen.tell(f"Spark counted {counted.line['count']:,}; every node's log is verified")
+        verdict = _verify(bootstrap)
+    return Figures(
+        lines=source.lines,
+        stored=stored,
+        delivered=rebuilt.messages,
+        lost=rebuilt.lost,
+        duplicates=rebuilt.duplicates,
+        invented=rebuilt.invented,
+        out_of_order=rebuilt.out_of_order,
+        queues=rebuilt.queues,
+        file_digest=source.digest,
+        topic_digest=digest,
+        spark_count=int(counted.line["count"]),
+        verified=bool(verdict["ok"]) and verdict["messages"] == source.lines,
+        nodes_compared=int(verdict["nodes_compared"]),
+        nodes=len(nodes),
+        killed_master=loaded.killed_master,
+        killed_at=loaded.killed_at,
+        next_master=loaded.next_master,
+        term_before=loaded.term_before,
+        term_after=loaded.term_after,
+        seconds_without_master=loaded.outage,
+        acks_stopped=loaded.acks_stopped,
+        loader_killed_at=loaded.loader_killed_at,
+        skipped=loaded.skipped,
+        retried=loaded.retried,
+        seconds=loaded.seconds,
+    )
+
+
+def _name(file: Path, stage: Stage) -> str:
+    return "Python's own standard library" if file.is_relative_to(stage.scratch) else str(file)
+
+
+def _load(
+    screen: Screen, stage: Stage, cluster: Actor, client: Client, source: Source, bootstrap: str
+) -> Loaded:
+    """Both loaders and both kills."""
+    began = time.monotonic()
+    command = ["semel.console", "produce", TOPIC, str(source.path), "--producer", PRODUCER]
+    command += ["--bootstrap", bootstrap, "--json", "--progress", str(PROGRESS_S)]
+    command += ["--rate", str(max(1, round(source.size / LOAD_S)))]
+    before = client.admin.cluster_status().groups[0]
+    loader = stage.start("loader", *command)
+    with screen.bar("loading", source.lines) as show:
+        _until(loader, source, MASTER_DIES_AT, show)
+        pid = _pid(cluster, before.master_id)
+        seen, acknowledged = len(loader.said), _done(_last(loader))
+        killed = _kill_node(pid, loader)
+        share = acknowledged / source.lines
+        screen.tell(
+            f"[bold]SIGKILL to the master[/], broker {before.master_id},"
+            f" with {share:.0%} acknowledged"
+        )
+        watch = AckWatch(killed, acknowledged)
+        loader.wait_for(
+            lambda said: watch.on_progress(said.time, _done(said.line)),
+            30,
+            "an acknowledgement by a new master",
+            since=seen,
+        )
+        after = _next_master(client, before.term)
+        screen.tell(
+            f"broker {after.master_id} is master, term {before.term} → {after.term}:"
+            f" {watch.outage:.2f} s without acknowledgement"
+        )
+        _until(loader, source, LOADER_DIES_AT, show)
+        if not loader.running:
+            raise DemoFailed("the loader ended before it could be killed: use a larger file")
+        loader.kill()
+        first = _last(loader)
+        loader_share = _done(first) / source.lines
+        screen.tell(f"[bold]SIGKILL to the loader[/] with {loader_share:.0%} acknowledged")
+        second = stage.start("loader-2", *command)
+        result = _follow(second, show)
+    screen.tell(
+        f"the same command again: {result['skipped']:,} lines skipped, {result['stored']:,} stored"
+    )
+    return Loaded(
+        killed_master=before.master_id,
+        killed_at=share,
+        next_master=after.master_id,
+        term_before=before.term,
+        term_after=after.term,
+        outage=watch.outage,
+        acks_stopped=watch.stopped,
+        loader_killed_at=loader_share,
+        skipped=result["skipped"],
+        retried=first["duplicates"] + result["duplicates"],
+        seconds=time.monotonic() - began,
+    )
+
+
+def _done(line: dict[str, Any]) -> int:
+    """Messages that are known to be stored."""
+    return int(line["stored"]) + int(line["duplicates"]) + int(line["skipped"])
+
+
+def _last(loader: Actor) -> dict[str, Any]:
+    return loader.said[-1].line if loader.said else {"stored": 0, "duplicates": 0, "skipped": 0}
+
+
+def _until(loader: Actor, source: Source, share: float, show: Any) -> None:
+    """Waits until that share of the lines is acknowledged."""
+    while loader.running and _done(_last(loader)) < share * source.lines:
+        show(_done(_last(loader)))
+        time.sleep(PROGRESS_S)
+
+
+def _pid(cluster: Actor, node: int) -> int:
+    """Process id of a broker, after all restarts so far."""
+    pid = 0
+    for said in cluster.said:
+        for line in said.line.get("nodes", [said.line]):
+            if line.get("kind") == "broker" and line.get("id") == node:
+                pid = 0 if said.line["event"] == "exited" else int(line["pid"])
+    if not pid:
+        raise DemoFailed(f"broker {node} does not run")
+    return pid
+
+
+def _kill_node(pid: int, loader: Actor) -> float:
+    """SIGKILL while the loader runs; returns when."""
+    if not loader.running:
+        raise DemoFailed(f"the loader ended before the master was killed{loader.tail()}")
+    os.kill(pid, signal.SIGKILL)
+    return time.monotonic()
+
+
+def _next_master(client: Client, term: int) -> Any:
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        group = client.admin.cluster_status().groups[0]
+        if group.term > term and group.master_id:
+            return group
+        time.sleep(0.05)
+    raise DemoFailed(f"the controller knows no master after term {term}")
+
+
+def _follow(loader: Actor, show: Any) -> dict[str, Any]:
+    """Shows a loader's progress until its result."""
+    seen = 0
+    while True:
+        for said in loader.said[seen:]:
+            seen += 1
+            show(_done(said.line))
+            if said.line.get("event") != "progress":
+                return said.line
+        if not loader.running and seen == len(loader.said):
+            loader.wait_for(
+                lambda said: said.line.get("event") != "progress", 2, "the loader's result"
+            )
+        time.sleep(PROGRESS_S)
+
+
+def _read_back(screen: Screen, client: Client, rebuilt: Rebuild, stored: int) -> None:
+    """A consumer group reads everything that is stored, and whatever comes within a moment."""
+    deadline = time.monotonic() + 60
+    with (
+        client.consumer(GROUP, [TOPIC]) as consumer,
+        screen.bar("reading", stored) as show,
+    ):
+        while True:
+            batch = consumer.poll_arrow(timeout=1.0)
+            if batch is not None and batch.num_rows:
+                _take_in(rebuilt, batch)
+                show(rebuilt.messages)
+            elif rebuilt.messages >= stored:
+                break
+            if time.monotonic() > deadline:
+                break  # the figures tell what is missing
+        consumer.commit()
+
+
+def _take_in(rebuilt: Rebuild, batch: pa.RecordBatch) -> None:
+    queues = batch.column("queue").to_numpy()
+    offsets = batch.column("offset").to_numpy()
+    sequences = batch.column("sequence").to_numpy()
+    values = batch.column("value")
+    cuts = [0, *(np.flatnonzero(np.diff(queues)) + 1).tolist(), len(queues)]
+    for start, end in pairwise(cuts):
+        rebuilt.add(
+            int(queues[start]),
+            offsets[start:end],
+            sequences[start:end],
+            values[start:end],
+        )
+
+
+def _verify(bootstrap: str) -> dict[str, Any]:
+    """The console's own proof; a verdict of `not ok` is a verdict, anything else a failure."""
+    command = [sys.executable, "-m", "semel.console", "verify", "--exactly-once", TOPIC, "--json"]
+    done = subprocess.run(
+        [*command, "--bootstrap", bootstrap], capture_output=True, text=True, check=False
+    )
+    try:
+        verdict: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        raise DemoFailed(f"semel verify failed: {done.stderr.strip()}") from None
+    return verdict

@@ -1,0 +1,180 @@
+"""The demo's processes: the cluster, the loader, Spark; how they are started, heard and ended.
+
+How it works. Every process is started through the console's launcher, so the kernel kills it when
+the demo ends, however it ends. Each prints JSON lines, which a thread collects with the time at
+which they came. The demo also makes itself the guardian of orphans: what a killed process leaves
+behind (Spark's Java, its Python workers) becomes our child and is ended with the rest.
+
+Invariants
+1. After `clear` no process that the demo started lives, not even one it never knew of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from semel.console import launcher
+
+PR_SET_CHILD_SUBREAPER = 36
+STOP_S = 8.0
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line that a process printed, and when (monotonic seconds)."""
+
+    time: float
+    line: dict[str, Any]
+
+
+class Actor:
+    """One process that prints JSON lines."""
+
+    def __init__(self, name: str, command: list[str], log: Path, environment: dict[str, str]):
+        self.name = name
+        self._log = log
+        self.said: list[Said] = []
+        self._news = threading.Condition()
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """It has not ended."""
+        return self._process.poll() is None
+
+    def wait_for(
+        self,
+        found: Callable[[Said], bool],
+        timeout: float,
+        what: str,
+        since: int = 0,
+    ) -> Said:
+        """The first line, from number `since` on, for which `found` holds. Raises DemoFailed."""
+        deadline = time.monotonic() + timeout
+        seen = since
+        while True:
+            with self._news:
+                while seen == len(self.said):
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise DemoFailed(f"{what} did not come within {timeout:.0f} s{self.tail()}")
+                    if not self._reader.is_alive():
+                        raise DemoFailed(f"{self.name} ended before {what}{self.tail()}")
+                    self._news.wait(min(left, 0.2))
+            for said in self.said[seen:]:
+                seen += 1
+                if found(said):
+                    return said
+
+    def say(self, line: str) -> None:
+        """One line to its stdin."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+
+    def kill(self) -> float:
+        """SIGKILL; returns when (monotonic seconds), once it has ended."""
+        at = time.monotonic()
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(5)
+        return at
+
+    def end(self) -> None:
+        """SIGTERM, and SIGKILL to its whole process group if that does not help in time."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def tail(self) -> str:
+        """The end of what it wrote to stderr, for an error message."""
+        text = self._log.read_text(errors="replace").strip().splitlines()
+        return ": " + " / ".join(text[-3:]) if text else ""
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with contextlib.suppress(ValueError):
+                said = Said(time.monotonic(), json.loads(line))
+                with self._news:
+                    self.said.append(said)
+                    self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+
+class Stage:
+    """Everything the demo starts, below one scratch directory."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self._actors: list[Actor] = []
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def start(self, name: str, *command: str) -> Actor:
+        """A Python module as a process: `start("loader", "semel.console", "produce", ...)`."""
+        temporary = self.scratch / f"{name}-tmp"
+        temporary.mkdir(exist_ok=True)
+        actor = Actor(
+            name,
+            [sys.executable, "-m", *command],
+            self.scratch / f"{name}.log",
+            {"TMPDIR": str(temporary), "SPARK_LOCAL_DIRS": str(temporary)},
+        )
+        self._actors.append(actor)
+        return actor
+
+    def clear(self) -> None:
+        """Ends every process, the newest first."""
+        for actor in reversed(self._actors):
+            if actor.running:
+                actor.end()
+        for _ in range(100):  # orphans of orphans come to us one after another
+            left = psutil.Process().children(recursive=True)
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            if not left:
+                return
+            psutil.wait_procs(left, timeout=0.1)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
