@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
-    BatchFlags,
     BatchHeader,
     check_batch,
     decode_broker_header,
@@ -61,6 +60,7 @@ class Rows:
         "header",
         "queue",
         "row_start",
+        "token",
         "topic",
     )
 
@@ -72,6 +72,7 @@ class Rows:
         base_offset: int,
         row_start: int,
         row_end: int,
+        token: int = 0,
     ) -> None:
         """Checks CRCs and lengths. `base_offset` is that of row `row_start`.
 
@@ -82,6 +83,8 @@ class Rows:
         header = check_batch(batch)
         self.topic = topic
         self.queue = queue
+        self.token = token
+        """Fencing token of the lock they were fetched under; 0 without a group."""
         self.header: BatchHeader = header
         self.base_offset = base_offset
         self.row_start = row_start
@@ -93,6 +96,11 @@ class Rows:
         self._headers: list[list[tuple[str, bytes]]] | None = None
         self._stamps: list[int] | None = None
         self._sequences: list[int] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole stored batch."""
+        return len(self._stored)
 
     @property
     def end_offset(self) -> int:
@@ -184,11 +192,6 @@ class Rows:
             schema=ARROW_SCHEMA,
         )
 
-    @property
-    def is_mark(self) -> bool:
-        """An empty batch that only moves a producer's position."""
-        return bool(self.header.flags & BatchFlags.POSITION_MARK)
-
 
 def _pieces(column: pa.Array) -> list[bytes]:
     """The values of a binary column without nulls; several times faster than `to_pylist`."""
@@ -211,6 +214,11 @@ class Message:
     def __init__(self, rows: Rows, row: int) -> None:
         self._rows = rows
         self._row = row
+
+    @property
+    def rows(self) -> Rows:
+        """The batch it came in; for the consumer's own use."""
+        return self._rows
 
     @property
     def topic(self) -> str:

@@ -384,6 +384,8 @@ class ProducerCore:
             lane.fencing = False
             self._fail_lane(lane, error)
             return
+        if lane.window is not window:
+            return
         decisions = window.on_fenced(
             producer_id=producer_id,
             epoch=epoch,

@@ -1,0 +1,33 @@
+"""The Python SDK of Semel, synchronous (`connect`) and for asyncio (`connect_async`).
+
+See `docs/client.md`. Errors live in `semel.protos.errors` and are re-exported here.
+"""
+
+from semel.client.config import ClientConfig, ConsumerConfig, ProducerConfig, ReaderConfig
+from semel.client.futures import BulkFuture, BulkSummary, SendFuture
+from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
+from semel.client.producer import ProducerStats
+from semel.client.sync import Admin, Client, Producer, Reader, connect
+from semel.client.verify import VerifyProgress
+from semel.protos.errors import SemelError
+
+__all__ = [
+    "ARROW_SCHEMA",
+    "Admin",
+    "BulkFuture",
+    "BulkSummary",
+    "Client",
+    "ClientConfig",
+    "ConsumerConfig",
+    "Message",
+    "Producer",
+    "ProducerConfig",
+    "ProducerStats",
+    "Reader",
+    "ReaderConfig",
+    "RecordMetadata",
+    "SemelError",
+    "SendFuture",
+    "VerifyProgress",
+    "connect",
+]

@@ -1,0 +1,382 @@
+"""Administrative calls, on the I/O thread: topics, groups, producers, the cluster.
+
+How it works. What the controllers know comes from them, what the logs know from the masters; a
+description joins both.
+
+Not here: `verify` (`verify.py`), the API's classes (`sync.py`, `aio.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from semel.client.cluster import Cluster
+from semel.client.core.routing import TopicRoute, topic_route
+from semel.client.model import (
+    BrokerGroupDescription,
+    ClusterStatus,
+    ControllerDescription,
+    GroupDescription,
+    GroupQueue,
+    MemberDescription,
+    NodeDescription,
+    ProduceOutcome,
+    ProducerDescription,
+    ProducerQueue,
+    ProducerSummary,
+    QueueDescription,
+    TopicDescription,
+    TopicSettings,
+    TopicSummary,
+)
+from semel.client.offsets import Places, check_places, list_offsets, queue_ref, resolve_places
+from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownProducer, UnknownQueue
+from semel.protos.ids import GroupId
+from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
+
+_OUTCOMES = {
+    broker_pb2.ProduceOutcomeReply.OUTCOME_COMMITTED: "committed",
+    broker_pb2.ProduceOutcomeReply.OUTCOME_NOT_COMMITTED: "not_committed",
+    broker_pb2.ProduceOutcomeReply.OUTCOME_TOO_OLD: "too_old",
+}
+
+
+class AdminCore:
+    """Every administrative call of one client. Lives on the I/O thread."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    # --- topics ---------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        name: str,
+        queues: int,
+        settings: dict[str, int | None],
+        if_not_exists: bool,
+        groups: list[int] | None,
+    ) -> bool:
+        """True when it is new."""
+        request = controller_pb2.CreateTopicRequest(
+            name=name,
+            queues=queues,
+            settings=_settings(settings),
+            if_not_exists=if_not_exists,
+            groups=groups or [],
+        )
+        reply = await self._cluster.controller("CreateTopic", request)
+        return bool(reply.created)
+
+    async def alter_topic(self, name: str, settings: dict[str, int | None]) -> TopicSettings:
+        if all(value is None for value in settings.values()):
+            raise InvalidRequest("nothing to alter: name a setting")
+        now = (await self._routes([name])).topics[0].settings
+        changed = common_pb2.TopicSettings()
+        changed.CopyFrom(now)
+        changed.MergeFrom(_settings(settings))
+        reply = await self._cluster.controller(
+            "AlterTopic", controller_pb2.AlterTopicRequest(name=name, settings=changed)
+        )
+        return TopicSettings.of(reply.topic.settings)
+
+    async def delete_topic(self, name: str, if_exists: bool) -> bool:
+        """False when there was none."""
+        reply = await self._cluster.controller(
+            "DeleteTopic", controller_pb2.DeleteTopicRequest(name=name, if_exists=if_exists)
+        )
+        route = self._cluster.routes.topic(name)
+        if route is not None:
+            self._cluster.routes.on_topic_gone(name, route.topic_id)
+        return bool(reply.deleted)
+
+    async def list_topics(self) -> list[TopicSummary]:
+        return [
+            TopicSummary(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                queues=len(topic.queues),
+                settings=TopicSettings.of(topic.settings),
+                created_us=topic.created_us,
+            )
+            for topic in sorted((await self._routes([])).topics, key=lambda topic: topic.name)
+        ]
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        (topic,) = (await self._routes([name])).topics
+        route = topic_route(topic)
+        offsets = await list_offsets(self._cluster, list(route.queues))
+        return TopicDescription(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            settings=TopicSettings.of(topic.settings),
+            created_us=topic.created_us,
+            queues=[
+                QueueDescription(
+                    queue=queue.key.queue_id,
+                    group=queue.group_id,
+                    slot_start=queue.slot_start,
+                    slot_end=queue.slot_end,
+                    log_start_offset=offsets[queue.key.queue_id].log_start_offset,
+                    log_end_offset=offsets[queue.key.queue_id].log_end_offset,
+                    bytes=offsets[queue.key.queue_id].bytes,
+                )
+                for queue in route.queues
+            ],
+        )
+
+    async def _routes(self, topics: list[str]) -> Any:
+        request = controller_pb2.GetRoutesRequest(topics=topics)
+        routes = await self._cluster.controller("GetRoutes", request)
+        self._cluster.routes.on_routes(routes)
+        return routes
+
+    # --- the cluster ----------------------------------------------------------------------------
+
+    async def cluster_status(self) -> ClusterStatus:
+        status = await self._cluster.controller(
+            "GetClusterStatus", controller_pb2.ClusterStatusRequest()
+        )
+        return ClusterStatus(
+            cluster_id=status.cluster_id,
+            version=status.version,
+            topics=status.topics,
+            groups=[
+                BrokerGroupDescription(
+                    id=group.group_id,
+                    term=group.term,
+                    master=group.master_id,
+                    commit_index=group.commit_index,
+                    queues=group.queues,
+                    nodes=[
+                        NodeDescription(
+                            id=node.node_id,
+                            address=node.address,
+                            role=node.role,
+                            log_end_index=node.log_end_index,
+                            alive=node.alive,
+                            silent_ms=node.silent_ms,
+                        )
+                        for node in group.nodes
+                    ],
+                )
+                for group in status.groups
+            ],
+            controllers=[
+                ControllerDescription(
+                    id=controller.controller_id,
+                    address=controller.address,
+                    role=controller.role,
+                )
+                for controller in status.controllers
+            ],
+        )
+
+    # --- consumer groups ------------------------------------------------------------------------
+
+    async def list_groups(self) -> list[str]:
+        """Names of groups that have members, or committed anything."""
+        routes, reply = await asyncio.gather(
+            self._routes([]),
+            self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
+        )
+        names = {info.group for info in reply.groups}
+        for states in await self._group_states("", routes):
+            names.add(states.group)
+        return sorted(names)
+
+    async def describe_group(self, group: str) -> GroupDescription:
+        routes, reply = await asyncio.gather(
+            self._routes([]),
+            self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
+        )
+        infos = [info for info in reply.groups if info.group == group]
+        states = await self._group_states(group, routes)
+        if not infos and not states:
+            raise UnknownGroup(f"there is no consumer group {group!r}")
+        names = {topic.topic_id: topic.name for topic in routes.topics}
+        members = [
+            MemberDescription(
+                member_id=member.member_id,
+                client=member.client,
+                topics=list(member.topics),
+                queues=[
+                    (names.get(ref.topic_id, str(ref.topic_id)), ref.queue_id)
+                    for ref in member.assignment
+                ],
+            )
+            for info in infos
+            for member in info.members
+        ]
+        queues = [
+            GroupQueue(
+                topic=names[state.queue.topic_id],
+                queue=state.queue.queue_id,
+                committed_offset=state.committed_offset,
+                log_start_offset=state.log_start_offset,
+                log_end_offset=state.high_watermark,
+                lag=state.high_watermark - max(state.committed_offset, state.log_start_offset),
+                owner=state.owner,
+                token=state.token,
+            )
+            for state in states
+            if state.queue.topic_id in names
+        ]
+        queues.sort(key=lambda queue: (queue.topic, queue.queue))
+        return GroupDescription(
+            group=group,
+            generation=infos[0].generation if infos else 0,
+            members=members,
+            queues=queues,
+        )
+
+    async def _group_states(self, group: str, routes: Any) -> list[Any]:
+        replies = await asyncio.gather(
+            *(
+                self._cluster.call_master(
+                    GroupId(message.group_id),
+                    "DescribeGroupOffsets",
+                    broker_pb2.DescribeGroupOffsetsRequest(group=group),
+                )
+                for message in routes.groups
+            )
+        )
+        return [state for reply in replies for state in reply.states]
+
+    async def reset_offsets(self, group: str, topic: str, to: Places) -> dict[int, int]:
+        """Moves the group's progress; its running consumers lose their locks."""
+        check_places("to", to)
+        route = await self._cluster.topic(topic, refresh=True)
+        offsets = await resolve_places(self._cluster, route, list(route.queues), to)
+        commits: dict[GroupId, Any] = {}
+        for queue in route.queues:
+            if queue.key.queue_id in offsets:
+                request = commits.setdefault(
+                    queue.group_id, broker_pb2.ResetOffsetsRequest(group=group)
+                )
+                request.offsets.add(queue=queue_ref(queue.key), offset=offsets[queue.key.queue_id])
+        await asyncio.gather(
+            *(
+                self._cluster.call_master(group_id, "ResetOffsets", request)
+                for group_id, request in commits.items()
+            )
+        )
+        return offsets
+
+    async def delete_group(self, group: str) -> None:
+        """Forgets a group without members, everywhere."""
+        await self.describe_group(group)
+        await self._cluster.controller(
+            "ForgetGroup", controller_pb2.ForgetGroupRequest(group=group)
+        )
+        await asyncio.gather(
+            *(
+                self._cluster.call_master(
+                    group_id, "DeleteGroup", broker_pb2.DeleteGroupRequest(group=group)
+                )
+                for group_id in self._cluster.routes.groups()
+            )
+        )
+
+    # --- producers ------------------------------------------------------------------------------
+
+    async def list_producers(self) -> list[ProducerSummary]:
+        reply = await self._cluster.controller(
+            "ListProducers", controller_pb2.ListProducersRequest()
+        )
+        return [_producer(info) for info in reply.producers]
+
+    async def describe_producer(self, name: str) -> ProducerDescription:
+        info = await self._producer(name)
+        routes = await self._routes([])
+        names = {topic.topic_id: topic.name for topic in routes.topics}
+        replies = await asyncio.gather(
+            *(
+                self._cluster.call_master(
+                    GroupId(message.group_id),
+                    "DescribeProducers",
+                    broker_pb2.DescribeProducersRequest(producer_id=info.producer_id, windows=True),
+                )
+                for message in routes.groups
+            )
+        )
+        queues = [
+            ProducerQueue(
+                topic=names[row.queue.topic_id],
+                queue=row.queue.queue_id,
+                epoch=row.epoch,
+                session=row.session,
+                last_sequence=row.last_sequence,
+                window=len(row.window),
+                last_time_us=row.last_time_us,
+            )
+            for reply in replies
+            for row in reply.rows
+            if row.queue.topic_id in names
+        ]
+        queues.sort(key=lambda queue: (queue.topic, queue.queue))
+        return ProducerDescription(
+            name=info.name,
+            producer_id=info.producer_id,
+            epoch=info.epoch,
+            opened_us=info.opened_us,
+            queues=queues,
+        )
+
+    async def produce_outcome(
+        self, name: str, topic: str, queue: int, sequence: int
+    ) -> ProduceOutcome:
+        info = await self._producer(name)
+        route = await self._cluster.topic(topic, refresh=True)
+        place = self._place(route, queue)
+        owner = route.queues[place]
+        reply = await self._cluster.call_master(
+            owner.group_id,
+            "GetProduceOutcome",
+            broker_pb2.ProduceOutcomeRequest(
+                queue=queue_ref(owner.key), producer_id=info.producer_id, sequence=sequence
+            ),
+        )
+        return ProduceOutcome(
+            outcome=_OUTCOMES[reply.outcome],
+            offset=reply.offset,
+            last_sequence=reply.last_sequence,
+        )
+
+    def _place(self, route: TopicRoute, queue: int) -> int:
+        place = route.position_of(queue)
+        if place is None:
+            raise UnknownQueue(f"topic {route.name!r} has no queue {queue}")
+        return place
+
+    async def _producer(self, name: str) -> ProducerSummary:
+        if not name:
+            raise InvalidRequest("a producer's name must not be empty")
+        reply = await self._cluster.controller(
+            "ListProducers", controller_pb2.ListProducersRequest(name=name)
+        )
+        for info in reply.producers:
+            if info.name == name:
+                return _producer(info)
+        raise UnknownProducer(f"there is no producer {name!r}")
+
+
+def _producer(info: controller_pb2.ProducerInfo) -> ProducerSummary:
+    return ProducerSummary(
+        name=info.name,
+        producer_id=info.producer_id,
+        epoch=info.epoch,
+        opened_us=info.opened_us,
+    )
+
+
+def _settings(settings: dict[str, int | None]) -> common_pb2.TopicSettings:
+    for name, value in settings.items():
+        if value is not None and (not isinstance(value, int) or value == 0 or value < -1):
+            raise InvalidRequest(f"{name} must be a whole number from 1, or -1 for none")
+    given = {name: value for name, value in settings.items() if value is not None}
+    try:
+        return common_pb2.TopicSettings(**given)
+    except ValueError as error:
+        raise InvalidRequest(f"topic settings: {error}") from None

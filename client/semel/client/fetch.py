@@ -1,0 +1,615 @@
+"""Batches on their way in: long polls to every broker group, and the buffer the caller takes from.
+
+How it works. A *feed* belongs to one reader or consumer. For each broker group it keeps a fetch
+stream to the master and asks for every queue that has room in the buffer; answers are cut into
+*deliveries*, one stored batch each, which wait in one bounded line. The caller's own thread takes
+and decodes them, so the I/O thread never touches a message.
+
+Invariants
+1. Deliveries of one queue come in offset order without a gap: each begins where the one before
+   ended, or where the caller sought to.
+2. A delivery from before a seek, a pause of the lock or a loss of the queue is never handed out:
+   its *turn* is not the queue's any more.
+3. Buffered bytes exceed `prefetch_bytes` by at most the replies under way.
+
+Not here: which queues, and from where (`reader.py`, `consumer.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, Protocol
+
+import grpc
+import grpc.aio
+import pyarrow as pa
+
+from semel.client.cluster import Cluster, translate
+from semel.client.connection import Purpose
+from semel.client.core.retry import Backoff, BackoffPolicy
+from semel.client.core.routing import Master
+from semel.client.message import Message, Rows
+from semel.protos.errors import (
+    InternalError,
+    NotMaster,
+    SemelError,
+    Throttled,
+    TimedOut,
+    Unavailable,
+    from_detail,
+)
+from semel.protos.ids import GroupId, QueueKey
+from semel.protos.streams import FETCH_METHOD, decode_fetch_reply
+from semel.protos.v1 import broker_pb2, common_pb2
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT_MS: Final = 500
+"""How long a broker may hold a poll that finds nothing."""
+OVERDUE_S: Final = 1.5
+"""A poll unanswered for so long after that: the broker hangs."""
+GATHER_BYTES: Final = 64 << 10
+"""`arrow` puts batches together until they are so large: tiny ones would cost a call each."""
+WAIT_SLICE_S: Final = 1.0
+"""Blocking waits come up for air this often, so that Ctrl-C is heard everywhere."""
+LINK_POLICY: Final = BackoffPolicy(initial_ms=10, max_ms=300)
+
+
+class FeedQueue:
+    """One queue of a feed."""
+
+    def __init__(self, topic: str, key: QueueKey, group_id: GroupId, offset: int) -> None:
+        self.topic = topic
+        self.key = key
+        self.group_id = group_id
+        self.offset = offset
+        """Next offset to ask for."""
+        self.delivered = offset
+        """One past the last message the caller was given; written by the caller's thread."""
+        self.end: int | None = None
+        """Stop here."""
+        self.token = 0
+        self.turn = 0
+        """Rises whenever what was fetched before is void."""
+        self.paused = False
+        self.asked = False
+        """Part of a poll that is under way."""
+        self.buffered = 0
+        self.high_watermark = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.end is not None and self.offset >= self.end
+
+    def restart(self, offset: int) -> None:
+        """Forgets what was fetched; the next delivery begins at `offset`."""
+        self.turn += 1
+        self.asked = False
+        self.offset = self.delivered = offset
+
+
+class Delivery(NamedTuple):
+    """Rows of one stored batch."""
+
+    queue: FeedQueue
+    turn: int
+    token: int
+    stored: memoryview
+    base_offset: int
+    row_start: int
+    row_end: int
+
+    def rows(self) -> Rows:
+        """Checks the batch. Raises CorruptBatch."""
+        return Rows(
+            self.queue.topic,
+            self.queue.key,
+            self.stored,
+            self.base_offset,
+            self.row_start,
+            self.row_end,
+            self.token,
+        )
+
+
+class FeedOwner(Protocol):
+    """What a feed needs of its reader or consumer. Called on the I/O thread."""
+
+    group: str
+    """Consumer group; empty for none."""
+
+    def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
+        """The broker refuses to read the queue; it is not asked for again until `Feed.wake`."""
+
+
+class Feed:
+    """All queues of one reader or consumer."""
+
+    def __init__(
+        self,
+        owner: FeedOwner,
+        cluster: Cluster,
+        *,
+        fetch_bytes: int,
+        prefetch_bytes: int,
+        call_soon: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`call_soon` runs a function on the I/O thread, from any thread."""
+        self.owner = owner
+        self.cluster = cluster
+        self.fetch_bytes = fetch_bytes
+        self.prefetch_bytes = prefetch_bytes
+        self.queues: dict[QueueKey, FeedQueue] = {}
+        self.buffered = 0
+        self.ended = False
+        self._links: dict[GroupId, _FetchLink] = {}
+        self._call_soon = call_soon
+        self._line: deque[Delivery] = deque()
+        self._lock = threading.Lock()
+        self._waiters: list[Callable[[], None]] = []
+        self._failure: SemelError | None = None
+        self._room_told = False
+
+    # --- the I/O thread -------------------------------------------------------------------------
+
+    def add(self, queue: FeedQueue) -> None:
+        """Begins to fetch a queue."""
+        self.queues[queue.key] = queue
+        link = self._links.get(queue.group_id)
+        if link is None:
+            link = self._links[queue.group_id] = _FetchLink(self, queue.group_id)
+        link.wake()
+
+    def remove(self, key: QueueKey) -> FeedQueue | None:
+        """Ends a queue; what is buffered of it is dropped."""
+        queue = self.queues.pop(key, None)
+        if queue is not None:
+            queue.turn += 1
+        return queue
+
+    def wake(self) -> None:
+        """Queues have moved, or there is room: ask."""
+        self._room_told = False
+        for link in self._links.values():
+            link.wake()
+
+    def wanted(self, group_id: GroupId) -> list[FeedQueue]:
+        """Queues to ask for now, the emptiest first."""
+        if self.buffered >= self.prefetch_bytes:
+            return []
+        share = max(1, self.prefetch_bytes // max(1, len(self.queues)))
+        found = [
+            queue
+            for queue in self.queues.values()
+            if queue.group_id == group_id
+            and not queue.asked
+            and not queue.paused
+            and not queue.ended
+            and queue.buffered < share
+        ]
+        found.sort(key=lambda queue: queue.buffered)
+        return found
+
+    def deliver(self, deliveries: list[Delivery]) -> None:
+        """Puts deliveries in line."""
+        with self._lock:
+            for delivery in deliveries:
+                self.buffered += len(delivery.stored)
+                delivery.queue.buffered += len(delivery.stored)
+            self._line.extend(deliveries)
+        self.notify()
+
+    def notify(self) -> None:
+        """Something changed for whoever waits."""
+        with self._lock:
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
+
+    def fail(self, error: SemelError) -> None:
+        """The caller's next call raises `error`."""
+        self._failure = error
+        self.notify()
+
+    def close(self) -> None:
+        self.end()
+        for link in self._links.values():
+            link.close()
+
+    def end(self) -> None:
+        """Nothing more will be handed out; callable from any thread."""
+        self.ended = True
+        self.notify()
+
+    # --- the caller's thread --------------------------------------------------------------------
+
+    def take(self) -> Delivery | None:
+        """The next delivery that counts; None when there is none now. Raises what failed."""
+        while True:
+            with self._lock:
+                if not self._line:
+                    failure, self._failure = self._failure, None
+                    if failure is not None:
+                        raise failure
+                    return None
+                delivery = self._line.popleft()
+                self.buffered -= len(delivery.stored)
+                delivery.queue.buffered -= len(delivery.stored)
+                tell = not self._room_told and self.buffered < self.prefetch_bytes
+                self._room_told = self._room_told or tell
+            if tell:
+                self._call_soon(self.wake)
+            if delivery.turn == delivery.queue.turn:
+                return delivery
+
+    @property
+    def finished(self) -> bool:
+        """Every queue has an end, is there, and nothing is in line."""
+        return (
+            bool(self.queues)
+            and all(queue.ended for queue in self.queues.values())
+            and not self._line
+        )
+
+    @property
+    def ready(self) -> bool:
+        """`take` would answer, or nothing will ever come."""
+        return bool(self._line) or self._failure is not None or self.ended or self.finished
+
+    def add_waiter(self, waiter: Callable[[], None]) -> None:
+        """Calls `waiter` once when something changes, from the I/O thread."""
+        with self._lock:
+            self._waiters.append(waiter)
+
+    def remove_waiter(self, waiter: Callable[[], None]) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._waiters.remove(waiter)
+
+
+class _FetchLink:
+    """The fetch stream of one feed to one broker group."""
+
+    def __init__(self, feed: Feed, group_id: GroupId) -> None:
+        self._feed = feed
+        self._group_id = group_id
+        self._wake = asyncio.Event()
+        self._polls: dict[int, tuple[float, list[tuple[FeedQueue, int]]]] = {}
+        """Polls under way: deadline, and queues with their turns."""
+        self._number = 0
+        self._task = feed.cluster.spawn(self._run(), f"semel-fetch-{group_id}")
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        feed = self._feed
+        backoff = Backoff(LINK_POLICY, random.random)
+        while True:
+            while not feed.wanted(self._group_id):
+                self._wake.clear()
+                await self._wake.wait()
+            try:
+                master = await feed.cluster.master(self._group_id)
+            except SemelError as error:
+                feed.fail(error)
+                await asyncio.sleep(1.0)
+                continue
+            began = time.monotonic()
+            try:
+                await self._stream(master)
+            except* SemelError as group:
+                self._on_ended(master, _leaf(group))
+            except* Exception as group:
+                logger.exception("fetch stream failed group=%s", self._group_id, exc_info=group)
+                self._on_ended(master, InternalError(f"client: {group.exceptions[0]!r}"))
+            for _, asked in self._polls.values():
+                for queue, turn in asked:
+                    if queue.turn == turn:
+                        queue.asked = False
+            self._polls.clear()
+            if time.monotonic() - began > 1.0:
+                backoff.reset()
+            await asyncio.sleep(backoff.next_ms() / 1000)
+
+    def _on_ended(self, master: Master, error: SemelError) -> None:
+        logger.info(
+            "fetch stream ended group=%s address=%s error=%s",
+            self._group_id,
+            master.address,
+            error.message,
+        )
+        if error.retriable or isinstance(error, InternalError):
+            self._feed.cluster.on_master_error(self._group_id, master, error)
+        else:
+            self._feed.fail(error)
+
+    async def _stream(self, master: Master) -> None:
+        channel = self._feed.cluster.connections.channel(master.address, Purpose.FETCH)
+        call: Any = channel.stream_stream(
+            FETCH_METHOD,
+            request_serializer=broker_pb2.FetchRequest.SerializeToString,
+            response_deserializer=None,
+        )()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(call, master.address))
+                tasks.create_task(self._ask(call, master.address))
+                tasks.create_task(self._watch(master.address))
+        finally:
+            call.cancel()
+
+    async def _ask(self, call: Any, address: str) -> None:
+        feed = self._feed
+        try:
+            while True:
+                queues = feed.wanted(self._group_id)
+                if not queues:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                self._number += 1
+                request = broker_pb2.FetchRequest(
+                    correlation_id=self._number,
+                    max_bytes=feed.fetch_bytes,
+                    max_wait_ms=MAX_WAIT_MS,
+                )
+                asked = []
+                for queue in queues:
+                    queue.asked = True
+                    asked.append((queue, queue.turn))
+                    request.queues.add(
+                        queue=common_pb2.QueueRef(
+                            topic_id=queue.key.topic_id, queue_id=queue.key.queue_id
+                        ),
+                        offset=queue.offset,
+                        max_bytes=feed.fetch_bytes,
+                        group=feed.owner.group,
+                        token=queue.token,
+                    )
+                deadline = time.monotonic() + MAX_WAIT_MS / 1000 + OVERDUE_S
+                self._polls[self._number] = (deadline, asked)
+                await call.write(request)
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise _ended(error, address) from None
+
+    async def _read(self, call: Any, address: str) -> None:
+        try:
+            while True:
+                message = await call.read()
+                if message is grpc.aio.EOF:
+                    code = await call.code()
+                    raise Unavailable(f"{address} ended the fetch stream: {code.name}")
+                self._on_reply(message)
+        except grpc.RpcError as error:
+            raise translate(error, address) from None
+
+    def _on_reply(self, message: bytes) -> None:
+        header, parts = decode_fetch_reply(message)
+        _, asked = self._polls.pop(header.correlation_id, (0.0, []))
+        turns = {queue.key: (queue, turn) for queue, turn in asked if queue.turn == turn}
+        for queue, _ in turns.values():
+            queue.asked = False
+        if header.HasField("error"):
+            error = from_detail(header.error)
+            if isinstance(error, Throttled):
+                return
+            raise error
+        deliveries: list[Delivery] = []
+        at = 0
+        moved: SemelError | None = None
+        for result in header.results:
+            batches = result.batches
+            some = parts[at : at + len(batches)]
+            at += len(batches)
+            found = turns.get(QueueKey(result.queue.topic_id, result.queue.queue_id))  # type: ignore[arg-type]
+            if found is None:
+                continue
+            queue, turn = found
+            if result.HasField("error"):
+                error = from_detail(result.error)
+                if isinstance(error, NotMaster):
+                    moved = error
+                elif not error.retriable:
+                    queue.asked = True
+                    self._feed.owner.on_queue_error(queue, error)
+                continue
+            queue.high_watermark = result.high_watermark
+            for batch, stored in zip(batches, some, strict=True):
+                self._cut(deliveries, queue, turn, batch, stored)
+        if deliveries or any(queue.ended for queue, _ in turns.values()):
+            self._feed.deliver(deliveries)
+        self._wake.set()
+        if moved is not None:
+            raise moved
+
+    def _cut(
+        self,
+        deliveries: list[Delivery],
+        queue: FeedQueue,
+        turn: int,
+        batch: broker_pb2.BatchRange,
+        stored: memoryview,
+    ) -> None:
+        """The rows of a batch that are wanted: not before the offset, not at or after the end."""
+        start, end = batch.row_start, batch.row_end
+        base = batch.base_offset
+        if base < queue.offset:
+            skip = min(end - start, queue.offset - base)
+            start, base = start + skip, base + skip
+        if queue.end is not None:
+            end = min(end, start + max(0, queue.end - base))
+        if base > queue.offset:
+            raise InternalError(
+                f"queue {queue.key.queue_id} of {queue.topic!r}: offset {queue.offset} was asked"
+                f" for, {base} came"
+            )
+        if start < end:
+            deliveries.append(Delivery(queue, turn, queue.token, stored, base, start, end))
+            queue.offset = base + end - start
+
+    async def _watch(self, address: str) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.25)
+            now = time.monotonic()
+            if now - before > 1.0:
+                # This process itself was asleep: answers may be waiting to be read.
+                self._polls = {
+                    number: (now + OVERDUE_S, asked) for number, (_, asked) in self._polls.items()
+                }
+            if any(deadline < now for deadline, _ in self._polls.values()):
+                raise TimedOut(f"{address} does not answer a fetch")
+
+
+def _ended(error: BaseException, address: str) -> SemelError:
+    if isinstance(error, grpc.RpcError):
+        return translate(error, address)
+    return Unavailable(f"{address} ended the fetch stream")
+
+
+def _leaf(group: BaseExceptionGroup[SemelError]) -> SemelError:
+    """The error that says most: a broker's own word before the transport's."""
+    leaves: list[SemelError] = []
+    stack: list[Any] = list(group.exceptions)
+    while stack:
+        each = stack.pop()
+        if isinstance(each, BaseExceptionGroup):
+            stack.extend(each.exceptions)
+        else:
+            leaves.append(each)
+    return min(leaves, key=lambda error: isinstance(error, Unavailable | TimedOut))
+
+
+class Puller:
+    """What a caller's thread does with a feed: messages, or Arrow batches, a few at a time."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._rows: Rows | None = None
+        self._row = 0
+        self._queue: FeedQueue | None = None
+        self._turn = 0
+
+    def _current(self) -> Rows | None:
+        """Rows that are not given out yet, fetched from the line when needed."""
+        rows = self._rows
+        if rows is not None and self._queue is not None:
+            if self._row < rows.count and self._queue.turn == self._turn:
+                return rows
+            self._rows = None
+        delivery = self._feed.take()
+        if delivery is None:
+            return None
+        self._rows = rows = delivery.rows()
+        self._row = 0
+        self._queue = delivery.queue
+        self._turn = delivery.turn
+        return rows
+
+    def drain(self) -> Iterator[Message]:
+        """The messages that are here now. Each counts as given out when it is taken."""
+        feed = self._feed
+        while not feed.ended:
+            rows = self._current()
+            queue = self._queue
+            if rows is None or queue is None:
+                return
+            turn = self._turn
+            for message in rows.messages(self._row):
+                if queue.turn != turn:
+                    break
+                # Before the yield: the caller may commit, or never come back.
+                self._row += 1
+                queue.delivered = rows.base_offset + self._row
+                yield message
+
+    def messages(self, limit: int) -> list[Message]:
+        """Up to `limit` messages that are here now."""
+        found: list[Message] = []
+        while len(found) < limit:
+            rows = self._current()
+            if rows is None:
+                break
+            end = min(rows.count, self._row + limit - len(found))
+            found += rows.messages(self._row, end)
+            self._advance(rows, end)
+        return found
+
+    def arrow(self) -> pa.RecordBatch | None:
+        """The rest of one batch as Arrow, or several small ones together; None when nothing is
+        here."""
+        batches: list[pa.RecordBatch] = []
+        size = 0
+        while size < GATHER_BYTES and (rows := self._current()) is not None:
+            batches.append(rows.arrow(self._row))
+            size += rows.size
+            self._advance(rows, rows.count)
+        if len(batches) > 1:
+            return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        return batches[0] if batches else None
+
+    def _advance(self, rows: Rows, row: int) -> None:
+        self._row = row
+        assert self._queue is not None
+        if self._queue.turn == self._turn:
+            self._queue.delivered = rows.base_offset + row
+
+    @property
+    def finished(self) -> bool:
+        """Everything up to the ends was given out."""
+        rows = self._rows
+        return (rows is None or self._row >= rows.count) and self._feed.finished
+
+
+def wait_ready(feed: Feed, timeout: float | None) -> bool:
+    """Blocks until `feed.ready`; False when it is not after `timeout` seconds."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while not feed.ready:
+        event = threading.Event()
+        feed.add_waiter(event.set)
+        try:
+            while not feed.ready:
+                left = WAIT_SLICE_S if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                if event.wait(min(left, WAIT_SLICE_S)):
+                    break
+        finally:
+            feed.remove_waiter(event.set)
+    return True
+
+
+async def await_ready(feed: Feed, timeout: float | None) -> bool:
+    """Like `wait_ready`, on the running loop."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            while not feed.ready:
+                future: asyncio.Future[None] = loop.create_future()
+
+                def wake(future: asyncio.Future[None] = future) -> None:
+                    with contextlib.suppress(RuntimeError):
+                        loop.call_soon_threadsafe(_finish, future)
+
+                feed.add_waiter(wake)
+                try:
+                    if not feed.ready:
+                        await future
+                finally:
+                    feed.remove_waiter(wake)
+    return feed.ready
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,247 @@
+"""What the administrative calls return: frozen descriptions of topics, groups, nodes, producers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
+from semel.protos.v1 import common_pb2
+
+DEFAULT_RETENTION_MS = 7 * 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """What a topic's owner may set."""
+
+    retention_ms: int
+    """Older messages may be trimmed; -1 keeps them for ever."""
+    retention_bytes: int
+    """A larger queue is trimmed from its start; -1 is no limit."""
+    message_bytes_max: int
+    batch_bytes_max: int
+
+    @classmethod
+    def of(cls, message: common_pb2.TopicSettings) -> TopicSettings:
+        return cls(
+            retention_ms=message.retention_ms or DEFAULT_RETENTION_MS,
+            retention_bytes=message.retention_bytes or -1,
+            message_bytes_max=message.message_bytes_max or MESSAGE_BYTES_MAX,
+            batch_bytes_max=message.batch_bytes_max or BATCH_BYTES_DEFAULT,
+        )
+
+
+class Described:
+    """A description that can be printed."""
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields, nested ones too, as plain objects."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSummary(Described):
+    """One topic of a list."""
+
+    name: str
+    topic_id: int
+    queues: int
+    settings: TopicSettings
+    created_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDescription(Described):
+    """One queue of a topic."""
+
+    queue: int
+    group: int
+    """Broker group that owns it."""
+    slot_start: int
+    slot_end: int
+    log_start_offset: int
+    log_end_offset: int
+    bytes: int
+
+    @property
+    def messages(self) -> int:
+        return self.log_end_offset - self.log_start_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDescription(Described):
+    """One topic with its queues."""
+
+    name: str
+    topic_id: int
+    settings: TopicSettings
+    created_us: int
+    queues: list[QueueDescription]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberDescription(Described):
+    """One member of a consumer group."""
+
+    member_id: str
+    client: str
+    topics: list[str]
+    queues: list[tuple[str, int]]
+    """(topic, queue) it should hold; a topic that is gone shows as its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupQueue(Described):
+    """A consumer group's state on one queue."""
+
+    topic: str
+    queue: int
+    committed_offset: int
+    """-1: never committed."""
+    log_start_offset: int
+    log_end_offset: int
+    lag: int
+    """Messages behind the end; without a commit all that exist."""
+    owner: str
+    """Member that holds the lock; empty for none."""
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDescription(Described):
+    """One consumer group."""
+
+    group: str
+    generation: int
+    members: list[MemberDescription]
+    queues: list[GroupQueue]
+
+    @property
+    def lag(self) -> int:
+        return sum(queue.lag for queue in self.queues)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDescription(Described):
+    """One broker node, as the controllers know it."""
+
+    id: int
+    address: str
+    role: str
+    log_end_index: int
+    alive: bool
+    silent_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerGroupDescription(Described):
+    """One broker group."""
+
+    id: int
+    term: int
+    master: int
+    """Node id; 0 when none is known."""
+    commit_index: int
+    queues: int
+    nodes: list[NodeDescription]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerDescription(Described):
+    """One controller."""
+
+    id: int
+    address: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus(Described):
+    """The cluster at a glance."""
+
+    cluster_id: str
+    version: str
+    topics: int
+    groups: list[BrokerGroupDescription]
+    controllers: list[ControllerDescription]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSummary(Described):
+    """One named producer."""
+
+    name: str
+    producer_id: int
+    epoch: int
+    opened_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerQueue(Described):
+    """A producer's row in one queue's sequence table."""
+
+    topic: str
+    queue: int
+    epoch: int
+    session: int
+    last_sequence: int
+    window: int
+    """Batches the queue remembers one by one."""
+    last_time_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerDescription(Described):
+    """One named producer with its rows."""
+
+    name: str
+    producer_id: int
+    epoch: int
+    opened_us: int
+    queues: list[ProducerQueue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceOutcome(Described):
+    """The fate of one sequence."""
+
+    outcome: str
+    """committed, not_committed or too_old."""
+    offset: int
+    """-1 when not known."""
+    last_sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedQueue(Described):
+    """One queue, recomputed from the logs."""
+
+    queue: int
+    group: int
+    log_start_offset: int
+    log_end_offset: int
+    messages: int
+    duplicates: int
+    missing: int
+    digest: str
+    """SHA-256 over offsets and stored bytes, the same on every node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResult(Described):
+    """What `verify` found."""
+
+    ok: bool
+    topic: str
+    messages: int
+    duplicates: int
+    """Messages whose (producer, sequence) was stored before."""
+    missing: int
+    """Offsets without a message, and breaks in a producer's chain."""
+    queues: list[VerifiedQueue]
+    nodes_compared: int
+    """Nodes whose whole log was read; every queue on all nodes of its group."""
+    problems: list[str]

@@ -1,0 +1,154 @@
+"""What the synchronous and the asyncio client share: one connected session on the I/O thread.
+
+Invariants
+1. Producers, readers and consumers of a session are closed before its connections.
+2. After a fork the session answers Closed in the child, and closing it there does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import weakref
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
+
+from semel.client.admin import AdminCore
+from semel.client.cluster import Cluster
+from semel.client.config import (
+    DEFAULT_BOOTSTRAP,
+    ClientConfig,
+    ProducerConfig,
+    build,
+    parse_bootstrap,
+)
+from semel.client.intake import Intake
+from semel.client.producer import ProducerCore
+from semel.client.runtime import Runtime, shared_runtime
+from semel.protos.errors import Closed, InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+class Closable(Protocol):
+    """A producer, reader or consumer of the session."""
+
+    async def shut(self) -> None:
+        """Ends it as gently as the time allows. Runs on the I/O thread."""
+
+
+class Session:
+    """One client's connection to a cluster."""
+
+    def __init__(self, bootstrap: str | None, options: Mapping[str, Any]) -> None:
+        if bootstrap is None:
+            bootstrap = os.environ.get("SEMEL_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+        controllers = parse_bootstrap(bootstrap)
+        self.bootstrap = bootstrap
+        self.config = build(ClientConfig, options)
+        self.pid = os.getpid()
+        self.runtime: Runtime = shared_runtime()
+        self.cluster = Cluster(controllers, self.config)
+        self.admin = AdminCore(self.cluster)
+        self.closed = False
+        self._members: set[Closable] = set()
+        _sessions.add(self)
+
+    async def open(self) -> None:
+        """Connects. Raises Unavailable."""
+        try:
+            await self.cluster.start()
+        except BaseException:
+            self.closed = True
+            await self.cluster.close()
+            raise
+
+    def check(self) -> None:
+        """Raises Closed."""
+        if self.closed:
+            if os.getpid() != self.pid:
+                raise Closed(
+                    f"this client belongs to process {self.pid}, which forked; connect again here"
+                )
+            raise Closed("the client is closed")
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
+        """Blocks for a coroutine's result. Raises Closed, TimedOut."""
+        try:
+            self.check()
+        except Closed:
+            coroutine.close()
+            raise
+        return self.runtime.run(coroutine, timeout)
+
+    async def await_run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Awaits a coroutine's result from the caller's loop. Raises Closed."""
+        try:
+            self.check()
+        except Closed:
+            coroutine.close()
+            raise
+        return await self.runtime.await_run(coroutine)
+
+    def join(self, member: Closable) -> None:
+        self._members.add(member)
+
+    def leave(self, member: Closable) -> None:
+        self._members.discard(member)
+
+    async def close(self) -> None:
+        """Ends all members, then the connections; runs on the I/O thread."""
+        members = list(self._members)
+        self._members.clear()
+        self.closed = True
+        try:
+            timeout = self.config.close_timeout_ms / 1000
+            async with asyncio.timeout(timeout):
+                results = await asyncio.gather(
+                    *(member.shut() for member in members), return_exceptions=True
+                )
+            for result in results:
+                if isinstance(result, BaseException):
+                    logger.warning("close was not clean error=%s", result)
+        except TimeoutError:
+            logger.warning("close gave up after %s ms", self.config.close_timeout_ms)
+        finally:
+            await self.cluster.close()
+
+    def new_producer(
+        self, name: str | None, options: Mapping[str, Any], *, blocking: bool
+    ) -> ProducerCore:
+        """A producer's heart and door. Raises InvalidRequest."""
+        self.check()
+        config = build(ProducerConfig, options)
+        if name is not None and (not isinstance(name, str) or not name):
+            raise InvalidRequest(f"a producer's name must be text, not {name!r}")
+        if config.source_positions and not name:
+            raise InvalidRequest("source_positions needs a named producer: producer(name, ...)")
+        cores: list[ProducerCore] = []
+
+        def wake() -> None:
+            self.runtime.call_soon(cores[0].pump)
+
+        def open_topic(topic: str) -> None:
+            self.run(cores[0].open_topic(topic))
+
+        intake = Intake(config, wake=wake, open_topic=open_topic if blocking else None)
+        core = ProducerCore(self.cluster, name or "", config, intake)
+        cores.append(core)
+        self.runtime.call_soon(core.start)
+        return core
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for session in list(_sessions):
+        session.closed = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
