@@ -28,10 +28,17 @@ from semel.protos.batch import (
     peek_queue,
 )
 from semel.protos.errors import CorruptBatch
-from semel.protos.ids import QueueKey
+from semel.protos.ids import Offset, QueueKey, Term
 from tests.unit.protos.damage import cuts, flips, unnoticed
 
 BODY = bytes(range(200)) * 2
+JUMPING = BatchFlags.SOURCE_POSITIONS | BatchFlags.SEQUENCE
+MARK: dict[str, Any] = {
+    "flags": BatchFlags.POSITION_MARK | BatchFlags.SOURCE_POSITIONS,
+    "count": 0,
+    "body_length": 0,
+    "uncompressed_length": 0,
+}
 I63 = st.integers(0, 2**63 - 1)
 U32 = st.integers(0, 2**32 - 1)
 
@@ -128,6 +135,17 @@ def test_broker_headers_round_trip(offset: int, time_us: int, term: int, at: int
     assert len(sent.encode()) == BROKER_HEADER_BYTES
     assert decode_broker_header(data, at) == sent
     assert decode_broker_header(memoryview(data), at) == sent
+
+
+def test_headers_stand_at_the_start_unless_told_otherwise() -> None:
+    sent = BrokerHeader(base_offset=Offset(-1), append_time_us=1, term=Term(2))
+    assert decode_broker_header(sent.encode()) == sent
+    assert decode_header(BATCH) == header()
+    assert peek_queue(BATCH[:HEADER_BYTES]) == header().queue_key
+    assert check_batch(b"before" + BATCH, 6) == header()
+    for at in (1, 128, 1000):
+        with pytest.raises(CorruptBatch):
+            peek_queue(BATCH[:HEADER_BYTES], at)
 
 
 def test_a_batch_is_checked_where_it_lies() -> None:
@@ -236,6 +254,19 @@ def test_what_this_version_does_not_know_is_refused(at: int, content: bytes, wor
         {"deliver_at_us": -1},
         {"flags": BatchFlags.SOURCE_POSITIONS, "last_sequence": 108},
         {"flags": BatchFlags.SOURCE_POSITIONS, "last_sequence": 110},
+        {"flags": JUMPING, "last_sequence": 108},
+        {"flags": JUMPING, "previous_sequence": -2},
+        {"flags": JUMPING, "previous_sequence": 100},
+        {"flags": JUMPING, "previous_sequence": 101},
+        {"flags": JUMPING, "base_sequence": 200, "last_sequence": 199, "count": 1},
+        {**MARK, "count": 1},
+        {**MARK, "deliver_at_us": 1},
+        {**MARK, "flags": MARK["flags"] | BatchFlags.KEY},
+        {**MARK, "flags": MARK["flags"] | BatchFlags.DELIVER_AT},
+        {**MARK, "body_length": 8, "codec": Codec.LZ4},
+        {**MARK, "uncompressed_length": 8, "codec": Codec.LZ4},
+        {**MARK, "previous_sequence": 109},
+        {**MARK, "previous_sequence": -2},
         {"flags": BatchFlags.POSITION_MARK},
         {"flags": BatchFlags.POSITION_MARK, "count": 0},
         {"flags": BatchFlags.POSITION_MARK, "body_length": 0, "uncompressed_length": 0},
@@ -254,6 +285,22 @@ def test_fields_that_contradict_are_refused_with_a_right_crc(changes: dict[str, 
         {"flags": BatchFlags.SOURCE_POSITIONS | BatchFlags.SEQUENCE, "last_sequence": 10**9},
         {"previous_sequence": -1, "base_sequence": 0, "last_sequence": 9},
         {"last_sequence": 99 + 99, "count": 99},
+        {"body_length": BODY_BYTES_MAX, "uncompressed_length": BODY_BYTES_MAX},
+        {"uncompressed_length": UNCOMPRESSED_BYTES_MAX, "codec": Codec.ZSTD},
+        MARK,
+        {**MARK, "codec": Codec.ZSTD},
+        {"flags": JUMPING},
+        {"flags": JUMPING, "previous_sequence": -1},
+        {"topic_id": 2**63 - 1, "producer_id": 2**63 - 1},
+        {"topic_id": 0, "producer_id": 1},
+        {"first_timestamp_us": 1_700_000_000_000_001},
+        {"count": 1, "last_sequence": 100},
+        {
+            "flags": BatchFlags.SOURCE_POSITIONS,
+            "count": 1,
+            "base_sequence": 200,
+            "last_sequence": 200,
+        },
     ],
 )
 def test_what_is_just_right_is_accepted(changes: dict[str, Any]) -> None:
@@ -273,7 +320,8 @@ def test_a_position_mark_moves_only_the_sequence() -> None:
     )
     mark = check_batch(data)
     assert len(data) == HEADER_BYTES
-    assert (mark.count, mark.previous_sequence, mark.last_sequence) == (0, 6, 60)
+    assert (mark.count, mark.content_crc) == (0, 0)
+    assert (mark.previous_sequence, mark.base_sequence, mark.last_sequence) == (6, 7, 60)
     assert mark.flags == BatchFlags.POSITION_MARK | BatchFlags.SOURCE_POSITIONS
     assert unnoticed(check_batch, CorruptBatch, flips(data)) == []
 
