@@ -1,9 +1,9 @@
 """A disk in memory that forgets, tears, fails, fills up and dies at a chosen operation.
 
 How it works. Every file has a durable image and a list of changes since its last sync; names have
-the same. `restart` gives the disk as it may be found after a power failure: of the unsynced changes of
-each file any subset of 512-byte sectors is there, of the unsynced names a prefix. Operations that
-change the disk are counted; from `crash_at` on they all raise PowerCut.
+the same. `restart` gives the disk as it may be found after a power failure: of the unsynced changes
+of each file any subset of 512-byte sectors is there, of the unsynced names a prefix. Operations
+that change the disk are counted; from `crash_at` on they all raise PowerCut.
 """
 
 from __future__ import annotations

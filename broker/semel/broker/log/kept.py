@@ -61,6 +61,7 @@ class _Place(NamedTuple):
 class _KeptFile:
     path: Path
     size: int
+    payload_bytes: int
     records: list[tuple[int, int]]
 
 
@@ -108,7 +109,8 @@ class KeptStore:
 
     def _adopt(self, path: Path, size: int, places: list[tuple[tuple[int, int], _Place]]) -> None:
         with self._lock:
-            self._kept.append(_KeptFile(path, size, [key for key, _ in places]))
+            payload_bytes = sum(place.length for _, place in places)
+            self._kept.append(_KeptFile(path, size, payload_bytes, [key for key, _ in places]))
             self._places.update(places)
 
     def has(self, index: int, position: int) -> bool:
@@ -178,7 +180,7 @@ class KeptStore:
         for kept in list(self._kept):
             alive = [key for key in kept.records if self._is_at(key, kept.path) and live(*key)]
             wanted = sum(self._places[key].length for key in alive)
-            if alive and wanted * 2 >= kept.size:
+            if alive and wanted * 2 >= kept.payload_bytes:
                 continue
             self.add((RecordRef(*key, self._places[key].length), self._copy(key)) for key in alive)
             with self._lock:

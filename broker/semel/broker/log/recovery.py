@@ -15,7 +15,8 @@ Damage, entry by entry (design §3):
     bad    bad     not known to be                 never acknowledged: the log ends before it
 
 An entry is known to have been durable when a newer segment exists (its predecessors were synced
-first), when a later good ID says so (`lag`), or when the checkpoint covers it.
+first), when the seal counts it, when a later good ID says so (`lag`), or when the checkpoint covers
+it.
 
 Invariants
 1. Nothing is cut that was reported durable, nothing torn is taken for an entry.
@@ -339,6 +340,8 @@ class _Walk:
         through = self._checkpoint_index
         if self._end_index is not None:
             through = max(through, self._end_index - 1)
+        elif self._seal is not None:
+            through = max(through, self._header.first_index + self._seal.count - 1)
         return max([through, *(one.durable_before for one in ids if one is not None)])
 
     def _entry(self, index: int, position: int, one: FrameId | None, durable: int) -> int | None:
