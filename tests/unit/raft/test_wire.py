@@ -162,9 +162,22 @@ def _with_crc(data: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     ("at", "value"),
-    [(0, b"\x02"), (1, b"\x00"), (1, b"\x0c"), (2, b"\x0c"), (3, b"\x01"), (4, bytes(4))]
-    + [(8, bytes(4)), (12, b"\x01"), (2, b"\x00"), (1, b"\x07")]
-    + [(96, b"\x00"), (96, b"\x03"), (100, b"\xff\xff\xff\xff"), (104, b"\x02")],
+    [
+        (0, b"\x02"),
+        (1, b"\x00"),
+        (1, b"\x07"),
+        (1, b"\x0c"),
+        (2, b"\x00"),
+        (2, b"\x0c"),
+        (3, b"\x01"),
+        (4, bytes(4)),
+        (8, bytes(4)),
+        (12, b"\x01"),
+        (96, b"\x00"),
+        (96, b"\x03"),
+        (100, b"\xff\xff\xff\xff"),
+        (104, b"\x02"),
+    ],
 )
 def test_a_senseless_field_is_refused_though_the_checksum_fits(at: int, value: bytes) -> None:
     data = encode_message(OFFER)

@@ -65,9 +65,11 @@ class Electing(Replicating):
         self._count_pre_votes()
 
     def _count_pre_votes(self) -> None:
-        if self._tally() is True:
+        verdict = self._tally()
+        if verdict is True and self._may_stand:
             self._stand(force=False)
-        elif self._tally() is False:
+        elif verdict is not None:
+            # Refused, or the disk has stalled since the question was asked.
             self._become_follower(self.term, None)
 
     def _on_vote_reply(self, message: Message) -> None:
@@ -83,10 +85,11 @@ class Electing(Replicating):
     def _count_votes(self) -> None:
         if not self._hard_state_durable:
             return
-        if self._tally() is True:
+        verdict = self._tally()
+        if verdict is True:
             self._become_master()
             self._beat()
-        elif self._tally() is False:
+        elif verdict is False:
             self._become_follower(self.term, None)
 
     def _tally(self) -> bool | None:

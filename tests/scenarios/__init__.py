@@ -1,0 +1,1 @@
+"""Text scripts with expected output."""
