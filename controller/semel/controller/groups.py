@@ -47,11 +47,11 @@ Topics = Mapping[str, Sequence[QueueKey]]
 """The queues of every topic that exists, by name."""
 
 
-def check_group_name(group: str) -> None:
-    """Raises InvalidRequest for a name that no consumer group may have."""
-    if not 1 <= len(group) <= NAME_CHARACTERS_MAX or not group.isprintable():
+def check_name(name: str, what: str = "group name") -> None:
+    """Raises InvalidRequest for a name that no consumer group or member may have."""
+    if not 1 <= len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
         raise InvalidRequest(
-            f"{group[:60]!r} is no group name: use 1 to {NAME_CHARACTERS_MAX} printable characters"
+            f"{name[:60]!r} is no {what}: use 1 to {NAME_CHARACTERS_MAX} printable characters"
         )
 
 

@@ -25,11 +25,12 @@ from typing import Final
 
 from semel.controller import records
 from semel.controller.groups import (
+    NAME_CHARACTERS_MAX,
     SESSION_MS_DEFAULT,
     ConsumerGroup,
     Topics,
     Wish,
-    check_group_name,
+    check_name,
 )
 from semel.controller.office import Office, unbroken
 from semel.controller.routes import RouteTable
@@ -110,11 +111,13 @@ class MembershipService:
         Raises InvalidRequest and UnknownTopic. A cancelled call may have made a member, which is
         dropped after its session.
         """
-        check_group_name(request.group)
+        check_name(request.group)
+        if request.member_id:
+            check_name(request.member_id, "member id")
         wish = Wish(
             topics=tuple(dict.fromkeys(request.topics)),
             session_ms=request.session_ms or SESSION_MS_DEFAULT,
-            client=request.client,
+            client=request.client[:NAME_CHARACTERS_MAX],
         )
         for name in wish.topics:
             if self._routes.topic(name) is None:

@@ -174,8 +174,7 @@ class TopicService:
         topic_rules.check_name(request.name)
         topic_rules.check_queues(request.queues)
         settings = topic_rules.complete_settings(request.settings)
-        created = await unbroken(self._begin_create(request, settings))
-        topic_id = self._ids[request.name]
+        topic_id, created = await unbroken(self._begin_create(request, settings))
         await self._settled(topic_id, timeout_s, f"topic {request.name!r} is being created")
         route = self._routes.topic(request.name)
         if route is None or route.topic_id != topic_id:
@@ -185,8 +184,7 @@ class TopicService:
     async def alter(self, name: str, settings: TopicSettings, timeout_s: float) -> TopicRoute:
         """Gives a topic new settings. Raises InvalidRequest, UnknownTopic, TimedOut."""
         complete = topic_rules.complete_settings(settings)
-        topic_id = self._find(name).record.topic_id
-        await unbroken(self._begin_alter(name, complete))
+        topic_id = await unbroken(self._begin_alter(name, complete))
         await self._settled(topic_id, timeout_s, f"the settings of {name!r} are stored")
         return topic_rules.topic_route(self._find(name).record)
 
@@ -195,20 +193,24 @@ class TopicService:
 
         Raises UnknownTopic, and TimedOut when its queues are not gone in time: the topic is.
         """
-        if name not in self._ids and if_exists:
-            return False
-        topic_id = self._find(name).record.topic_id
-        await unbroken(self._begin_delete(name))
+        try:
+            topic_id = await unbroken(self._begin_delete(name))
+        except UnknownTopic:
+            if if_exists:
+                return False
+            raise
         await self._settled(topic_id, timeout_s, f"topic {name!r} is deleted; its data")
         return True
 
     # The first step of each change; run to their end once they have begun.
 
-    async def _begin_create(self, request: CreateTopicRequest, settings: TopicSettings) -> bool:
+    async def _begin_create(
+        self, request: CreateTopicRequest, settings: TopicSettings
+    ) -> tuple[int, bool]:
         async with self._creating:
             if request.name in self._ids:
                 self._check_same(request)
-                return False
+                return self._ids[request.name], False
             record = TopicRecord(
                 name=request.name,
                 topic_id=self._new_id(),
@@ -224,9 +226,9 @@ class TopicService:
             self._absorb(_Known(key=key, version=version, record=record))
             log.info("topic is being created topic=%s queues=%d", record.name, request.queues)
             self._drive(record.topic_id)
-            return True
+            return record.topic_id, True
 
-    async def _begin_alter(self, name: str, settings: TopicSettings) -> None:
+    async def _begin_alter(self, name: str, settings: TopicSettings) -> int:
         while True:
             known = self._find(name)
             record = _copy(known.record)
@@ -234,9 +236,9 @@ class TopicService:
             record.settings_pending = True
             if await self._replace(known, record):
                 self._drive(record.topic_id)
-                return
+                return record.topic_id
 
-    async def _begin_delete(self, name: str) -> None:
+    async def _begin_delete(self, name: str) -> int:
         while True:
             known = self._find(name)
             record = _copy(known.record)
@@ -244,7 +246,7 @@ class TopicService:
             if await self._replace(known, record, records.deleting_key(record.topic_id)):
                 log.info("topic is deleted topic=%s", name)
                 self._drive(record.topic_id)
-                return
+                return record.topic_id
 
     def _check_same(self, request: CreateTopicRequest) -> None:
         """An existing topic is success only if that was asked for and the queues are as many."""

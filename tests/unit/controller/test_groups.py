@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from semel.controller.groups import ConsumerGroup, Wish, check_group_name
+from semel.controller.groups import ConsumerGroup, Wish, check_name
 from semel.protos.errors import InvalidRequest, UnknownMember
 from semel.protos.ids import QueueId, QueueKey, TopicId
 
@@ -152,7 +152,7 @@ def test_senseless_wishes_are_refused(session_ms: int) -> None:
         Wish(topics=())
     for name in ("", "x" * 250, "a\tb"):
         with pytest.raises(InvalidRequest):
-            check_group_name(name)
+            check_name(name)
 
 
 class GroupMachine(RuleBasedStateMachine):

@@ -187,6 +187,9 @@ async def test_senseless_joins_are_refused(cluster: Cluster) -> None:
     assert isinstance(await raised_by(consumers.join("a", "orders", "nope")), UnknownTopic)
     assert isinstance(await raised_by(consumers.join("a")), InvalidRequest)
     assert isinstance(await raised_by(Consumers(cluster, "").join("a", "orders")), InvalidRequest)
+    error = await raised_by(consumers.join("a\n", "orders"))
+    assert isinstance(error, InvalidRequest)
+    assert "member id" in error.message
     assert isinstance(await raised_by(consumers.beat("a")), UnknownMember)
     assert isinstance(await raised_by(consumers.leave("a")), UnknownGroup)
 

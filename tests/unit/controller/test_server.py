@@ -279,3 +279,33 @@ async def test_a_group_that_lost_queues_is_an_operators_matter(
         ]
         assert len(errors) == 1
         assert not broker.queues
+
+
+async def test_a_topic_may_be_altered_while_it_is_created(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (broker,) = await cluster.add_group(1)
+        broker.before = refuse
+        assert isinstance(await raised_by(cluster.client.create("orders", timeout=0.2)), TimedOut)
+        request = pb.AlterTopicRequest(name="orders", settings={"retention_ms": 7})
+        altering = asyncio.ensure_future(cluster.client.call("AlterTopic", request))
+        await eventually(lambda: broker.calls > 2)
+        broker.before = None
+        altered = await altering
+        assert altered.topic.settings.retention_ms == 7
+        assert {queue.settings.retention_ms for queue in broker.queues.values()} == {7}
+        assert (await cluster.client.routes("orders")).topics[0] == altered.topic
+
+
+async def test_a_topic_may_be_deleted_while_it_is_created(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (broker,) = await cluster.add_group(1)
+        broker.after = refuse
+        creating = asyncio.ensure_future(raised_by(cluster.client.create("orders", 2)))
+        await eventually(lambda: broker.queues)
+        deleting = asyncio.ensure_future(cluster.client.delete("orders"))
+        await eventually(lambda: broker.calls > 2)
+        broker.after = None
+        assert (await deleting).deleted
+        assert isinstance(await creating, UnknownTopic)
+        assert not broker.queues
+        assert await cluster.store.scan("/deleting/") == {}

@@ -48,11 +48,12 @@ async def test_a_damaged_byte_is_refused_by_name_or_does_no_harm(tmp_path: Path)
     content = await fill(tmp_path / "good")
     good = (tmp_path / "good" / FILE_NAME).read_bytes()
     refused = accepted = 0
-    for number, position in enumerate(range(0, len(good), 211)):
+    flips = [(position, mask) for position in range(0, len(good), 101) for mask in (0xFF, 0x01)]
+    for number, (position, mask) in enumerate(flips):
         directory = tmp_path / f"bad-{number}"
         directory.mkdir()
         bad = bytearray(good)
-        bad[position] ^= 0x55
+        bad[position] ^= mask
         (directory / FILE_NAME).write_bytes(bad)
         try:
             store = await SqliteStore.open(directory)
@@ -61,9 +62,10 @@ async def test_a_damaged_byte_is_refused_by_name_or_does_no_harm(tmp_path: Path)
             continue
         accepted += 1
         assert await store.scan("") == content
+        assert await store.revision() == 51
         await store.close()
     assert refused > 5
-    assert refused + accepted == number + 1
+    assert refused + accepted == len(flips)
 
 
 async def test_a_truncated_file_is_refused(tmp_path: Path) -> None:

@@ -66,6 +66,21 @@ def entry_crc(key: str, version: int, value: bytes) -> int:
     return int(google_crc32c.value(key.encode() + b"\0" + version.to_bytes(8, "little") + value))
 
 
+def _is_row(key: object, version: object, value: object) -> bool:
+    """SQLite's columns have no fixed type, so a damaged row may hold anything."""
+    return (
+        isinstance(key, str)
+        and isinstance(version, int)
+        and version >= 0
+        and isinstance(value, bytes)
+    )
+
+
+def _is_full(error: sqlite3.Error) -> bool:
+    # Errors that the Python module raises by itself have no code.
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
 class SqliteStore(MemoryStore):
     """A durable MetadataStore in one directory; made by `open`."""
 
@@ -103,7 +118,7 @@ class SqliteStore(MemoryStore):
         try:
             await self._run(self._write, transaction, revision)
         except sqlite3.Error as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            if _is_full(error):
                 raise DiskFull(
                     f"no room to write {self._path}; nothing was changed. Free some disk space"
                 ) from error
@@ -128,8 +143,10 @@ class SqliteStore(MemoryStore):
             if created:
                 self._sync_directories()
         except sqlite3.Error as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            if _is_full(error):
                 raise DiskFull(f"no room for {self._path}. Free some disk space") from error
+            raise self._damaged(str(error)) from error
+        except ValueError as error:  # a message or a key of SQLite's that is no UTF-8
             raise self._damaged(str(error)) from error
         except OSError as error:
             raise DataDirectoryError(
@@ -195,14 +212,18 @@ class SqliteStore(MemoryStore):
         row = connection.execute(
             "SELECT value, crc FROM meta WHERE name = ?", (REVISION,)
         ).fetchone()
-        if row is None or entry_crc(REVISION, row[0], b"") != row[1]:
+        if (
+            row is None
+            or not _is_row(REVISION, row[0], b"")
+            or entry_crc(REVISION, row[0], b"") != row[1]
+        ):
             raise self._damaged("the revision is missing or does not match its checksum")
         self._table.revision = row[0]
         for key, version, value, crc in connection.execute(
             "SELECT key, version, value, crc FROM entries"
         ):
-            if not isinstance(value, bytes) or entry_crc(key, version, value) != crc:
-                raise self._damaged(f"the value of {key} does not match its checksum")
+            if not _is_row(key, version, value) or entry_crc(key, version, value) != crc:
+                raise self._damaged(f"the value of {key!r} does not match its checksum")
             if version > self._table.revision:
                 raise self._damaged(f"{key} is newer than the revision")
             self._table.entries[key] = Versioned(value=value, version=version)
