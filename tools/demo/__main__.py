@@ -36,6 +36,7 @@ def main() -> int:
         signal.signal(number, _interrupt)
     scratch = Path(tempfile.mkdtemp(prefix="semel-demo-"))
     stage = Stage(scratch)
+    stage.adopt_orphans()
     try:
         figures = play(stage, arguments.file)
     except KeyboardInterrupt:

@@ -186,12 +186,12 @@ def _load(
     loader = stage.start("loader", *command)
     with screen.bar("loading", source.lines) as show:
         _until(loader, source, MASTER_DIES_AT, show)
-        pid = _pid(cluster, before.master_id)
+        pid = _pid(cluster, before.master)
         seen, acknowledged = len(loader.said), _done(_last(loader))
         killed = _kill_node(pid, loader)
         share = acknowledged / source.lines
         screen.tell(
-            f"[bold]SIGKILL to the master[/], broker {before.master_id},"
+            f"[bold]SIGKILL to the master[/], broker {before.master},"
             f" with {share:.0%} acknowledged"
         )
         watch = AckWatch(killed, acknowledged)
@@ -203,7 +203,7 @@ def _load(
         )
         after = _next_master(client, before.term)
         screen.tell(
-            f"broker {after.master_id} is master, term {before.term} → {after.term}:"
+            f"broker {after.master} is master, term {before.term} → {after.term}:"
             f" {watch.outage:.2f} s without acknowledgement"
         )
         _until(loader, source, LOADER_DIES_AT, show)
@@ -219,9 +219,9 @@ def _load(
         f"the same command again: {result['skipped']:,} lines skipped, {result['stored']:,} stored"
     )
     return Loaded(
-        killed_master=before.master_id,
+        killed_master=before.master,
         killed_at=share,
-        next_master=after.master_id,
+        next_master=after.master,
         term_before=before.term,
         term_after=after.term,
         outage=watch.outage,
@@ -273,7 +273,7 @@ def _next_master(client: Client, term: int) -> Any:
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline:
         group = client.admin.cluster_status().groups[0]
-        if group.term > term and group.master_id:
+        if group.term > term and group.master:
             return group
         time.sleep(0.05)
     raise DemoFailed(f"the controller knows no master after term {term}")

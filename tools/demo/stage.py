@@ -2,11 +2,12 @@
 
 How it works. Every process is started through the console's launcher, so the kernel kills it when
 the demo ends, however it ends. Each prints JSON lines, which a thread collects with the time at
-which they came. The demo also makes itself the guardian of orphans: what a killed process leaves
-behind (Spark's Java, its Python workers) becomes our child and is ended with the rest.
+which they came. The demo also adopts orphans: what a killed process leaves behind (the Java of
+Spark, its Python workers) becomes our child and is ended with the rest.
 
 Invariants
-1. After `clear` no process that the demo started lives, not even one it never knew of.
+1. After `clear` no process that the demo started lives, not even one it never knew of (given
+   `adopt_orphans`).
 """
 
 from __future__ import annotations
@@ -122,6 +123,11 @@ class Actor:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._reader.join(5)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
     def tail(self) -> str:
         """The end of what it wrote to stderr, for an error message."""
@@ -146,6 +152,10 @@ class Stage:
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
         self._actors: list[Actor] = []
+
+    @staticmethod
+    def adopt_orphans() -> None:
+        """Orphans below this process become its children, so that `clear` finds them."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -162,11 +172,14 @@ class Stage:
         self._actors.append(actor)
         return actor
 
-    def clear(self) -> None:
-        """Ends every process, the newest first."""
+    def end_actors(self) -> None:
+        """Ends every process that was started here, the newest first."""
         for actor in reversed(self._actors):
-            if actor.running:
-                actor.end()
+            actor.end()
+
+    def clear(self) -> None:
+        """Ends every process below this one."""
+        self.end_actors()
         for _ in range(100):  # orphans of orphans come to us one after another
             left = psutil.Process().children(recursive=True)
             for process in left:

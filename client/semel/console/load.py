@@ -15,8 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from io import RawIOBase
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,7 +58,7 @@ class PacedReader:
 
     def __init__(
         self,
-        file: RawIOBase | BinaryIO,
+        file: IO[bytes],
         rate: int,
         *,
         clock: Callable[[], float] = time.monotonic,

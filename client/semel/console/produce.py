@@ -11,7 +11,6 @@ Invariants
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 import time
@@ -23,28 +22,14 @@ import click
 
 from semel.console import render
 from semel.console.options import client_options, open_client
+from semel.console.units import Size
 from semel.protos.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from semel.console.load import Load
 
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SLICES_A_SECOND: Final = 40
 """A bounded load reads so often, so that it flows and does not pulse."""
-
-
-class Rate(click.ParamType):
-    """Bytes a second: `500000`, `800k`, `5M`."""
-
-    name = "bytes/s"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes as a whole number."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)", str(value).lower())
-        rate = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-        if rate < 1:
-            self.fail(f"{value!r} is no rate such as 800k or 5M", param, ctx)
-        return rate
 
 
 @click.command()
@@ -69,7 +54,7 @@ class Rate(click.ParamType):
     show_default=True,
     help="Codec of the stored batches.",
 )
-@click.option("--rate", type=Rate(), help="Read at most so many bytes a second, such as 5M.")
+@click.option("--rate", type=Size(), help="Read at most so many bytes a second, such as 5M.")
 @click.option(
     "--progress",
     type=click.FloatRange(min=0.01),

@@ -15,14 +15,16 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-NOTHING = "–"
+PIPE_WIDTH: Final = 240
+"""Columns of a table that nobody looks at directly; nothing is cut short for a pipe."""
+NOTHING: Final = "–"
 """Stands in a table where there is no value."""
 
 
@@ -59,9 +61,10 @@ def size(value: int) -> str:
     return f"{amount:.1f} TiB"
 
 
-def iso(time_us: int) -> str:
+def iso(time_us: int, timespec: str = "milliseconds") -> str:
     """Microseconds since the epoch as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="milliseconds")
+    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
+    return time.isoformat(timespec=timespec)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
@@ -95,12 +98,12 @@ def _cell(value: object) -> str:
 class Progress(Protocol):
     """What a long command tells as it goes."""
 
-    def advance(self, amount: int) -> None:
-        """`amount` more bytes are done."""
+    def advance(self, amount: int, total: int | None = None) -> None:
+        """`amount` more bytes are done; `total` where it is known only now."""
 
 
 class _Silent:
-    def advance(self, amount: int) -> None:
+    def advance(self, amount: int, total: int | None = None) -> None:
         pass
 
 
@@ -126,7 +129,8 @@ class Output:
         """For people, on stdout."""
         from rich.console import Console
 
-        console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+        width = None if sys.stdout.isatty() else PIPE_WIDTH
+        console = Console(width=width, highlight=False)
         for item in drawn:
             console.print(item)
 
@@ -159,7 +163,7 @@ class Output:
             task = bar.add_task(text, total=total)
 
             class Bar:
-                def advance(self, amount: int) -> None:
-                    bar.advance(task, amount)
+                def advance(self, amount: int, total: int | None = None) -> None:
+                    bar.update(task, advance=amount, total=total)
 
             yield Bar()

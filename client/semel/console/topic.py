@@ -1,0 +1,137 @@
+"""`semel topic create|list|describe|alter|delete`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from semel.console import render
+from semel.console.options import client_options, open_client
+from semel.console.units import Duration, Size, duration
+
+if TYPE_CHECKING:
+    from semel.client.model import TopicSettings
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _settings_options(function: _Function) -> _Function:
+    for option in reversed(
+        [
+            click.option(
+                "--retention",
+                "retention_ms",
+                type=Duration(unlimited=True),
+                help="Messages older than this may go: 12h, 7d, unlimited.",
+            ),
+            click.option(
+                "--retention-bytes",
+                type=Size(unlimited=True),
+                help="A larger queue is trimmed from its start: 10G, unlimited.",
+            ),
+            click.option("--message-bytes-max", type=Size(), help="Largest message: up to 1M."),
+            click.option("--batch-bytes-max", type=Size(), help="Largest batch: up to 8M."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, describe, alter and delete topics."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--queues", type=click.IntRange(1, 65_536), default=4, show_default=True)
+@click.option("--if-not-exists", is_flag=True, help="An existing topic is no error.")
+@_settings_options
+@client_options
+def create(
+    name: str, queues: int, if_not_exists: bool, bootstrap: str, as_json: bool, **settings: Any
+) -> None:
+    """Creates a topic and returns once it can be written."""
+    out = render.Output(as_json=as_json)
+    with open_client(bootstrap) as client:
+        created = client.admin.create_topic(
+            name, queues=queues, if_not_exists=if_not_exists, **settings
+        )
+    text = f"topic {name} created, {queues} queues" if created else f"topic {name} exists"
+    out.show({"topic": name, "created": bool(created)}, text)
+
+
+@topic.command("list")
+@client_options
+def list_topics(bootstrap: str, as_json: bool) -> None:
+    """Lists topics."""
+    with open_client(bootstrap) as client:
+        topics = client.admin.list_topics()
+    drawn = render.table(
+        ["topic", "queues", "retention", "created"],
+        [[t.name, t.queues, _retention(t.settings), render.iso(t.created_us)] for t in topics],
+    )
+    out = render.Output(as_json=as_json)
+    out.show({"topics": [t.as_dict() for t in topics]}, drawn if topics else "no topics")
+
+
+@topic.command()
+@click.argument("name")
+@client_options
+def describe(name: str, bootstrap: str, as_json: bool) -> None:
+    """Shows a topic's settings and its queues: owner, slots, offsets."""
+    with open_client(bootstrap) as client:
+        found = client.admin.describe_topic(name)
+    drawn = render.table(
+        ["queue", "group", "slots", "start", "end", "messages", "size"],
+        [
+            [
+                queue.queue,
+                queue.group,
+                f"{queue.slot_start}..{queue.slot_end}",
+                queue.log_start_offset,
+                queue.log_end_offset,
+                queue.messages,
+                render.size(queue.bytes),
+            ]
+            for queue in found.queues
+        ],
+        title=f"{found.name} · retention {_retention(found.settings)}"
+        f" · messages up to {render.size(found.settings.message_bytes_max)}",
+    )
+    render.Output(as_json=as_json).show(found.as_dict(), drawn)
+
+
+@topic.command()
+@click.argument("name")
+@_settings_options
+@client_options
+def alter(name: str, bootstrap: str, as_json: bool, **settings: Any) -> None:
+    """Changes a topic's settings; those that are left out stay."""
+    if all(value is None for value in settings.values()):
+        raise click.UsageError("nothing to alter: name a setting")
+    with open_client(bootstrap) as client:
+        client.admin.alter_topic(name, **settings)
+        found = client.admin.describe_topic(name)
+    out = render.Output(as_json=as_json)
+    out.show(found.as_dict(), f"topic {name} altered: retention {_retention(found.settings)}")
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--if-exists", is_flag=True, help="A missing topic is no error.")
+@client_options
+def delete(name: str, if_exists: bool, bootstrap: str, as_json: bool) -> None:
+    """Deletes a topic and all its messages, for good."""
+    with open_client(bootstrap) as client:
+        deleted = client.admin.delete_topic(name, if_exists=if_exists)
+    text = f"topic {name} deleted" if deleted else f"there is no topic {name}"
+    render.Output(as_json=as_json).show({"topic": name, "deleted": bool(deleted)}, text)
+
+
+def _retention(settings: TopicSettings) -> str:
+    text = duration(settings.retention_ms)
+    limit = settings.retention_bytes
+    return text if limit < 0 else f"{text}, {render.size(limit)} a queue"
