@@ -7,7 +7,9 @@ from semel.client.config import ClientConfig, ConsumerConfig, ProducerConfig, Re
 from semel.client.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
 from semel.client.producer import ProducerStats
-from semel.client.sync import Admin, Client, Producer, Reader, connect
+from semel.client.sync import Client, Producer, connect
+from semel.client.sync_admin import Admin
+from semel.client.sync_reading import Consumer, Reader
 from semel.client.verify import VerifyProgress
 from semel.protos.errors import SemelError
 
@@ -18,6 +20,7 @@ __all__ = [
     "BulkSummary",
     "Client",
     "ClientConfig",
+    "Consumer",
     "ConsumerConfig",
     "Message",
     "Producer",

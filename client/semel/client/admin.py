@@ -33,6 +33,7 @@ from semel.client.model import (
 from semel.client.offsets import Places, check_places, list_offsets, queue_ref, resolve_places
 from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownProducer, UnknownQueue
 from semel.protos.ids import GroupId
+from semel.protos.slots import SLOT_COUNT
 from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
 
 _OUTCOMES = {
@@ -59,6 +60,8 @@ class AdminCore:
         groups: list[int] | None,
     ) -> bool:
         """True when it is new."""
+        if not isinstance(queues, int) or isinstance(queues, bool) or not 1 <= queues <= SLOT_COUNT:
+            raise InvalidRequest(f"queues must be from 1 to {SLOT_COUNT}, not {queues!r}")
         request = controller_pb2.CreateTopicRequest(
             name=name,
             queues=queues,

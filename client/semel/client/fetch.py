@@ -73,6 +73,8 @@ class FeedQueue:
         """Next offset to ask for."""
         self.delivered = offset
         """One past the last message the caller was given; written by the caller's thread."""
+        self.committed = offset
+        """Next offset by the group's last commit; used by consumers."""
         self.end: int | None = None
         """Stop here."""
         self.token = 0
@@ -441,6 +443,8 @@ class _FetchLink:
         stored: memoryview,
     ) -> None:
         """The rows of a batch that are wanted: not before the offset, not at or after the end."""
+        if queue.ended:
+            return
         start, end = batch.row_start, batch.row_end
         base = batch.base_offset
         if base < queue.offset:

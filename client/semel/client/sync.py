@@ -1,4 +1,4 @@
-"""The synchronous API: `connect`, `Client`, `Producer`, `Reader`, `Admin`.
+"""The synchronous API: `connect`, `Client`, `Producer`.
 
 How it works. Every object is a thin front: it hands coroutines to the I/O thread and blocks for
 the result. Sending and receiving messages do not wait for that thread: messages go through the
@@ -11,35 +11,19 @@ at a time. After a fork, objects of the parent raise Closed in the child.
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import pyarrow as pa
-
-from semel.client.config import ReaderConfig, build
-from semel.client.fetch import Puller, wait_ready
+from semel.client.config import ConsumerConfig, ReaderConfig, build
+from semel.client.consumer import ConsumerCore
 from semel.client.futures import BulkFuture, SendFuture
 from semel.client.intake import Headers
-from semel.client.message import Message
-from semel.client.model import (
-    ClusterStatus,
-    GroupDescription,
-    ProduceOutcome,
-    ProducerDescription,
-    ProducerSummary,
-    TopicDescription,
-    TopicSettings,
-    TopicSummary,
-    VerifyResult,
-)
 from semel.client.offsets import Places
 from semel.client.producer import ProducerCore, ProducerStats
 from semel.client.reader import ReaderCore
 from semel.client.session import Session
-from semel.client.verify import Verification, VerifyProgress
+from semel.client.sync_admin import Admin
+from semel.client.sync_reading import Consumer, Reader
 from semel.protos.errors import Closed, InvalidRequest, SemelError, TimedOut
 
 
@@ -105,6 +89,27 @@ class Client:
             self._session.runtime.call_soon(core.close)
             raise
         return Reader(self._session, core)
+
+    def consumer(self, group: str, topics: list[str] | str, **options: Any) -> Consumer:
+        """Joins a consumer group; options are the fields of `ConsumerConfig`.
+
+        Raises UnknownTopic, InvalidRequest, Unavailable.
+        """
+        self._session.check()
+        names = [topics] if isinstance(topics, str) else list(topics)
+        if not isinstance(group, str) or not group:
+            raise InvalidRequest(f"group must be a name, not {group!r}")
+        if not names:
+            raise InvalidRequest("a consumer needs a topic")
+        core = ConsumerCore(
+            self._session.cluster,
+            self._session.runtime,
+            group,
+            names,
+            build(ConsumerConfig, options),
+        )
+        self._session.run(core.open())
+        return Consumer(self._session, core)
 
     def close(self) -> None:
         """Flushes producers, leaves groups and disconnects, within `close_timeout_ms`.
@@ -244,217 +249,4 @@ class Producer:
                 self.close()
 
 
-class Reader:
-    """Messages of a topic, without a group: iterate, `poll` or `poll_arrow`."""
-
-    def __init__(self, session: Session, core: ReaderCore) -> None:
-        self._session = session
-        self._core = core
-        self._puller: Puller = core.puller
-        self._closed = False
-        session.join(self)
-
-    def __iter__(self) -> Iterator[Message]:
-        """Messages until the end, or until closed; without an `end` it waits for more."""
-        while not self._closed:
-            yield from self._puller.drain()
-            if self._closed or self._puller.finished:
-                return
-            wait_ready(self._core.feed, None)
-            self._session.check()
-
-    def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
-        """Up to `max_messages`, as soon as there is one; empty after `timeout` seconds, or at the
-        end. Raises OffsetOutOfRange when the queue was trimmed behind the reader."""
-        self._check()
-        found = self._puller.messages(max_messages)
-        if not found and wait_ready(self._core.feed, timeout):
-            found = self._puller.messages(max_messages)
-        return found
-
-    def poll_arrow(self, timeout: float = 1.0) -> pa.RecordBatch | None:
-        """The next messages of one queue as ARROW_SCHEMA, without a row being touched; None after
-        `timeout` seconds, or at the end."""
-        self._check()
-        batch = self._puller.arrow()
-        if batch is None and wait_ready(self._core.feed, timeout):
-            batch = self._puller.arrow()
-        return batch
-
-    @property
-    def finished(self) -> bool:
-        """Everything up to `end` was given out."""
-        return self._puller.finished
-
-    def positions(self) -> dict[int, int]:
-        """Next offset that will be given out, by queue."""
-        return self._core.positions()
-
-    def _check(self) -> None:
-        self._session.check()
-        if self._closed:
-            raise Closed("the reader is closed")
-
-    def close(self) -> None:
-        """Ends it; an iteration under way stops."""
-        if not self._closed:
-            self._closed = True
-            self._session.leave(self)
-            self._core.feed.end()
-            self._session.runtime.call_soon(self._core.close)
-
-    async def shut(self) -> None:
-        """For the client's own use."""
-        self._closed = True
-        self._core.feed.end()
-        self._core.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class Admin:
-    """Administrative calls; each blocks until it is done."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def create_topic(
-        self,
-        name: str,
-        queues: int = 4,
-        *,
-        retention_ms: int | None = None,
-        retention_bytes: int | None = None,
-        message_bytes_max: int | None = None,
-        batch_bytes_max: int | None = None,
-        if_not_exists: bool = False,
-        groups: list[int] | None = None,
-    ) -> bool:
-        """Creates a topic and returns once it can be written; False when it existed already.
-
-        None takes the default. Raises TopicExists, InvalidRequest.
-        """
-        settings = {
-            "retention_ms": retention_ms,
-            "retention_bytes": retention_bytes,
-            "message_bytes_max": message_bytes_max,
-            "batch_bytes_max": batch_bytes_max,
-        }
-        _check_count("queues", queues)
-        return self._session.run(
-            self._session.admin.create_topic(name, queues, settings, if_not_exists, groups)
-        )
-
-    def alter_topic(
-        self,
-        name: str,
-        *,
-        retention_ms: int | None = None,
-        retention_bytes: int | None = None,
-        message_bytes_max: int | None = None,
-        batch_bytes_max: int | None = None,
-    ) -> TopicSettings:
-        """Changes the settings that are given. Raises UnknownTopic, InvalidRequest."""
-        settings = {
-            "retention_ms": retention_ms,
-            "retention_bytes": retention_bytes,
-            "message_bytes_max": message_bytes_max,
-            "batch_bytes_max": batch_bytes_max,
-        }
-        return self._session.run(self._session.admin.alter_topic(name, settings))
-
-    def delete_topic(self, name: str, *, if_exists: bool = False) -> bool:
-        """Deletes a topic and its data, for good. False when there was none."""
-        return self._session.run(self._session.admin.delete_topic(name, if_exists))
-
-    def list_topics(self) -> list[TopicSummary]:
-        """All topics, by name."""
-        return self._session.run(self._session.admin.list_topics())
-
-    def describe_topic(self, name: str) -> TopicDescription:
-        """A topic with its queues and their offsets. Raises UnknownTopic."""
-        return self._session.run(self._session.admin.describe_topic(name))
-
-    def list_groups(self) -> list[str]:
-        """Names of all consumer groups."""
-        return self._session.run(self._session.admin.list_groups())
-
-    def describe_group(self, group: str) -> GroupDescription:
-        """Members, progress and lag of a consumer group. Raises UnknownGroup."""
-        return self._session.run(self._session.admin.describe_group(group))
-
-    def reset_offsets(self, group: str, topic: str, to: Places) -> dict[int, int]:
-        """Moves a group's progress and fences its running consumers; new offsets by queue."""
-        return self._session.run(self._session.admin.reset_offsets(group, topic, to))
-
-    def delete_group(self, group: str) -> None:
-        """Forgets a group without members. Raises UnknownGroup."""
-        self._session.run(self._session.admin.delete_group(group))
-
-    def cluster_status(self) -> ClusterStatus:
-        """Broker groups, nodes and controllers."""
-        return self._session.run(self._session.admin.cluster_status())
-
-    def list_producers(self) -> list[ProducerSummary]:
-        """Named producers, by name."""
-        return self._session.run(self._session.admin.list_producers())
-
-    def describe_producer(self, name: str) -> ProducerDescription:
-        """A named producer and its rows in the sequence tables. Raises UnknownProducer."""
-        return self._session.run(self._session.admin.describe_producer(name))
-
-    def produce_outcome(self, name: str, topic: str, queue: int, sequence: int) -> ProduceOutcome:
-        """The fate of one sequence of a named producer."""
-        return self._session.run(self._session.admin.produce_outcome(name, topic, queue, sequence))
-
-    def verify(
-        self,
-        topic: str,
-        *,
-        timeout: float = 600.0,
-        on_progress: Callable[[VerifyProgress], object] | None = None,
-    ) -> VerifyResult:
-        """Lets every node recompute the topic from its own log and compares.
-
-        `on_progress` is called in this thread. Raises UnknownTopic, Unavailable.
-        """
-        news: list[VerifyProgress] = []
-        changed = threading.Event()
-
-        def note(progress: VerifyProgress) -> None:
-            news.append(progress)
-            changed.set()
-
-        self._session.check()
-        run = Verification(self._session.cluster, note).run(topic, timeout)
-        future = self._session.runtime.submit(run)
-        future.add_done_callback(lambda _: changed.set())
-        give_up = time.monotonic() + timeout + 10
-        try:
-            while not future.done() and time.monotonic() < give_up:
-                changed.wait(1.0)
-                changed.clear()
-                while news and on_progress is not None:
-                    on_progress(news.pop(0))
-            return future.result(0)
-        except TimeoutError:
-            raise TimedOut(f"not verified within {timeout:g} s") from None
-        finally:
-            future.cancel()
-
-
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidRequest(f"{name} must be a whole number from 1, not {value!r}")
-
-
-__all__ = ["Admin", "Client", "Mapping", "Producer", "Reader", "connect"]
+__all__ = ["Client", "Producer", "connect"]

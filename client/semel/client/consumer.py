@@ -1,0 +1,534 @@
+"""A consumer's heart on the I/O thread: membership, locks, progress.
+
+How it works. The controllers say which queues a member *should* hold (heartbeats); the brokers say
+which it *holds* (locks with fencing tokens). The consumer asks for the locks it should hold, again
+and again while another member still has them; it gives back those it should not, once nothing is
+delivered and uncommitted there or a grace time is over. While the controllers are down it goes on
+with what it holds.
+
+Invariants
+1. A message is delivered only from a queue whose lock was granted to this member and is not known
+   to be lost, at or above the committed offset.
+2. A commit carries the token under which its messages were fetched; the broker refuses stale ones.
+3. What was delivered and not committed when a lock is lost is reported by the next commit.
+
+Not here: fetching (`fetch.py`), the API (`sync_reading.py`, `aio_reading.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+from semel.client.cluster import Cluster
+from semel.client.config import ConsumerConfig
+from semel.client.core.routing import QueueRoute
+from semel.client.fetch import Feed, FeedQueue, Puller
+from semel.client.message import Message
+from semel.client.offsets import queue_ref
+from semel.client.runtime import Runtime
+from semel.protos.errors import (
+    InvalidRequest,
+    LockLost,
+    OffsetOutOfRange,
+    QueueLocked,
+    SemelError,
+    StaleGeneration,
+    UnknownMember,
+    UnknownQueue,
+    UnknownTopic,
+    from_detail,
+)
+from semel.protos.ids import GroupId, QueueId, QueueKey, TopicId
+from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
+
+logger = logging.getLogger(__name__)
+
+BEAT_TIMEOUT_S: Final = 2.0
+LOCK_RETRY_MIN_S: Final = 0.05
+LOCK_RETRY_MAX_S: Final = 1.0
+RELEASE_GRACE_S: Final = 5.0
+"""A queue that should go to another member is kept so long for the commit of what was delivered."""
+LEAVE_TIMEOUT_S: Final = 2.0
+
+
+class ConsumerCore:
+    """One member of a consumer group. Lives on the I/O thread; `puller` belongs to the caller."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        runtime: Runtime,
+        group: str,
+        topics: list[str],
+        config: ConsumerConfig,
+    ) -> None:
+        self.group = group
+        self.topics = topics
+        self.config = config
+        self.member_id = config.member_id
+        self.feed = Feed(
+            self,
+            cluster,
+            fetch_bytes=config.fetch_bytes,
+            prefetch_bytes=config.prefetch_bytes,
+            call_soon=runtime.call_soon,
+        )
+        self.puller = Puller(self.feed)
+        self._cluster = cluster
+        self._generation = 0
+        self._beat_s = 1.0
+        self._assigned: dict[QueueKey, tuple[str, QueueRoute]] = {}
+        self._held: dict[QueueKey, FeedQueue] = {}
+        self._leaving: dict[QueueKey, float] = {}
+        """Held, not assigned any more: until when their commits are waited for."""
+        self._retry_at: dict[QueueKey, float] = {}
+        self._lost: dict[QueueKey, LockLost] = {}
+        """Lost with something uncommitted; told by the next commit."""
+        self._paused: set[QueueKey] = set()
+        self._changed = asyncio.Event()
+        self._beat_now = asyncio.Event()
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Joins the group. Raises UnknownTopic, Unavailable."""
+        for topic in self.topics:
+            await self._cluster.topic(topic)
+        await self._join()
+        for coroutine, name in (
+            (self._beat(), "beat"),
+            (self._keep_locks(), "locks"),
+            (self._renew(), "renew"),
+        ):
+            self._tasks.append(self._cluster.spawn(coroutine, f"semel-consumer-{name}"))
+
+    async def close(self) -> None:
+        """Gives back the locks and leaves the group, as far as they answer in time."""
+        for task in self._tasks:
+            task.cancel()
+        self.feed.end()
+        with contextlib.suppress(SemelError, TimeoutError):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self._release(list(self._held.values()))
+        self._held.clear()
+        self.feed.close()
+        with contextlib.suppress(SemelError, TimeoutError):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self._cluster.controller(
+                    "LeaveGroup",
+                    controller_pb2.LeaveGroupRequest(group=self.group, member_id=self.member_id),
+                    LEAVE_TIMEOUT_S,
+                )
+
+    # --- membership -----------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        name = self.config.client_name or f"{socket.gethostname()}:{os.getpid()}"
+        reply = await self._cluster.controller(
+            "JoinGroup",
+            controller_pb2.JoinGroupRequest(
+                group=self.group,
+                member_id=self.member_id,
+                topics=self.topics,
+                session_ms=self.config.session_ms,
+                client=name,
+            ),
+        )
+        self.member_id = reply.member_id
+        await self._on_membership(reply)
+
+    async def _beat(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._beat_s):
+                    await self._beat_now.wait()
+            self._beat_now.clear()
+            request = controller_pb2.HeartbeatGroupRequest(
+                group=self.group,
+                member_id=self.member_id,
+                generation=self._generation,
+                held=[queue_ref(key) for key in self._held],
+            )
+            try:
+                reply = await self._cluster.controller("HeartbeatGroup", request, BEAT_TIMEOUT_S)
+                await self._on_membership(reply)
+            except (UnknownMember, StaleGeneration):
+                # The controllers forgot us (a restart, or we were asleep): same id, same queues.
+                with contextlib.suppress(SemelError):
+                    await self._join()
+            except SemelError as error:
+                logger.info("heartbeat failed group=%s error=%s", self.group, error.message)
+
+    async def _on_membership(self, reply: controller_pb2.GroupMembershipReply) -> None:
+        if reply.generation < self._generation:
+            return
+        self._beat_s = max(0.05, (reply.heartbeat_ms or 1_000) / 1000)
+        keys = [QueueKey(TopicId(ref.topic_id), QueueId(ref.queue_id)) for ref in reply.assignment]
+        assigned = self._places(keys)
+        if len(assigned) < len(keys):
+            # A topic is newer than our routes.
+            for topic in self.topics:
+                with contextlib.suppress(SemelError):
+                    await self._cluster.topic(topic, refresh=True)
+            assigned = self._places(keys)
+        if reply.generation != self._generation or assigned.keys() != self._assigned.keys():
+            logger.info(
+                "assignment group=%s member=%s generation=%s queues=%s",
+                self.group,
+                self.member_id,
+                reply.generation,
+                len(assigned),
+            )
+        self._generation = reply.generation
+        self._assigned = assigned
+        self._changed.set()
+
+    def _places(self, keys: Iterable[QueueKey]) -> dict[QueueKey, tuple[str, QueueRoute]]:
+        known = {
+            queue.key: (topic.name, queue)
+            for topic in self._cluster.routes.topics()
+            for queue in topic.queues
+        }
+        return {key: known[key] for key in keys if key in known}
+
+    # --- locks ----------------------------------------------------------------------------------
+
+    async def _keep_locks(self) -> None:
+        """Acquires what is assigned and not held, gives back what is held and not assigned."""
+        while True:
+            self._changed.clear()
+            now = time.monotonic()
+            await self._let_go(now)
+            wanted = [
+                key
+                for key in self._assigned
+                if key not in self._held and self._retry_at.get(key, 0.0) <= now
+            ]
+            if wanted:
+                try:
+                    await self._acquire(wanted)
+                except SemelError as error:
+                    logger.info("acquire failed group=%s error=%s", self.group, error.message)
+                    for key in wanted:
+                        self._retry_at[key] = time.monotonic() + LOCK_RETRY_MAX_S
+            due = [at for key, at in self._retry_at.items() if key in self._assigned]
+            if self._leaving:
+                due.append(time.monotonic() + LOCK_RETRY_MIN_S)
+            wait = max(0.01, min(due) - time.monotonic()) if due else None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+
+    async def _acquire(self, keys: list[QueueKey]) -> None:
+        by_group: dict[GroupId, list[QueueKey]] = {}
+        for key in keys:
+            by_group.setdefault(self._assigned[key][1].group_id, []).append(key)
+        results = await asyncio.gather(
+            *(self._acquire_at(group_id, some) for group_id, some in by_group.items()),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _acquire_at(self, group_id: GroupId, keys: list[QueueKey]) -> None:
+        places = {key: self._assigned[key] for key in keys}
+        reply = await self._cluster.call_master(
+            group_id,
+            "AcquireLocks",
+            broker_pb2.AcquireLocksRequest(
+                group=self.group,
+                member_id=self.member_id,
+                generation=self._generation,
+                queues=[queue_ref(key) for key in keys],
+                lock_ms=self.config.lock_ms,
+                session_ms=self.config.session_ms,
+            ),
+        )
+        now = time.monotonic()
+        for key, grant in zip(keys, reply.grants, strict=True):
+            if grant.token:
+                self._retry_at.pop(key, None)
+                self._hold(key, places[key], group_id, grant)
+                continue
+            error = from_detail(grant.error)
+            wait = LOCK_RETRY_MAX_S
+            if isinstance(error, QueueLocked):
+                wait = min(max(error.retry_after_ms / 1000, LOCK_RETRY_MIN_S), LOCK_RETRY_MAX_S)
+            elif isinstance(error, StaleGeneration):
+                self._beat_now.set()
+                wait = LOCK_RETRY_MIN_S * 4
+            else:
+                logger.info("lock refused group=%s queue=%s error=%s", self.group, key, error)
+            self._retry_at[key] = now + wait
+
+    def _hold(
+        self,
+        key: QueueKey,
+        place: tuple[str, QueueRoute],
+        group_id: GroupId,
+        grant: broker_pb2.LockGrant,
+    ) -> None:
+        offset = grant.committed_offset
+        if offset < grant.log_start_offset:
+            never = offset < 0
+            if not never:
+                logger.warning(
+                    "committed offset was trimmed away group=%s topic=%s queue=%s offset=%s"
+                    " log_start_offset=%s",
+                    self.group,
+                    place[0],
+                    key.queue_id,
+                    offset,
+                    grant.log_start_offset,
+                )
+            if self.config.auto_offset_reset == "error":
+                self.feed.fail(_no_offset(self.group, place[0], key, never, grant))
+                return
+            latest = self.config.auto_offset_reset == "latest" and never
+            offset = grant.high_watermark if latest else grant.log_start_offset
+        queue = FeedQueue(place[0], key, group_id, offset)
+        queue.token = grant.token
+        queue.committed = offset
+        queue.high_watermark = grant.high_watermark
+        queue.paused = key in self._paused
+        self._held[key] = queue
+        self._leaving.pop(key, None)
+        self.feed.add(queue)
+
+    async def _let_go(self, now: float) -> None:
+        """Releases queues that are not assigned any more and have nothing uncommitted."""
+        for key in [key for key in self._leaving if key in self._assigned]:
+            # It came back before it was released.
+            del self._leaving[key]
+            queue = self._held.get(key)
+            if queue is not None:
+                queue.restart(queue.delivered)
+                queue.paused = key in self._paused
+        ready: list[FeedQueue] = []
+        for key, queue in self._held.items():
+            if key in self._assigned:
+                continue
+            if key not in self._leaving:
+                self._leaving[key] = now + RELEASE_GRACE_S
+                queue.paused = True
+                queue.turn += 1
+            if queue.delivered <= queue.committed or now >= self._leaving[key]:
+                ready.append(queue)
+        if not ready:
+            return
+        for queue in ready:
+            self._forget(queue)
+        with contextlib.suppress(SemelError):
+            await self._release(ready)
+        self._beat_now.set()
+
+    async def _release(self, queues: list[FeedQueue]) -> None:
+        by_group: dict[GroupId, list[FeedQueue]] = {}
+        for queue in queues:
+            by_group.setdefault(queue.group_id, []).append(queue)
+        await asyncio.gather(
+            *(
+                self._cluster.call_master(
+                    group_id,
+                    "ReleaseLocks",
+                    broker_pb2.ReleaseLocksRequest(
+                        group=self.group,
+                        member_id=self.member_id,
+                        locks=[_lock_ref(queue) for queue in some],
+                    ),
+                )
+                for group_id, some in by_group.items()
+            )
+        )
+
+    async def _renew(self) -> None:
+        interval = max(0.1, self.config.session_ms / 3000)
+        while True:
+            await asyncio.sleep(interval)
+            by_group: dict[GroupId, list[FeedQueue]] = {}
+            for queue in self._held.values():
+                by_group.setdefault(queue.group_id, []).append(queue)
+            await asyncio.gather(
+                *(self._renew_at(group_id, some) for group_id, some in by_group.items())
+            )
+
+    async def _renew_at(self, group_id: GroupId, queues: list[FeedQueue]) -> None:
+        request = broker_pb2.RenewLocksRequest(
+            group=self.group, member_id=self.member_id, locks=[_lock_ref(q) for q in queues]
+        )
+        try:
+            reply = await self._cluster.call_master(
+                group_id, "RenewLocks", request, self.config.session_ms / 1000
+            )
+        except SemelError as error:
+            logger.info("renew failed group=%s error=%s", self.group, error.message)
+            return
+        for lost in reply.lost:
+            key = QueueKey(TopicId(lost.queue.topic_id), QueueId(lost.queue.queue_id))
+            self._lose(key, lost.token, None)
+
+    def _lose(self, key: QueueKey, token: int, error: LockLost | None) -> None:
+        """The lock is not ours any more."""
+        queue = self._held.get(key)
+        if queue is None or queue.token != token:
+            return
+        logger.info("lock lost group=%s topic=%s queue=%s", self.group, queue.topic, key.queue_id)
+        if queue.delivered > queue.committed:
+            self._lost[key] = error or LockLost(
+                f"the lock of queue {key.queue_id} of topic {queue.topic!r} was lost with"
+                f" offsets {queue.committed} to {queue.delivered} uncommitted;"
+                " they are delivered again"
+            )
+        self._forget(queue)
+        self._changed.set()
+
+    def _forget(self, queue: FeedQueue) -> None:
+        self._held.pop(queue.key, None)
+        self._leaving.pop(queue.key, None)
+        self.feed.remove(queue.key)
+
+    def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
+        """The broker refuses a fetch."""
+        match error:
+            case LockLost():
+                self._lose(queue.key, queue.token, None)
+            case OffsetOutOfRange() if self.config.auto_offset_reset != "error":
+                logger.warning(
+                    "offset out of range group=%s topic=%s queue=%s offset=%s begins=%s ends=%s",
+                    self.group,
+                    queue.topic,
+                    queue.key.queue_id,
+                    queue.offset,
+                    error.log_start_offset,
+                    error.log_end_offset,
+                )
+                latest = self.config.auto_offset_reset == "latest"
+                queue.restart(error.log_end_offset if latest else error.log_start_offset)
+                self.feed.wake()
+            case UnknownQueue() | UnknownTopic():
+                self._forget(queue)
+                self._beat_now.set()
+            case _:
+                self.feed.fail(error)
+
+    # --- asked from outside ---------------------------------------------------------------------
+
+    async def commit(self, progress: dict[QueueKey, tuple[int, int]] | None) -> None:
+        """Makes progress durable: (token, next offset) by queue; None: all that was delivered.
+
+        Raises LockLost when some of it belongs to another owner by now; the rest is committed.
+        """
+        problem: SemelError | None = None
+        if progress is None:
+            progress = {
+                key: (queue.token, queue.delivered)
+                for key, queue in self._held.items()
+                if queue.delivered > queue.committed
+            }
+            for key in list(self._lost):
+                problem = self._lost.pop(key)
+        by_group: dict[GroupId, broker_pb2.CommitRequest] = {}
+        for key, (token, offset) in progress.items():
+            held = self._held.get(key)
+            if held is None or held.token != token:
+                problem = self._lost.pop(key, None) or LockLost(
+                    f"queue {key.queue_id} is not held by this consumer any more:"
+                    f" offset {offset} is not committed"
+                )
+                continue
+            if offset <= held.committed:
+                continue
+            request = by_group.setdefault(held.group_id, broker_pb2.CommitRequest(group=self.group))
+            request.commits.add(queue=queue_ref(key), token=token, offset=offset)
+        results = await asyncio.gather(
+            *(self._commit_at(group_id, request) for group_id, request in by_group.items()),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, SemelError):
+                problem = result
+            elif isinstance(result, BaseException):
+                raise result
+        if problem is not None:
+            raise problem
+
+    async def _commit_at(self, group_id: GroupId, request: broker_pb2.CommitRequest) -> None:
+        reply = await self._cluster.call_master(group_id, "Commit", request)
+        problem: SemelError | None = None
+        for commit, outcome in zip(request.commits, reply.outcomes, strict=True):
+            key = QueueKey(TopicId(commit.queue.topic_id), QueueId(commit.queue.queue_id))
+            queue = self._held.get(key)
+            if outcome.HasField("error"):
+                problem = from_detail(outcome.error)
+                if isinstance(problem, LockLost) and queue is not None:
+                    queue.committed = queue.delivered
+                    self._lose(key, commit.token, problem)
+            elif queue is not None and queue.token == commit.token:
+                queue.committed = max(queue.committed, commit.offset)
+        if self._leaving:
+            self._changed.set()
+        if problem is not None:
+            raise problem
+
+    def progress_of(self, message: Message) -> dict[QueueKey, tuple[int, int]]:
+        """What committing up to and including `message` means."""
+        return {message.rows.queue: (message.rows.token, message.offset + 1)}
+
+    async def assignment(self) -> list[tuple[str, int]]:
+        """Queues held now, as (topic, queue)."""
+        return sorted((queue.topic, key.queue_id) for key, queue in self._held.items())
+
+    async def position(self, topic: str, queue: int) -> int:
+        return self._find(topic, queue).delivered
+
+    async def seek(self, topic: str, queue: int, offset: int) -> None:
+        """The next message delivered from the queue is `offset`; the commit stays as it is."""
+        if not isinstance(offset, int) or offset < 0:
+            raise InvalidRequest(f"offset must be a whole number from 0, not {offset!r}")
+        self._find(topic, queue).restart(offset)
+        self.feed.wake()
+
+    async def pause(self, topic: str, queue: int, paused: bool) -> None:
+        """Stops or starts fetching a queue; the lock is kept, what is buffered is given back."""
+        found = self._find(topic, queue)
+        found.paused = paused
+        if paused:
+            self._paused.add(found.key)
+            found.restart(found.delivered)
+        else:
+            self._paused.discard(found.key)
+            self.feed.wake()
+
+    def _find(self, topic: str, queue: int) -> FeedQueue:
+        for key, held in self._held.items():
+            if held.topic == topic and key.queue_id == queue:
+                return held
+        raise InvalidRequest(f"queue {queue} of topic {topic!r} is not held by this consumer")
+
+
+def _lock_ref(queue: FeedQueue) -> broker_pb2.LockRef:
+    return broker_pb2.LockRef(
+        queue=common_pb2.QueueRef(topic_id=queue.key.topic_id, queue_id=queue.key.queue_id),
+        token=queue.token,
+    )
+
+
+def _no_offset(
+    group: str, topic: str, key: QueueKey, never: bool, grant: broker_pb2.LockGrant
+) -> OffsetOutOfRange:
+    what = "never committed" if never else f"committed {grant.committed_offset}, trimmed away,"
+    return OffsetOutOfRange(
+        f"group {group!r} {what} on queue {key.queue_id} of topic {topic!r}, and"
+        " auto_offset_reset is 'error'; reset its offsets or choose where to begin",
+        log_start_offset=grant.log_start_offset,
+        log_end_offset=grant.high_watermark,
+    )

@@ -1,0 +1,156 @@
+"""The synchronous `Admin`: each call blocks until it is done.
+
+Not here: what the calls do (`admin.py`, `verify.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from semel.client.model import (
+    ClusterStatus,
+    GroupDescription,
+    ProduceOutcome,
+    ProducerDescription,
+    ProducerSummary,
+    TopicDescription,
+    TopicSettings,
+    TopicSummary,
+    VerifyResult,
+)
+from semel.client.offsets import Places
+from semel.client.session import Session
+from semel.client.verify import Verification, VerifyProgress
+from semel.protos.errors import TimedOut
+
+
+class Admin:
+    """Administrative calls; each blocks until it is done."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def create_topic(
+        self,
+        name: str,
+        queues: int = 4,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        message_bytes_max: int | None = None,
+        batch_bytes_max: int | None = None,
+        if_not_exists: bool = False,
+        groups: list[int] | None = None,
+    ) -> bool:
+        """Creates a topic and returns once it can be written; False when it existed already.
+
+        None takes the default. Raises TopicExists, InvalidRequest.
+        """
+        settings = {
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "message_bytes_max": message_bytes_max,
+            "batch_bytes_max": batch_bytes_max,
+        }
+        return self._session.run(
+            self._session.admin.create_topic(name, queues, settings, if_not_exists, groups)
+        )
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        message_bytes_max: int | None = None,
+        batch_bytes_max: int | None = None,
+    ) -> TopicSettings:
+        """Changes the settings that are given. Raises UnknownTopic, InvalidRequest."""
+        settings = {
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "message_bytes_max": message_bytes_max,
+            "batch_bytes_max": batch_bytes_max,
+        }
+        return self._session.run(self._session.admin.alter_topic(name, settings))
+
+    def delete_topic(self, name: str, *, if_exists: bool = False) -> bool:
+        """Deletes a topic and its data, for good. False when there was none."""
+        return self._session.run(self._session.admin.delete_topic(name, if_exists))
+
+    def list_topics(self) -> list[TopicSummary]:
+        """All topics, by name."""
+        return self._session.run(self._session.admin.list_topics())
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with its queues and their offsets. Raises UnknownTopic."""
+        return self._session.run(self._session.admin.describe_topic(name))
+
+    def list_groups(self) -> list[str]:
+        """Names of all consumer groups."""
+        return self._session.run(self._session.admin.list_groups())
+
+    def describe_group(self, group: str) -> GroupDescription:
+        """Members, progress and lag of a consumer group. Raises UnknownGroup."""
+        return self._session.run(self._session.admin.describe_group(group))
+
+    def reset_offsets(self, group: str, topic: str, to: Places) -> dict[int, int]:
+        """Moves a group's progress and fences its running consumers; new offsets by queue."""
+        return self._session.run(self._session.admin.reset_offsets(group, topic, to))
+
+    def delete_group(self, group: str) -> None:
+        """Forgets a group without members. Raises UnknownGroup."""
+        self._session.run(self._session.admin.delete_group(group))
+
+    def cluster_status(self) -> ClusterStatus:
+        """Broker groups, nodes and controllers."""
+        return self._session.run(self._session.admin.cluster_status())
+
+    def list_producers(self) -> list[ProducerSummary]:
+        """Named producers, by name."""
+        return self._session.run(self._session.admin.list_producers())
+
+    def describe_producer(self, name: str) -> ProducerDescription:
+        """A named producer and its rows in the sequence tables. Raises UnknownProducer."""
+        return self._session.run(self._session.admin.describe_producer(name))
+
+    def produce_outcome(self, name: str, topic: str, queue: int, sequence: int) -> ProduceOutcome:
+        """The fate of one sequence of a named producer."""
+        return self._session.run(self._session.admin.produce_outcome(name, topic, queue, sequence))
+
+    def verify(
+        self,
+        topic: str,
+        *,
+        timeout: float = 600.0,
+        on_progress: Callable[[VerifyProgress], object] | None = None,
+    ) -> VerifyResult:
+        """Lets every node recompute the topic from its own log and compares.
+
+        `on_progress` is called in this thread. Raises UnknownTopic, Unavailable.
+        """
+        news: list[VerifyProgress] = []
+        changed = threading.Event()
+
+        def note(progress: VerifyProgress) -> None:
+            news.append(progress)
+            changed.set()
+
+        self._session.check()
+        run = Verification(self._session.cluster, note).run(topic, timeout)
+        future = self._session.runtime.submit(run)
+        future.add_done_callback(lambda _: changed.set())
+        give_up = time.monotonic() + timeout + 10
+        try:
+            while not future.done() and time.monotonic() < give_up:
+                changed.wait(1.0)
+                changed.clear()
+                while news and on_progress is not None:
+                    on_progress(news.pop(0))
+            return future.result(0)
+        except TimeoutError:
+            raise TimedOut(f"not verified within {timeout:g} s") from None
+        finally:
+            future.cancel()
