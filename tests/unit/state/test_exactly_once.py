@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 )
 
 from semel.broker.state import Duplicate, Judge, QueueState, Refused, StateDiverged
-from semel.broker.state import judge as judge_module
 from semel.broker.state.producers import ENTRY, Row
+from semel.broker.state.spec import Spec, SpecQueue
 from semel.protos.errors import OutOfOrderSequence
 from semel.protos.ids import Offset
 from tests.unit.state.world import KEYS, PRODUCERS, World
@@ -118,7 +118,7 @@ class Histories(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -175,7 +175,7 @@ def walk(seed: int, steps: int) -> World:
     return world
 
 
-def walks(seeds: int = 40, steps: int = 1_200) -> set[str]:
+def walks(seeds: int = 24, steps: int = 1_200) -> set[str]:
     """Several walks; every answer that came up."""
     return set().union(*(walk(seed, steps).seen for seed in range(seeds)))
 
@@ -227,15 +227,15 @@ def expiry_without_floor(patch: pytest.MonkeyPatch) -> None:
         return True
 
     patch.setattr(QueueState, "may_open", anybody)
-    patch.setattr(judge_module._SpecQueue, "may_open", anybody)
+    patch.setattr(SpecQueue, "may_open", anybody)
 
 
 def unapplied_ignored(patch: pytest.MonkeyPatch) -> None:
-    def nothing(self: Judge, *args: Any) -> None:
+    def nothing(self: Spec, *args: Any) -> None:
         pass
 
-    patch.setattr(Judge, "_use", nothing)
-    patch.setattr(Judge, "on_applied", nothing)
+    patch.setattr(Spec, "use", nothing)
+    patch.setattr(Spec, "on_applied", nothing)
 
 
 def duplicate_before_applied(patch: pytest.MonkeyPatch) -> None:

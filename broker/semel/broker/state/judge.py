@@ -1,9 +1,9 @@
 """The master's judge: decides about batches and fences before they are proposed, exactly once.
 
-How it works. The judge sees `spec`: the applied state plus everything accepted and not yet applied,
-kept as an overlay of the queues and rows that have something in flight. A request is judged and
-counted on in one uninterrupted call; the caller appends what was accepted to the entry being built,
-in the order of judging. `on_applied` takes entries out of the overlay as the fold reaches them.
+How it works. The judge sees `spec`: the applied state plus everything accepted and not yet applied
+(`spec.py`). A request is judged and counted on in one uninterrupted call; the caller appends what
+was accepted to the entry being built, in the order of judging. `on_applied` takes it out of spec
+when the fold reaches it.
 
 The judge lives only while its node is master: built when the no-op of its own term is applied, so
 that the applied state holds everything older, and dropped when the node steps down, when unapplied
@@ -22,22 +22,22 @@ Invariants
    ends in a gap between remembered batches is OutOfOrderSequence.
 4. At most 64 batches of a row are in flight, so each of them can still be found in the window.
 
-Not here: parked batches and their order (`parking.py`), locks and commits (decided at apply).
+Not here: the overlay (`spec.py`), parked batches and their order (`parking.py`), locks and commits
+(decided at apply).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence as Many
-from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from semel.broker.state.locks import unknown_queue
 from semel.broker.state.machine import State, queue_key_of
 from semel.broker.state.parking import Parking
-from semel.broker.state.producers import WINDOW_BATCHES, OutcomeKind, Row
+from semel.broker.state.producers import WINDOW_BATCHES, OutcomeKind
 from semel.broker.state.queues import SLOTS, QueueSettings
-from semel.broker.state.results import ApplyResult, BatchApplied, Done, FenceApplied
+from semel.broker.state.results import ApplyResult
+from semel.broker.state.spec import InFlight, RecordUse, Spec, SpecQueue, SpecRow
 from semel.broker.state.verdicts import (
     Accepted,
     BatchKey,
@@ -70,91 +70,6 @@ RETRY_AFTER_MS: Final = 20
 """About one round of replication: by then what was in flight is applied or lost."""
 
 
-class _InFlight(NamedTuple):
-    """An accepted batch that is not applied."""
-
-    base: int
-    last: int
-    messages: int
-    content_crc: int
-    base_offset: int
-
-
-class _SpecRow:
-    """A row as it will be when everything accepted is applied."""
-
-    __slots__ = (
-        "applied",
-        "epoch",
-        "exists",
-        "in_flight",
-        "last",
-        "producer_id",
-        "session",
-        "uses",
-    )
-
-    def __init__(self, producer_id: ProducerId, applied: Row | None) -> None:
-        self.producer_id = producer_id
-        self.applied = applied
-        """Where retries are looked up; None until a new row's fence is applied."""
-        self.exists = applied is not None
-        self.epoch = applied.epoch if applied else 0
-        self.session = applied.session if applied else 0
-        self.last: int = applied.last_sequence if applied else NO_SEQUENCE
-        self.in_flight: deque[_InFlight] = deque()
-        self.uses = 0
-        """Accepted, unapplied records that concern the row."""
-
-
-class _SpecQueue:
-    """A queue as it will be when everything accepted is applied."""
-
-    __slots__ = (
-        "batch_bytes_max",
-        "deleted",
-        "expired_epoch_floor",
-        "expired_id_ceiling",
-        "key",
-        "log_end_offset",
-        "rows",
-        "uses",
-    )
-
-    def __init__(self, key: QueueKey, log_end_offset: int, batch_bytes_max: int) -> None:
-        self.key = key
-        self.log_end_offset = log_end_offset
-        self.batch_bytes_max = batch_bytes_max
-        self.expired_epoch_floor = 0
-        self.expired_id_ceiling = 0
-        self.deleted = False
-        self.rows: dict[int, _SpecRow] = {}
-        self.uses = 0
-        """Accepted, unapplied records that concern the queue or one of its rows."""
-
-    def may_open(self, producer_id: int, epoch: int) -> bool:
-        return epoch > self.expired_epoch_floor or producer_id > self.expired_id_ceiling
-
-
-class _Kind(Enum):
-    BATCH = "batch"
-    FENCE = "fence"
-    CREATE = "create_queue"
-    DELETE = "delete_queue"
-    EXPIRE = "expire_producers"
-
-
-class _Unapplied(NamedTuple):
-    """One accepted record, in log order, and what of the overlay it uses."""
-
-    kind: _Kind
-    base: int
-    """First sequence of a batch."""
-    queues: tuple[_SpecQueue, ...]
-    rows: tuple[_SpecRow, ...]
-    """One a queue, for a fence or a batch; any number of the only queue, for an expiry."""
-
-
 class Judge:
     """Decides for one term of one master. Asserts that the term's no-op is applied."""
 
@@ -163,14 +78,13 @@ class Judge:
     ) -> None:
         assert state.applied_term == term, f"term {term} begins, {state.applied_term} is applied"
         self._state = state
-        self._queues: dict[QueueKey, _SpecQueue] = {}
-        self._unapplied: deque[_Unapplied] = deque()
+        self._spec = Spec(state)
         self._parking = Parking(park_ms=park_ms, bytes_max=park_bytes_max)
 
     @property
     def pending_count(self) -> int:
         """Accepted records that are not applied."""
-        return len(self._unapplied)
+        return self._spec.unapplied_count
 
     @property
     def parked_count(self) -> int:
@@ -182,50 +96,12 @@ class Judge:
         """What the parked requests hold together."""
         return self._parking.bytes
 
-    # --- the overlay ------------------------------------------------------------------------
-
-    def _queue(self, key: QueueKey) -> _SpecQueue | None:
-        """The queue in spec, not yet part of the overlay if nothing uses it; None if unknown."""
-        spec = self._queues.get(key)
-        if spec is not None:
-            return None if spec.deleted else spec
-        queue = self._state.queues.get(key)
-        if queue is None:
-            return None
-        spec = _SpecQueue(key, queue.log_end_offset, queue.settings.batch_bytes_max)
-        spec.expired_epoch_floor = queue.expired_epoch_floor
-        spec.expired_id_ceiling = queue.expired_id_ceiling
-        return spec
-
-    def _row(self, queue: _SpecQueue, producer_id: ProducerId) -> _SpecRow:
-        """The row in spec, which may not exist; not yet part of the overlay if nothing uses it."""
-        row = queue.rows.get(producer_id)
-        if row is None:
-            row = _SpecRow(producer_id, self._state.producers.find(queue.key, producer_id))
-        return row
-
-    def _use(
-        self,
-        kind: _Kind,
-        queues: tuple[_SpecQueue, ...],
-        rows: tuple[_SpecRow, ...],
-        base: int = -1,
-    ) -> None:
-        """Counts on one accepted record until it is applied."""
-        for queue in queues:
-            queue.uses += 1
-            self._queues[queue.key] = queue
-        for at, row in enumerate(rows):
-            row.uses += 1
-            queues[at if len(queues) > 1 else 0].rows[row.producer_id] = row
-        self._unapplied.append(_Unapplied(kind, base, queues, rows))
-
     # --- batches ----------------------------------------------------------------------------
 
     def judge_batch(self, header: BatchHeader, now_ms: float) -> BatchVerdict:
         """What becomes of a batch that passed `check_batch`. Accepted: append it now."""
         key = header.queue_key
-        queue = self._queue(key)
+        queue = self._spec.queue(key)
         if queue is None:
             return Refused(unknown_queue(key))
         if header.batch_length > queue.batch_bytes_max:
@@ -236,24 +112,24 @@ class Judge:
                     limit_bytes=queue.batch_bytes_max,
                 )
             )
-        row = self._row(queue, header.producer_id)
+        row = self._spec.row(queue, header.producer_id)
         if not row.exists or header.epoch != row.epoch or header.session != row.session:
             return Refused(_incarnation_error(header, queue, row))
         if header.previous_sequence == row.last:
             return self._accept(header, queue, row)
         return self._judge_unchained(header, row, now_ms)
 
-    def _accept(self, header: BatchHeader, queue: _SpecQueue, row: _SpecRow) -> BatchVerdict:
+    def _accept(self, header: BatchHeader, queue: SpecQueue, row: SpecRow) -> BatchVerdict:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
             return _come_back(f"{len(row.in_flight)} batches of this producer are in flight")
         base, last, offset = header.base_sequence, header.last_sequence, queue.log_end_offset
-        row.in_flight.append(_InFlight(base, last, header.count, header.content_crc, offset))
+        row.in_flight.append(InFlight(base, last, header.count, header.content_crc, offset))
         row.last = last
         queue.log_end_offset = offset + header.count
-        self._use(_Kind.BATCH, (queue,), (row,), base)
+        self._spec.use(RecordUse.BATCH, (queue,), (row,))
         return Accepted(Offset(offset))
 
-    def _judge_unchained(self, header: BatchHeader, row: _SpecRow, now_ms: float) -> BatchVerdict:
+    def _judge_unchained(self, header: BatchHeader, row: SpecRow, now_ms: float) -> BatchVerdict:
         """A batch that does not follow the last one: stored, in flight, too early, or wrong."""
         verdict = self._judge_applied(header, row)
         if verdict is not None:
@@ -266,7 +142,7 @@ class Judge:
             return _come_back("batches of this producer are in flight")
         return Refused(_out_of_order(header, row))
 
-    def _judge_applied(self, header: BatchHeader, row: _SpecRow) -> BatchVerdict | None:
+    def _judge_applied(self, header: BatchHeader, row: SpecRow) -> BatchVerdict | None:
         """Judges what the applied row alone decides; None when it does not."""
         applied = row.applied
         if applied is None or header.base_sequence > applied.last_sequence:
@@ -305,7 +181,7 @@ class Judge:
             return Refused(_out_of_order(header, row))
         return Duplicate(Offset(first.offset))
 
-    def _judge_in_flight(self, header: BatchHeader, row: _SpecRow) -> BatchVerdict:
+    def _judge_in_flight(self, header: BatchHeader, row: SpecRow) -> BatchVerdict:
         """A batch that touches accepted ones which may still be lost."""
         wanted = (header.base_sequence, header.last_sequence, header.count, header.content_crc)
         for batch in row.in_flight:
@@ -327,8 +203,8 @@ class Judge:
         """
         if not self._parking.count:
             return None
-        queue = self._queue(queue_key)
-        row = None if queue is None else self._row(queue, producer_id)
+        queue = self._spec.queue(queue_key)
+        row = None if queue is None else self._spec.row(queue, producer_id)
         if row is None or not row.exists:
             return self._parking.take(queue_key, producer_id, None, (0, 0))
         return self._parking.take(queue_key, producer_id, row.last, (row.epoch, row.session))
@@ -352,13 +228,13 @@ class Judge:
         producer_id = ProducerId(record.producer_id)
         if not 0 < producer_id < 1 << 63:
             return Refused(InvalidRequest(f"producer id {producer_id} is out of range"))
-        chosen: dict[QueueKey, tuple[_SpecQueue, _SpecRow]] = {}
+        chosen: dict[QueueKey, tuple[SpecQueue, SpecRow]] = {}
         for reference in record.queues:
             key = queue_key_of(reference)
-            queue = self._queue(key)
+            queue = self._spec.queue(key)
             if queue is None:
                 return Refused(unknown_queue(key))
-            row = self._row(queue, producer_id)
+            row = self._spec.row(queue, producer_id)
             if not row.exists and not queue.may_open(producer_id, record.epoch):
                 return Refused(_expired(queue, producer_id))
             if row.exists and (record.epoch, record.session) < (row.epoch, row.session):
@@ -368,7 +244,7 @@ class Judge:
             row.exists = True
             row.epoch, row.session = record.epoch, record.session
         queues = tuple(queue for queue, _ in chosen.values())
-        self._use(_Kind.FENCE, queues, tuple(row for _, row in chosen.values()))
+        self._spec.use(RecordUse.FENCE, queues, tuple(row for _, row in chosen.values()))
         return Accepted()
 
     def judge_create_queue(self, record: control_pb2.CreateQueue) -> ControlVerdict:
@@ -380,21 +256,21 @@ class Judge:
                     f"queue {key} cannot own slots {record.slot_start} to {record.slot_end}"
                 )
             )
-        queue = self._queue(key)
+        queue = self._spec.queue(key)
         if queue is None:
-            if key in self._queues:
+            if self._spec.is_deleting(key):
                 return _come_back("the queue is being deleted")
             settings = QueueSettings.from_message(record.settings)
-            queue = _SpecQueue(key, 0, settings.batch_bytes_max)
-        self._use(_Kind.CREATE, (queue,), ())
+            queue = SpecQueue(key, 0, settings.batch_bytes_max)
+        self._spec.use(RecordUse.CREATE, (queue,), ())
         return Accepted()
 
     def judge_delete_queue(self, record: control_pb2.DeleteQueue) -> ControlVerdict:
         """Idempotent; from now on the queue is unknown to everything judged."""
         key = queue_key_of(record.queue)
-        queue = self._queues.get(key) or self._queue(key) or _SpecQueue(key, 0, 0)
+        queue = self._spec.queue_or_deleting(key) or SpecQueue(key, 0, 0)
         queue.deleted = True
-        self._use(_Kind.DELETE, (queue,), ())
+        self._spec.use(RecordUse.DELETE, (queue,), ())
         return Accepted()
 
     def judge_alter_topic(self, record: control_pb2.AlterTopic) -> ControlVerdict:
@@ -408,7 +284,7 @@ class Judge:
         """A queue can be trimmed up to its end as it is applied."""
         key = queue_key_of(record.queue)
         queue = self._state.queues.get(key)
-        if queue is None or self._queue(key) is None:
+        if queue is None or self._spec.queue(key) is None:
             return Refused(unknown_queue(key))
         if not 0 <= record.log_start_offset <= queue.log_end_offset:
             return Refused(
@@ -427,12 +303,12 @@ class Judge:
 
         None when nothing is to do. Rows with something in flight are left alone.
         """
-        queue = self._queue(queue_key)
+        queue = self._spec.queue(queue_key)
         if queue is None:
             return None
         producers = self._state.producers
         found, _ = producers.expirable(queue_key, now_us, idle_ms, rows_max)
-        rows = [self._row(queue, number) for number in found if number not in queue.rows]
+        rows = [self._spec.row(queue, number) for number in found if number not in queue.rows]
         if not rows:
             return None
         floor = max(row.epoch for row in rows)
@@ -440,7 +316,7 @@ class Judge:
         queue.expired_id_ceiling = max(queue.expired_id_ceiling, rows[-1].producer_id)
         for row in rows:
             row.exists, row.applied, row.last = False, None, NO_SEQUENCE
-        self._use(_Kind.EXPIRE, (queue,), tuple(rows))
+        self._spec.use(RecordUse.EXPIRE, (queue,), tuple(rows))
         record = control_pb2.ExpireProducers(
             producer_ids=[row.producer_id for row in rows], epoch_floor=floor
         )
@@ -451,57 +327,7 @@ class Judge:
 
     def on_applied(self, results: Many[ApplyResult]) -> None:
         """Takes what a frame did out of the overlay; right after `State.apply_frame`."""
-        for result in results:
-            if isinstance(result, BatchApplied):
-                done = self._next(_Kind.BATCH)
-                batch = done.rows[0].in_flight.popleft()
-                assert (done.queues[0].key, batch.base, batch.base_offset) == (
-                    result.queue_key,
-                    result.base_sequence,
-                    result.base_offset,
-                ), "batches are applied in the order in which they were judged"
-            elif isinstance(result, FenceApplied):
-                done = self._next(_Kind.FENCE)
-                for queue, row in zip(done.queues, done.rows, strict=True):
-                    row.applied = self._state.producers.find(queue.key, row.producer_id)
-            elif isinstance(result, Done) and result.what in _DONE_KINDS:
-                done = self._next(_DONE_KINDS[result.what])
-            else:
-                continue
-            self._release(done)
-
-    def _next(self, kind: _Kind) -> _Unapplied:
-        assert self._unapplied, f"a {kind.value} was applied that this judge never accepted"
-        done = self._unapplied.popleft()
-        assert done.kind is kind, f"{kind.value} applied, {done.kind.value} was accepted before it"
-        return done
-
-    def _release(self, done: _Unapplied) -> None:
-        """What nothing in flight uses any more is read from the applied state again."""
-        several = len(done.queues) > 1
-        for at, row in enumerate(done.rows):
-            row.uses -= 1
-            if not row.uses:
-                queue = done.queues[at if several else 0]
-                del queue.rows[row.producer_id]
-                assert queue.deleted or self._agrees(queue, row), "overlay and state have parted"
-        for queue in done.queues:
-            queue.uses -= 1
-            if not queue.uses:
-                del self._queues[queue.key]
-
-    def _agrees(self, queue: _SpecQueue, row: _SpecRow) -> bool:
-        applied = self._state.producers.find(queue.key, row.producer_id)
-        if applied is None or not row.exists:
-            return applied is None and not row.exists
-        return (applied.epoch, applied.session, applied.last_sequence) == (
-            row.epoch,
-            row.session,
-            row.last,
-        )
-
-
-_DONE_KINDS: Final = {kind.value: kind for kind in (_Kind.CREATE, _Kind.DELETE, _Kind.EXPIRE)}
+        self._spec.on_applied(results)
 
 
 def batch_record_parts(
@@ -516,13 +342,13 @@ def _come_back(why: str) -> Refused:
     return Refused(Throttled(f"not judged: {why}; send again", retry_after_ms=RETRY_AFTER_MS))
 
 
-def _incarnation_error(header: BatchHeader, queue: _SpecQueue, row: _SpecRow) -> SemelError:
+def _incarnation_error(header: BatchHeader, queue: SpecQueue, row: SpecRow) -> SemelError:
     if row.exists and (header.epoch, header.session) < (row.epoch, row.session):
         return _fenced(header.producer_id, header.epoch, header.session, row)
     return _expired(queue, header.producer_id)
 
 
-def _fenced(producer_id: int, epoch: int, session: int, row: _SpecRow) -> ProducerFenced:
+def _fenced(producer_id: int, epoch: int, session: int, row: SpecRow) -> ProducerFenced:
     return ProducerFenced(
         f"producer {producer_id} of epoch {epoch}, session {session} was fenced by epoch"
         f" {row.epoch}, session {row.session}",
@@ -531,7 +357,7 @@ def _fenced(producer_id: int, epoch: int, session: int, row: _SpecRow) -> Produc
     )
 
 
-def _expired(queue: _SpecQueue, producer_id: int) -> DedupStateExpired:
+def _expired(queue: SpecQueue, producer_id: int) -> DedupStateExpired:
     return DedupStateExpired(
         f"queue {queue.key.queue_id} has no row for this incarnation of producer {producer_id};"
         f" fence it with an epoch above {queue.expired_epoch_floor}",
@@ -539,7 +365,7 @@ def _expired(queue: _SpecQueue, producer_id: int) -> DedupStateExpired:
     )
 
 
-def _out_of_order(header: BatchHeader, row: _SpecRow) -> OutOfOrderSequence:
+def _out_of_order(header: BatchHeader, row: SpecRow) -> OutOfOrderSequence:
     last = row.applied.last_sequence if row.applied else NO_SEQUENCE
     return OutOfOrderSequence(
         f"batch {header.base_sequence} to {header.last_sequence} of producer"

@@ -67,8 +67,8 @@ STATE_VERSION: Final = 1
 FEATURE_LEVEL_MAX: Final = 1
 """The highest level whose rules this version knows."""
 _STORED: Final = struct.Struct("<qqQ8x8xI8xIQIIQIIqqq48x")
-"""What the fold needs of both headers of a stored batch. Their CRCs were checked with the frame, and
-a dataclass of all fields would double the cost of a batch."""
+"""What the fold needs of both headers of a stored batch. Their CRCs were checked with the frame,
+and a dataclass of all fields would double the cost of a batch."""
 _HEAD: Final = struct.Struct("<4sIQQqI")
 _MEMBERS: Final = struct.Struct("<QII")
 _NODE: Final = struct.Struct("<I")

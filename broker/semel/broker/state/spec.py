@@ -1,0 +1,222 @@
+"""What will be once everything accepted is applied: the judge's overlay over the replicated state.
+
+How it works. Queues and rows that some accepted, unapplied record concerns stand here as they will
+be; all others are read from the state. Each accepted record is noted in log order with what it
+uses; when the fold reaches it, the uses end, and what nothing uses any more leaves the overlay.
+
+Invariants
+1. A row leaves the overlay only in agreement with the applied state (asserted): judge and fold are
+   two ways to the same table.
+2. Records are applied in the order in which they were accepted (asserted).
+
+Not here: the rules (`judge.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Many
+from enum import Enum
+from typing import Final, NamedTuple
+
+from semel.broker.state.machine import State
+from semel.broker.state.producers import Row
+from semel.broker.state.results import ApplyResult, BatchApplied, Done, FenceApplied
+from semel.protos.ids import NO_SEQUENCE, ProducerId, QueueKey
+
+
+class InFlight(NamedTuple):
+    """An accepted batch that is not applied."""
+
+    base: int
+    last: int
+    messages: int
+    content_crc: int
+    base_offset: int
+
+
+class SpecRow:
+    """A row as it will be when everything accepted is applied."""
+
+    __slots__ = (
+        "applied",
+        "epoch",
+        "exists",
+        "in_flight",
+        "last",
+        "producer_id",
+        "session",
+        "uses",
+    )
+
+    def __init__(self, producer_id: ProducerId, applied: Row | None) -> None:
+        self.producer_id = producer_id
+        self.applied = applied
+        """Where retries are looked up; None until a new row's fence is applied."""
+        self.exists = applied is not None
+        self.epoch = applied.epoch if applied else 0
+        self.session = applied.session if applied else 0
+        self.last: int = applied.last_sequence if applied else NO_SEQUENCE
+        self.in_flight: deque[InFlight] = deque()
+        self.uses = 0
+        """Accepted, unapplied records that concern the row."""
+
+
+class SpecQueue:
+    """A queue as it will be when everything accepted is applied."""
+
+    __slots__ = (
+        "batch_bytes_max",
+        "deleted",
+        "expired_epoch_floor",
+        "expired_id_ceiling",
+        "key",
+        "log_end_offset",
+        "rows",
+        "uses",
+    )
+
+    def __init__(self, key: QueueKey, log_end_offset: int, batch_bytes_max: int) -> None:
+        self.key = key
+        self.log_end_offset = log_end_offset
+        self.batch_bytes_max = batch_bytes_max
+        self.expired_epoch_floor = 0
+        self.expired_id_ceiling = 0
+        self.deleted = False
+        self.rows: dict[int, SpecRow] = {}
+        self.uses = 0
+        """Accepted, unapplied records that concern the queue or one of its rows."""
+
+    def may_open(self, producer_id: int, epoch: int) -> bool:
+        return epoch > self.expired_epoch_floor or producer_id > self.expired_id_ceiling
+
+
+class RecordUse(Enum):
+    """Kinds of records that change what the judge goes by; control.proto's names."""
+
+    BATCH = "batch"
+    FENCE = "fence"
+    CREATE = "create_queue"
+    DELETE = "delete_queue"
+    EXPIRE = "expire_producers"
+
+
+class _Unapplied(NamedTuple):
+    """One accepted record, in log order, and what of the overlay it uses."""
+
+    kind: RecordUse
+    queues: tuple[SpecQueue, ...]
+    rows: tuple[SpecRow, ...]
+    """One a queue, for a fence or a batch; any number of the only queue, for an expiry."""
+
+
+_DONE: Final = {use.value: use for use in (RecordUse.CREATE, RecordUse.DELETE, RecordUse.EXPIRE)}
+
+
+class Spec:
+    """Everything accepted and not applied, over the state. Built and dropped with its judge."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._queues: dict[QueueKey, SpecQueue] = {}
+        self._unapplied: deque[_Unapplied] = deque()
+
+    @property
+    def unapplied_count(self) -> int:
+        """Accepted records that are not applied."""
+        return len(self._unapplied)
+
+    def queue(self, key: QueueKey) -> SpecQueue | None:
+        """The queue in spec, not yet part of the overlay if nothing uses it; None if unknown."""
+        spec = self._queues.get(key)
+        if spec is not None:
+            return None if spec.deleted else spec
+        queue = self._state.queues.get(key)
+        if queue is None:
+            return None
+        spec = SpecQueue(key, queue.log_end_offset, queue.settings.batch_bytes_max)
+        spec.expired_epoch_floor = queue.expired_epoch_floor
+        spec.expired_id_ceiling = queue.expired_id_ceiling
+        return spec
+
+    def is_deleting(self, key: QueueKey) -> bool:
+        """The end of the queue is accepted and not applied."""
+        spec = self._queues.get(key)
+        return spec is not None and spec.deleted
+
+    def queue_or_deleting(self, key: QueueKey) -> SpecQueue | None:
+        """The queue, also when its end is accepted already."""
+        return self._queues.get(key) or self.queue(key)
+
+    def row(self, queue: SpecQueue, producer_id: ProducerId) -> SpecRow:
+        """The row in spec, which may not exist; not yet part of the overlay if nothing uses it."""
+        row = queue.rows.get(producer_id)
+        if row is None:
+            row = SpecRow(producer_id, self._state.producers.find(queue.key, producer_id))
+        return row
+
+    def use(
+        self,
+        kind: RecordUse,
+        queues: tuple[SpecQueue, ...],
+        rows: tuple[SpecRow, ...],
+    ) -> None:
+        """Counts on one accepted record until it is applied."""
+        for queue in queues:
+            queue.uses += 1
+            self._queues[queue.key] = queue
+        for at, row in enumerate(rows):
+            row.uses += 1
+            queues[at if len(queues) > 1 else 0].rows[row.producer_id] = row
+        self._unapplied.append(_Unapplied(kind, queues, rows))
+
+    def on_applied(self, results: Many[ApplyResult]) -> None:
+        """Takes what a frame did out of the overlay; right after `State.apply_frame`."""
+        for result in results:
+            if isinstance(result, BatchApplied):
+                done = self._next(RecordUse.BATCH)
+                batch = done.rows[0].in_flight.popleft()
+                assert (done.queues[0].key, batch.base, batch.base_offset) == (
+                    result.queue_key,
+                    result.base_sequence,
+                    result.base_offset,
+                ), "batches are applied in the order in which they were judged"
+            elif isinstance(result, FenceApplied):
+                done = self._next(RecordUse.FENCE)
+                for queue, row in zip(done.queues, done.rows, strict=True):
+                    row.applied = self._state.producers.find(queue.key, row.producer_id)
+            elif isinstance(result, Done) and result.what in _DONE:
+                done = self._next(_DONE[result.what])
+            else:
+                continue
+            self._release(done)
+
+    def _next(self, kind: RecordUse) -> _Unapplied:
+        assert self._unapplied, f"a {kind.value} was applied that this judge never accepted"
+        done = self._unapplied.popleft()
+        assert done.kind is kind, f"{kind.value} applied, {done.kind.value} was accepted before it"
+        return done
+
+    def _release(self, done: _Unapplied) -> None:
+        """What nothing in flight uses any more is read from the applied state again."""
+        several = len(done.queues) > 1
+        for at, row in enumerate(done.rows):
+            row.uses -= 1
+            if not row.uses:
+                queue = done.queues[at if several else 0]
+                del queue.rows[row.producer_id]
+                assert queue.deleted or self._agrees(queue, row), "overlay and state have parted"
+        for queue in done.queues:
+            queue.uses -= 1
+            if not queue.uses:
+                del self._queues[queue.key]
+
+    def _agrees(self, queue: SpecQueue, row: SpecRow) -> bool:
+        applied = self._state.producers.find(queue.key, row.producer_id)
+        if applied is None or not row.exists:
+            return applied is None and not row.exists
+        return (applied.epoch, applied.session, applied.last_sequence) == (
+            row.epoch,
+            row.session,
+            row.last,
+        )

@@ -1,0 +1,36 @@
+"""The tables in docs/formats/state.md say what the code does."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from semel.broker.state import extents, locks, machine, producers, queues
+from tests.unit.protos.tables import fields, struct_format
+
+DOCUMENT = "state.md"
+
+
+@pytest.mark.parametrize(
+    ("heading", "table", "code"),
+    [
+        ("Head", 0, machine._HEAD),
+        ("Membership", 0, machine._MEMBERS),
+        ("Queue", 0, queues._FIXED),
+        ("Row", 0, producers.ROW),
+        ("Row", 1, producers.ENTRY),
+        ("Consumer group", 0, locks._FIXED),
+    ],
+)
+def test_parts_have_the_documented_layout(heading: str, table: int, code: struct.Struct) -> None:
+    assert struct_format(fields(DOCUMENT, heading, table)) == code.format
+
+
+def test_full_chunks_have_the_documented_layout() -> None:
+    described = fields(DOCUMENT, "Queue", 1)
+    struct_format(described)
+    assert sum(field.size for field in described) == extents.SEALED_BYTES
+    *_, rows, low, _, _ = described
+    assert (rows.offset, rows.size) == (extents._QUADS, 4 * extents.CHUNK)
+    assert low.offset == extents.CHUNK * extents.EXTENT_BYTES
