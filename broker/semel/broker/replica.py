@@ -290,7 +290,7 @@ class Replica:
             ) from None
 
     async def role_change(self) -> None:
-        """Returns at the next change of role, term or master."""
+        """Returns at the next change of role, term or master, and when this node begins to serve."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._role_waiters.append(future)
         await future
@@ -475,10 +475,6 @@ class Replica:
         self.core.proposed(EntryMeta(index=index, term=term, size=len(frame)))
 
     def _on_role_changed(self, ready: Ready) -> None:
-        waiters, self._role_waiters = self._role_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
         logger.info(
             "role=%s term=%d master=%s commit_index=%d",
             ready.role.name.lower(),
@@ -499,7 +495,7 @@ class Replica:
         if ready.role is not Role.MASTER:
             self._master_ready.set()
             self._fail_reads()
-        self.on_role_changed()
+        self._tell_role()
 
     # ------------------------------------------------------------------ applying
 
@@ -579,6 +575,13 @@ class Replica:
         self.lock_clock.restore(self.state.groups.held(), self.state.queues, monotonic_ms())
         self._master_ready.set()
         logger.info("serving as master term=%d applied=%d", self.term, self.state.applied_index)
+        self._tell_role()
+
+    def _tell_role(self) -> None:
+        waiters, self._role_waiters = self._role_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
         self.on_role_changed()
 
     def _tell_lock_clock(self, results: Sequence[ApplyResult]) -> None:

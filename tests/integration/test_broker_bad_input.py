@@ -1,0 +1,315 @@
+"""What a broker answers to nonsense: one typed error each, and it goes on serving."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from semel.broker.node import BrokerNode
+from semel.protos.errors import (
+    CorruptBatch,
+    DataDirectoryError,
+    DedupStateExpired,
+    InvalidRequest,
+    LockLost,
+    MessageTooLarge,
+    NotMaster,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    PartialOverlap,
+    QueueLocked,
+    SequenceConflict,
+    UnknownQueue,
+    from_detail,
+)
+from semel.protos.ids import QueueId, QueueKey
+from semel.protos.streams import FETCH_METHOD, encode_ping, encode_produce, frame_prefix
+from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
+from tests.integration.brokers import CLUSTER, QUEUE, TOPIC, BrokerGroup, RawClient, make_batch, ref
+
+COMMITTED = broker_pb2.PRODUCE_STATUS_COMMITTED
+
+
+@pytest_asyncio.fixture
+async def group(tmp_path: Path) -> AsyncIterator[BrokerGroup]:
+    async with BrokerGroup(tmp_path, nodes=1) as started:
+        yield started
+
+
+@pytest_asyncio.fixture
+async def client(group: BrokerGroup) -> AsyncIterator[RawClient]:
+    """With a queue, an open producer and one batch of two messages stored."""
+    async with RawClient((await group.master()).address) as raw:
+        await raw.create_queue(settings=common_pb2.TopicSettings(batch_bytes_max=100_000))
+        await raw.fence(1)
+        (ack,) = await raw.produce(make_batch(-1, [b"a", b"b"]))
+        assert ack.status == COMMITTED
+        yield raw
+        # whatever the test did: what was stored is there, and more can be stored
+        (ack,) = await raw.produce(make_batch(1, [b"c"]))
+        assert ack.status == COMMITTED
+        assert await raw.values() == [b"a", b"b", b"c"]
+
+
+def resealed(batch: bytes, **fields: Any) -> bytes:
+    """The batch with header fields changed and a header CRC that fits: a malicious client's."""
+    layout = {
+        "magic": (0, "4s"),
+        "count": (36, "<I"),
+        "body_length": (8, "<I"),
+        "version": (4, "B"),
+    }
+    changed = bytearray(batch)
+    for name, value in fields.items():
+        at, kind = layout[name]
+        struct.pack_into(kind, changed, at, value)
+    struct.pack_into("<I", changed, 124, google_crc32c.value(bytes(changed[:124])))
+    return bytes(changed)
+
+
+GOOD = make_batch(1, [b"c"])
+FRAME = encode_produce([GOOD])
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (b"", InvalidRequest),
+        (b"\x00\x01\x02", InvalidRequest),
+        (FRAME[:20], InvalidRequest),
+        (FRAME[:-8], InvalidRequest),
+        (FRAME + b"\0" * 8, InvalidRequest),
+        (frame_prefix(16) + struct.pack("<BBHIQ", 9, 0, 1, 0, 0), InvalidRequest),
+        (frame_prefix(16) + struct.pack("<BBHIQ", 1, 0, 500, 0, 0), InvalidRequest),
+        (
+            frame_prefix(24) + struct.pack("<BBHIQII", 1, 0, 1, 0, 0, 1 << 31, 0),
+            InvalidRequest,
+        ),
+        (encode_produce([b"not a batch at all"]), CorruptBatch),
+        (encode_produce([GOOD[:-1] + bytes([GOOD[-1] ^ 1])]), CorruptBatch),
+        (encode_produce([GOOD[:90] + b"\xff" + GOOD[91:]]), CorruptBatch),
+        (encode_produce([GOOD[:-3]]), CorruptBatch),
+        (encode_produce([resealed(GOOD, magic=b"KAFK")]), CorruptBatch),
+        (encode_produce([resealed(GOOD, version=200)]), CorruptBatch),
+        (encode_produce([resealed(GOOD, count=1 << 30)]), CorruptBatch),
+        (encode_produce([resealed(GOOD, count=7)]), CorruptBatch),
+        (encode_produce([resealed(GOOD, body_length=1 << 31)]), CorruptBatch),
+    ],
+)
+async def test_malformed_produce_requests(
+    client: RawClient, message: bytes, expected: type[Exception]
+) -> None:
+    error = from_detail(await client.produce_raw(message))
+    assert type(error) is expected, error
+    assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (make_batch(1, [b"x"], key=QueueKey(TOPIC, QueueId(9))), UnknownQueue),
+        (make_batch(1, [b"x"], producer=6), DedupStateExpired),
+        (make_batch(1, [b"x"], epoch=2), DedupStateExpired),
+        (make_batch(-1, [b"a", b"B"]), SequenceConflict),
+        (make_batch(0, [b"b", b"c"]), PartialOverlap),
+        (make_batch(1, [b"x" * 200_000]), MessageTooLarge),
+    ],
+)
+async def test_refused_batches(client: RawClient, batch: bytes, expected: type[Exception]) -> None:
+    (ack,) = await client.produce(batch)
+    assert ack.status == broker_pb2.PRODUCE_STATUS_FAILED
+    error = from_detail(ack.error)
+    assert type(error) is expected, error
+
+
+async def test_a_batch_whose_predecessor_never_comes(client: RawClient) -> None:
+    (ack,) = await client.produce(make_batch(10, [b"x"]))
+    error = from_detail(ack.error)
+    assert isinstance(error, OutOfOrderSequence)
+    assert error.last_sequence == 1
+
+
+async def test_a_client_that_disconnects_in_mid_batch(client: RawClient) -> None:
+    for _ in range(20):
+        stream = client.produce_stream()
+        await stream.write(encode_ping(1))
+        stream.cancel()
+
+
+async def test_fetches_out_of_range_and_of_unknown_queues(client: RawClient) -> None:
+    header, _ = await client.fetch(offset=3)
+    error = from_detail(header.results[0].error)
+    assert isinstance(error, OffsetOutOfRange)
+    assert (error.log_start_offset, error.log_end_offset) == (0, 2)
+    header, _ = await client.fetch(offset=-1)
+    assert isinstance(from_detail(header.results[0].error), OffsetOutOfRange)
+    header, _ = await client.fetch(key=QueueKey(TOPIC, QueueId(9)))
+    assert isinstance(from_detail(header.results[0].error), UnknownQueue)
+    header, _ = await client.fetch(group="g", token=3)
+    assert isinstance(from_detail(header.results[0].error), LockLost)
+
+
+async def test_a_malformed_fetch_ends_its_stream_only(client: RawClient) -> None:
+    stream = client.channel.stream_stream(FETCH_METHOD)()
+    await stream.write(b"\xff\xff\xff")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "expected"),
+    [
+        ("FenceProducer", broker_pb2.FenceProducerRequest(producer_id=0), InvalidRequest),
+        (
+            "FenceProducer",
+            broker_pb2.FenceProducerRequest(
+                producer_id=1, epoch=1, queues=[common_pb2.QueueRef(topic_id=1)]
+            ),
+            UnknownQueue,
+        ),
+        (
+            "FenceProducer",
+            broker_pb2.FenceProducerRequest(producer_id=1, queues=[ref(QUEUE), ref(QUEUE)]),
+            InvalidRequest,
+        ),
+        (
+            "GetProduceOutcome",
+            broker_pb2.ProduceOutcomeRequest(producer_id=1, queue=common_pb2.QueueRef()),
+            UnknownQueue,
+        ),
+        ("AcquireLocks", broker_pb2.AcquireLocksRequest(group=""), InvalidRequest),
+        (
+            "AcquireLocks",
+            broker_pb2.AcquireLocksRequest(group="g", member_id="m", lock_ms=0, session_ms=1),
+            InvalidRequest,
+        ),
+        ("Commit", broker_pb2.CommitRequest(group="x" * 300), InvalidRequest),
+        (
+            "ResetOffsets",
+            broker_pb2.ResetOffsetsRequest(
+                group="g", offsets=[control_pb2.QueueCommit(queue=ref(QUEUE), offset=99)]
+            ),
+            OffsetOutOfRange,
+        ),
+        ("ApplyQueues", broker_pb2.ApplyQueuesRequest(cluster_id="another"), InvalidRequest),
+        (
+            "ApplyQueues",
+            broker_pb2.ApplyQueuesRequest(
+                cluster_id=CLUSTER,
+                records=[control_pb2.ControlRecord(trim=control_pb2.Trim(queue=ref(QUEUE)))],
+            ),
+            InvalidRequest,
+        ),
+        (
+            "ApplyQueues",
+            broker_pb2.ApplyQueuesRequest(
+                cluster_id=CLUSTER,
+                records=[
+                    control_pb2.ControlRecord(
+                        create_queue=control_pb2.CreateQueue(
+                            queue=common_pb2.QueueRef(topic_id=3), slot_start=9, slot_end=9
+                        )
+                    )
+                ],
+            ),
+            InvalidRequest,
+        ),
+    ],
+)
+async def test_refused_calls(
+    client: RawClient, method: str, request_: Any, expected: type[Exception]
+) -> None:
+    with pytest.raises(expected):
+        await client.call(method, request_)
+
+
+async def acquire(client: RawClient, member: str, **fields: int) -> Any:
+    request = broker_pb2.AcquireLocksRequest(
+        group="g",
+        member_id=member,
+        queues=[ref(QUEUE)],
+        lock_ms=fields.get("lock_ms", 300),
+        session_ms=fields.get("session_ms", 10_000),
+    )
+    return (await client.call("AcquireLocks", request)).grants[0]
+
+
+async def commit(client: RawClient, token: int, offset: int) -> Any:
+    commits = [control_pb2.QueueCommit(queue=ref(QUEUE), token=token, offset=offset)]
+    reply = await client.call("Commit", broker_pb2.CommitRequest(group="g", commits=commits))
+    detail = reply.outcomes[0].error
+    return from_detail(detail) if detail.code else None
+
+
+async def test_a_lock_has_one_owner_and_its_old_token_is_refused(client: RawClient) -> None:
+    first = await acquire(client, "one")
+    assert first.token
+    assert first.committed_offset == -1
+    assert isinstance(from_detail((await acquire(client, "two")).error), QueueLocked)
+    _, parts = await client.fetch(group="g", token=first.token)
+    assert parts
+    # delivered and not committed for lock_ms: the lock ends by itself
+    while not (second := await acquire(client, "two")).token:
+        await asyncio.sleep(0.05)
+    assert second.token > first.token
+    assert second.committed_offset == -1, "nothing was committed: everything is delivered again"
+    assert isinstance(await commit(client, first.token, 2), LockLost)
+    assert await commit(client, second.token, 2) is None
+    assert isinstance(await commit(client, second.token, 3), OffsetOutOfRange)
+    assert isinstance(await commit(client, second.token, 1), InvalidRequest)
+
+
+async def test_a_silent_member_loses_its_lock(client: RawClient) -> None:
+    first = await acquire(client, "one", session_ms=200)
+    while not (second := await acquire(client, "two")).token:
+        await asyncio.sleep(0.05)
+    lock = broker_pb2.LockRef(queue=ref(QUEUE), token=first.token)
+    renewed = await client.call(
+        "RenewLocks", broker_pb2.RenewLocksRequest(group="g", member_id="one", locks=[lock])
+    )
+    assert renewed.lost == [lock]
+    assert second.token > first.token
+
+
+async def test_a_slave_sends_clients_to_the_master(tmp_path: Path) -> None:
+    async with BrokerGroup(tmp_path) as group:
+        master = await group.master()
+        slave = next(node for node in group.running.values() if node is not master)
+        async with RawClient(slave.address) as client:
+            while slave.replica.core.master_id is None:
+                await slave.replica.role_change()
+            error = from_detail(await client.produce_raw(FRAME))
+            assert isinstance(error, NotMaster)
+            assert error.master_address == master.address
+            header, _ = await client.fetch()
+            assert isinstance(from_detail(header.error), NotMaster)
+            with pytest.raises(NotMaster):
+                await client.call("ListOffsets", broker_pb2.ListOffsetsRequest())
+
+
+async def test_a_directory_in_use_or_of_another_node_is_refused(tmp_path: Path) -> None:
+    async with BrokerGroup(tmp_path, nodes=1) as group:
+        with pytest.raises(DataDirectoryError):
+            await BrokerNode(group.config(1)).__aenter__()
+    (tmp_path / "1").rename(tmp_path / "2")
+    other = BrokerGroup(tmp_path, nodes=3)
+    with pytest.raises(DataDirectoryError, match="node 1"):
+        await other.start(2)
+
+
+async def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
+    async with BrokerGroup(tmp_path / "a", nodes=1) as group:
+        other = BrokerGroup(tmp_path / "b", nodes=1)
+        other.addresses = group.addresses
+        with pytest.raises(OSError, match="port is in use"):
+            await other.start(1)

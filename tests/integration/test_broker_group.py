@@ -1,0 +1,202 @@
+"""A broker group over real gRPC and disk: exactly once, whatever stops and starts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from semel.broker.log import LogConfig
+from semel.protos.errors import ProducerFenced, from_detail
+from semel.protos.v1 import broker_pb2, common_pb2
+from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch, ref
+
+COMMITTED = broker_pb2.PRODUCE_STATUS_COMMITTED
+DUPLICATE = broker_pb2.PRODUCE_STATUS_DUPLICATE
+
+
+def values(start: int, count: int, size: int = 10) -> list[bytes]:
+    return [str(number).encode().rjust(size, b".") for number in range(start, start + count)]
+
+
+async def test_a_retry_after_a_change_of_master_finds_its_original(tmp_path: Path) -> None:
+    first, second = values(0, 3), values(3, 4)
+    async with BrokerGroup(tmp_path) as group:
+        old = await group.master()
+        async with RawClient(old.address) as client:
+            await client.create_queue()
+            assert (await client.fence(1)).last_sequence == -1
+            acks = await client.produce(make_batch(-1, first), make_batch(2, second))
+            assert [(ack.status, ack.base_offset) for ack in acks] == [
+                (COMMITTED, 0),
+                (COMMITTED, 3),
+            ]
+        await group.stop(old.config.node_id)
+        new = await group.master()
+        assert new is not old
+        async with RawClient(new.address) as client:
+            acks = await client.produce(make_batch(2, second), make_batch(-1, first))
+            assert sorted((ack.status, ack.base_offset) for ack in acks) == [
+                (DUPLICATE, 0),
+                (DUPLICATE, 3),
+            ]
+            assert await client.values() == first + second
+
+
+async def test_all_nodes_restart_with_everything(tmp_path: Path) -> None:
+    group = BrokerGroup(tmp_path, checkpoint_records=3)
+    async with group:
+        async with RawClient((await group.master()).address) as client:
+            await client.create_queue()
+            await client.fence(1)
+            for number in range(20):
+                await client.produce(make_batch(number - 1, values(number, 1)))
+        await group.settled()
+        for node in group.running.values():
+            await node.checkpoints.write()
+        async with RawClient((await group.master()).address) as client:
+            await client.produce(make_batch(19, values(20, 5)))
+    async with group:
+        master = await group.master()
+        assert master.checkpoints.index > 0
+        async with RawClient(master.address) as client:
+            assert await client.values() == values(0, 25)
+            (ack,) = await client.produce(make_batch(19, values(20, 5)))
+            assert (ack.status, ack.base_offset) == (DUPLICATE, 20)
+            row = await client.fence(2)
+            assert (row.last_sequence, row.epoch) == (24, 2)
+            (ack,) = await client.produce(make_batch(24, values(25, 1), epoch=1))
+            error = from_detail(ack.error)
+            assert isinstance(error, ProducerFenced)
+            assert error.current_epoch == 2
+
+
+async def test_every_node_recomputes_the_same_from_its_own_log(tmp_path: Path) -> None:
+    async with BrokerGroup(tmp_path) as group:
+        async with RawClient((await group.master()).address) as client:
+            await client.create_queue()
+            await client.fence(1)
+            for number in range(0, 50, 5):
+                await client.produce(make_batch(number - 1, values(number, 5)))
+        index = await group.settled()
+        found = []
+        for node in group.running.values():
+            async with RawClient(node.address) as client:
+                found.append((await client.verify(index))[QUEUE])
+        assert all(queue == found[0] for queue in found)
+        assert found[0].messages == 50
+        assert found[0].duplicates == found[0].missing == 0
+        assert found[0].table_matches
+        assert not found[0].problems
+
+
+async def test_verify_catches_a_table_that_differs_from_the_log(tmp_path: Path) -> None:
+    async with BrokerGroup(tmp_path, nodes=1) as group:
+        node = await group.master()
+        async with RawClient(node.address) as client:
+            await client.create_queue()
+            await client.fence(1)
+            await client.produce(make_batch(-1, values(0, 5)))
+            row = node.replica.state.producers.find(QUEUE, 5)
+            assert row is not None
+            row.last_sequence -= 1  # the planted bug
+            assert not (await client.verify())[QUEUE].table_matches
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 5])
+async def test_groups_of_every_size_serve(tmp_path: Path, nodes: int) -> None:
+    async with BrokerGroup(tmp_path, nodes=nodes) as group:
+        async with RawClient((await group.master()).address) as client:
+            await client.create_queue()
+            await client.fence(1)
+            await client.produce(make_batch(-1, values(0, 2)))
+        await group.settled()
+        for node in group.running.values():
+            async with RawClient(node.address) as client:
+                assert await client.values(any_replica=True) == values(0, 2)
+
+
+async def test_an_empty_node_catches_up_by_snapshot_and_does_not_vote_before(
+    tmp_path: Path,
+) -> None:
+    """Its group has trimmed and cleaned the entries it would need."""
+    group = BrokerGroup(
+        tmp_path,
+        log=LogConfig(segment_bytes=64 << 10, cache_bytes=64 << 10),
+        retained_log_bytes=32 << 10,
+        retention_check_ms=50,
+    )
+    settings = common_pb2.TopicSettings(retention_bytes=100_000)
+    async with group:
+        master = await group.master()
+        lost = next(node for node in group.addresses if node != master.config.node_id)
+        await group.stop(lost)
+        async with RawClient(master.address) as client:
+            await client.create_queue(settings=settings)
+            await client.fence(1)
+            for number in range(120):
+                await client.produce(make_batch(number - 1, values(number, 1, size=8_000)))
+            while master.replica.log.first_index == 1:
+                await asyncio.sleep(0.05)
+            assert master.replica.state.queues[QUEUE].log_start_offset > 0
+        group.wipe(lost)
+        node = await group.start(lost)
+        assert node.replica.muted
+        await group.settled()
+        assert not node.replica.muted
+        assert node.replica.log.first_index > 1
+        async with RawClient(node.address) as client:
+            start = node.replica.state.queues[QUEUE].log_start_offset
+            header, parts = await client.fetch(offset=start, any_replica=True)
+            assert header.results[0].batches[0].base_offset == start
+            assert parts
+        # and it can lead the group
+        for other in list(group.running):
+            if other not in (lost, master.config.node_id):
+                await group.stop(other)
+        async with RawClient((await group.master()).address) as client:
+            (ack,) = await client.produce(make_batch(118, values(119, 1, size=8_000)))
+            assert ack.status == DUPLICATE
+            (ack,) = await client.produce(make_batch(119, values(120, 1)))
+            assert ack.status == COMMITTED
+
+
+async def test_retention_by_bytes_gives_the_disk_back(tmp_path: Path) -> None:
+    settings = common_pb2.TopicSettings(retention_bytes=200_000)
+    async with BrokerGroup(
+        tmp_path,
+        nodes=1,
+        log=LogConfig(segment_bytes=64 << 10),
+        retained_log_bytes=64 << 10,
+        retention_check_ms=50,
+    ) as group:
+        node = await group.master()
+        async with RawClient(node.address) as client:
+            await client.create_queue(settings=settings)
+            await client.fence(1)
+            for number in range(250):
+                await client.produce(make_batch(number - 1, values(number, 1, size=8_000)))
+            queue = node.replica.state.queues[QUEUE]
+            while queue.bytes > 200_000 or node.replica.log.stats().segment_bytes > 800_000:
+                await asyncio.sleep(0.05)
+            offsets = (
+                await client.call("ListOffsets", broker_pb2.ListOffsetsRequest(queues=[ref(QUEUE)]))
+            ).queues[0]
+            assert offsets.high_watermark == 250
+            assert 200 < offsets.log_start_offset < 250
+            header, _ = await client.fetch(offset=0)
+            assert header.results[0].error.log_start_offset == offsets.log_start_offset
+            assert (await client.verify())[QUEUE].missing == 0
+
+
+async def test_two_masters_never_serve_one_term(tmp_path: Path) -> None:
+    """Restarting one node after the other moves mastership and never doubles it."""
+    async with BrokerGroup(tmp_path) as group:
+        terms: dict[int, int] = {}
+        for _ in range(4):
+            master = await group.master()
+            term = master.replica.term
+            assert terms.setdefault(term, master.config.node_id) == master.config.node_id
+            await group.stop(master.config.node_id)
+            await group.start(master.config.node_id)
