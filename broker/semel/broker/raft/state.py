@@ -222,7 +222,8 @@ class RaftState:
 
     def _reset_election_deadline(self) -> None:
         config = self.config
-        wait_ms = self._random.randint(config.election_min_ms, config.election_max_ms)
+        spread_ms = config.election_max_ms - config.election_min_ms + 1
+        wait_ms = config.election_min_ms + int(self._random.random() * spread_ms)
         self._election_deadline_ms = self._now_ms + wait_ms
 
     # --- commit

@@ -76,7 +76,9 @@ def encode_message(message: Message) -> bytes:
         message.context,
         len(section),
     )
-    crc = google_crc32c.extend(google_crc32c.value(head), section)
+    crc = google_crc32c.value(head)
+    if section:
+        crc = google_crc32c.extend(crc, section)
     return head + _CRC.pack(crc) + section
 
 
@@ -118,8 +120,10 @@ def decode_message(data: bytes | memoryview, metas: Sequence[EntryMeta] = ()) ->
         _,
         crc,
     ) = ENVELOPE.unpack_from(data)
-    head = google_crc32c.value(bytes(data[:_CRC_AT]))
-    if google_crc32c.extend(head, bytes(data[ENVELOPE_BYTES:length])) != crc:
+    found = google_crc32c.value(bytes(data[:_CRC_AT]))
+    if length > ENVELOPE_BYTES:
+        found = google_crc32c.extend(found, bytes(data[ENVELOPE_BYTES:length]))
+    if found != crc:
         raise InvalidRequest("Raft message with a wrong checksum")
     kind = _KINDS.get(kind_number)
     if version != VERSION or kind is None or flags & ~_FLAGS or zero or not source or not target:
