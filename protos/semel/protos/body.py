@@ -58,10 +58,9 @@ def _rebased(offsets: npt.NDArray[np.int32], data: Any) -> list[Buffer]:
 
 def offsets_of(column: pa.Array) -> npt.NDArray[np.int32]:
     """The count + 1 offsets of a binary, string or list array."""
-    buffer = column.buffers()[1]
-    if not len(column) and (buffer is None or not buffer.size):
-        return np.zeros(1, np.int32)
-    return np.frombuffer(buffer, np.int32, len(column) + 1, column.offset * 4)
+    if not len(column):
+        return np.zeros(1, np.int32)  # Arrow lets an empty array have no buffer at all
+    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4)
 
 
 def binary_buffers(column: pa.Array) -> list[Buffer]:

@@ -21,6 +21,7 @@ from semel.protos.batch import (
     check_batch,
     encode_position_mark,
 )
+from semel.protos.body import offsets_of
 from semel.protos.columns import (
     HEADERS_TYPE,
     RECORD_SCHEMA,
@@ -332,6 +333,14 @@ def test_the_content_crc_ignores_codec_timestamps_slots_and_sequences() -> None:
         Columns.from_arrow(VALUES, keys=KEYS, headers=HEADERS[::-1], message_ids=KEYS),
     ):
         assert check_content(encode(other)).content_crc not in crcs
+
+
+def test_empty_arrays_have_one_offset_whatever_buffers_they_have() -> None:
+    bare = pa.Array.from_buffers(pa.binary(), 0, [None, None, None])
+    for empty in (bare, pa.array([], pa.binary()), pa.array([b"a", b"b"]).slice(2)):
+        assert offsets_of(empty).tolist() == [0]
+    assert offsets_of(pa.array([b"a", b"bc"])).tolist() == [0, 1, 3]
+    assert offsets_of(pa.array([b"a", b"bc"]).slice(1)).tolist() == [1, 3]
 
 
 # --- no copies ----------------------------------------------------------------------------------
