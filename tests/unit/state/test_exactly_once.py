@@ -95,9 +95,9 @@ class Histories(RuleBasedStateMachine):
     def late_fence(self, pick: int) -> None:
         self.world.fence(self.world.fences[pick % len(self.world.fences)])
 
-    @rule(producer=producers, key=keys)
-    def old_connection(self, producer: int, key: Any) -> None:
-        self.world.wake_old_connection(producer, key)
+    @rule()
+    def old_connections(self) -> None:
+        self.world.wake_old_connections()
 
     @rule(key=keys, idle_ms=st.sampled_from([0, 500]), rows_max=st.integers(0, 2))
     def expire(self, key: Any, idle_ms: int, rows_max: int) -> None:
@@ -166,7 +166,7 @@ def walk(seed: int, steps: int) -> World:
             case 11:
                 world.resend(producer, key)
             case 12:
-                world.wake_old_connection(producer, key)
+                world.wake_old_connections()
         if chance.random() < 0.02:
             world.restart_replica()
             world.check()

@@ -252,13 +252,15 @@ class World:
         for head in client.open[key]:
             self.send(head)
 
-    def wake_old_connection(self, producer: int, key: QueueKey) -> None:
-        """What was sent first of all arrives once more: the first fence, then the first batches."""
+    def wake_old_connections(self) -> None:
+        """What was sent first of all arrives once more: the first fences, then first batches."""
         self.commit(99)
-        self.fence(next(fence for fence in self.fences if fence.producer_id == producer))
-        first = [h for h in self.network if (h.producer_id, h.queue_key) == (producer, key)][:3]
-        for head in first:
-            self.send(head)
+        for producer in PRODUCERS:
+            self.fence(next(fence for fence in self.fences if fence.producer_id == producer))
+            for key in KEYS:
+                sent = [h for h in self.network if (h.producer_id, h.queue_key) == (producer, key)]
+                for head in sent[:2]:
+                    self.send(head)
 
     def new_fence(self, producer: int) -> control_pb2.Fence:
         client = self.clients[producer]
