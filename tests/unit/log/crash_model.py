@@ -63,7 +63,7 @@ class Model:
             if one.certain or one.index <= self.acked:
                 raise Violation(f"a crash alone made {one} certain")
         if log.damaged:
-            log.truncate(min(log.damaged))
+            log.cut_torn()
         found = [b"", *log.read_frames(log.first_index, log.last_index + 1)]
         if log.last_index < log.first_index:
             found = [b""]

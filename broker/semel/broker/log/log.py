@@ -249,6 +249,18 @@ class Log:
             self._cuts.append((self._era, from_index))
             self._synced_index = min(self._synced_index, from_index - 1)
 
+    def cut_torn(self) -> int | None:
+        """For a group of one, which has no peer to ask, when it starts: truncates from the first
+        entry that may be a torn write, and returns its index; None when there is none.
+
+        In a larger group the entry may have been counted for a commit: fetch and `mend` it.
+        """
+        torn = [one.index for one in self.damaged.values() if not one.certain]
+        if not torn:
+            return None
+        self.truncate(min(torn))
+        return min(torn)
+
     def oldest_unsynced_age_ms(self, now_ms: int | None = None) -> int:
         """How long the oldest write has waited for its sync; 0 when none does.
 
