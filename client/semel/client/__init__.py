@@ -3,6 +3,9 @@
 See `docs/client.md`. Errors live in `semel.protos.errors` and are re-exported here.
 """
 
+from semel.client.aio import AsyncClient, AsyncProducer, connect_async
+from semel.client.aio_admin import AsyncAdmin
+from semel.client.aio_reading import AsyncConsumer, AsyncReader
 from semel.client.config import ClientConfig, ConsumerConfig, ProducerConfig, ReaderConfig
 from semel.client.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
@@ -16,6 +19,11 @@ from semel.protos.errors import SemelError
 __all__ = [
     "ARROW_SCHEMA",
     "Admin",
+    "AsyncAdmin",
+    "AsyncClient",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncReader",
     "BulkFuture",
     "BulkSummary",
     "Client",
@@ -33,4 +41,5 @@ __all__ = [
     "SendFuture",
     "VerifyProgress",
     "connect",
+    "connect_async",
 ]

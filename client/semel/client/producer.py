@@ -506,6 +506,8 @@ class ProducerCore:
             if lane.window is None:
                 self._fence_later(lane)
             lane.put(part)
+        if skipped:
+            chunk.wake()
         if chunk.settled:
             self._finish(chunk)
 
@@ -640,6 +642,21 @@ class ProducerCore:
 
     def _deadline(self) -> float:
         return time.monotonic() + self.config.delivery_timeout_ms / 1000
+
+    async def opened(self, name: str) -> None:
+        """Returns once the topic can be sent to. Raises SemelError."""
+        await self.open_topic(name)
+
+    async def wait_room(self) -> None:
+        """Returns once the buffer has room. Raises what the producer failed with."""
+        while not self.intake.has_room():
+            failure = self.intake.failure()
+            if failure is not None:
+                raise failure
+            chunks = self.intake.snapshot()
+            if chunks:
+                oldest = chunks[0]
+                await await_settled(oldest, lambda chunk=oldest: chunk.settled)  # type: ignore[misc]
 
     async def last_sequences(self, name: str) -> dict[int, int]:
         """Last sequence that is stored, by queue; -1 for none. Raises SemelError."""

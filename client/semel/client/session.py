@@ -26,7 +26,7 @@ from semel.client.config import (
 from semel.client.intake import Intake
 from semel.client.producer import ProducerCore
 from semel.client.runtime import Runtime, shared_runtime
-from semel.protos.errors import Closed, InvalidRequest
+from semel.protos.errors import Closed, InvalidRequest, SemelError, TimedOut
 
 logger = logging.getLogger(__name__)
 
@@ -99,24 +99,30 @@ class Session:
     def leave(self, member: Closable) -> None:
         self._members.discard(member)
 
-    async def close(self) -> None:
-        """Ends all members, then the connections; runs on the I/O thread."""
+    async def close(self) -> list[SemelError]:
+        """Ends all members, then the connections, and returns what was not stored.
+
+        Runs on the I/O thread.
+        """
+        failures: list[SemelError] = []
         members = list(self._members)
         self._members.clear()
         self.closed = True
+        timeout = self.config.close_timeout_ms / 1000
         try:
-            timeout = self.config.close_timeout_ms / 1000
             async with asyncio.timeout(timeout):
                 results = await asyncio.gather(
                     *(member.shut() for member in members), return_exceptions=True
                 )
+            failures += [result for result in results if isinstance(result, SemelError)]
             for result in results:
-                if isinstance(result, BaseException):
-                    logger.warning("close was not clean error=%s", result)
+                if isinstance(result, BaseException) and not isinstance(result, SemelError):
+                    logger.warning("close was not clean error=%r", result)
         except TimeoutError:
-            logger.warning("close gave up after %s ms", self.config.close_timeout_ms)
+            failures.append(TimedOut(f"not all stored within {timeout:g} s of closing"))
         finally:
             await self.cluster.close()
+        return failures
 
     def new_producer(
         self, name: str | None, options: Mapping[str, Any], *, blocking: bool
@@ -141,6 +147,16 @@ class Session:
         cores.append(core)
         self.runtime.call_soon(core.start)
         return core
+
+
+def consumer_arguments(group: object, topics: list[str] | str) -> list[str]:
+    """The topics as a list. Raises InvalidRequest."""
+    names = [topics] if isinstance(topics, str) else list(topics)
+    if not isinstance(group, str) or not group:
+        raise InvalidRequest(f"group must be a name, not {group!r}")
+    if not names:
+        raise InvalidRequest("a consumer needs a topic")
+    return names
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()

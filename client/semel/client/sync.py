@@ -21,10 +21,10 @@ from semel.client.intake import Headers
 from semel.client.offsets import Places
 from semel.client.producer import ProducerCore, ProducerStats
 from semel.client.reader import ReaderCore
-from semel.client.session import Session
+from semel.client.session import Session, consumer_arguments
 from semel.client.sync_admin import Admin
 from semel.client.sync_reading import Consumer, Reader
-from semel.protos.errors import Closed, InvalidRequest, SemelError, TimedOut
+from semel.protos.errors import Closed, SemelError, TimedOut
 
 
 def connect(bootstrap: str | None = None, **options: Any) -> Client:
@@ -96,11 +96,7 @@ class Client:
         Raises UnknownTopic, InvalidRequest, Unavailable.
         """
         self._session.check()
-        names = [topics] if isinstance(topics, str) else list(topics)
-        if not isinstance(group, str) or not group:
-            raise InvalidRequest(f"group must be a name, not {group!r}")
-        if not names:
-            raise InvalidRequest("a consumer needs a topic")
+        names = consumer_arguments(group, topics)
         core = ConsumerCore(
             self._session.cluster,
             self._session.runtime,
@@ -119,8 +115,11 @@ class Client:
         session = self._session
         if session.closed:
             return
+        failures: list[SemelError] = []
         with contextlib.suppress(TimedOut, Closed):
-            session.run(session.close(), session.config.close_timeout_ms / 1000 + 3)
+            failures = session.run(session.close(), session.config.close_timeout_ms / 1000 + 3)
+        if failures:
+            raise failures[0]
 
     def __enter__(self) -> Self:
         return self
@@ -131,7 +130,11 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:
+            with contextlib.suppress(SemelError):
+                self.close()
 
 
 class Producer:

@@ -183,7 +183,7 @@ class Chunk:
         part.outcome = outcome
         part.columns = None
         self.open_parts -= 1
-        self._wake()
+        self.wake()
 
     def fail(self, error: Exception) -> None:
         """Settles whatever is not settled yet."""
@@ -191,12 +191,13 @@ class Chunk:
             if self.outcome is None:
                 self.outcome = Outcome(error=error)
                 self.values = self.keys = self.headers = self.timestamps = None
-                self._wake()
+                self.wake()
             return
         for part in self.parts:
             self.settle(part, Outcome(error=error))
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Calls whoever waits for a part to be settled."""
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             waiter()

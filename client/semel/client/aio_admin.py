@@ -1,0 +1,143 @@
+"""The asyncio `AsyncAdmin`.
+
+Not here: what the calls do (`admin.py`, `verify.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from semel.client.model import (
+    ClusterStatus,
+    GroupDescription,
+    ProduceOutcome,
+    ProducerDescription,
+    ProducerSummary,
+    TopicDescription,
+    TopicSettings,
+    TopicSummary,
+    VerifyResult,
+)
+from semel.client.offsets import Places
+from semel.client.session import Session
+from semel.client.verify import Verification, VerifyProgress
+
+
+class AsyncAdmin:
+    """Administrative calls; see `Admin` for what each does and raises."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def create_topic(
+        self,
+        name: str,
+        queues: int = 4,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        message_bytes_max: int | None = None,
+        batch_bytes_max: int | None = None,
+        if_not_exists: bool = False,
+        groups: list[int] | None = None,
+    ) -> bool:
+        """Creates a topic and returns once it can be written; False when it existed already.
+
+        None takes the default. Raises TopicExists, InvalidRequest.
+        """
+        settings = {
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "message_bytes_max": message_bytes_max,
+            "batch_bytes_max": batch_bytes_max,
+        }
+        return await self._session.await_run(
+            self._session.admin.create_topic(name, queues, settings, if_not_exists, groups)
+        )
+
+    async def alter_topic(
+        self,
+        name: str,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        message_bytes_max: int | None = None,
+        batch_bytes_max: int | None = None,
+    ) -> TopicSettings:
+        """Changes the settings that are given. Raises UnknownTopic, InvalidRequest."""
+        settings = {
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "message_bytes_max": message_bytes_max,
+            "batch_bytes_max": batch_bytes_max,
+        }
+        return await self._session.await_run(self._session.admin.alter_topic(name, settings))
+
+    async def delete_topic(self, name: str, *, if_exists: bool = False) -> bool:
+        """Deletes a topic and its data, for good. False when there was none."""
+        return await self._session.await_run(self._session.admin.delete_topic(name, if_exists))
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """All topics, by name."""
+        return await self._session.await_run(self._session.admin.list_topics())
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with its queues and their offsets. Raises UnknownTopic."""
+        return await self._session.await_run(self._session.admin.describe_topic(name))
+
+    async def list_groups(self) -> list[str]:
+        """Names of all consumer groups."""
+        return await self._session.await_run(self._session.admin.list_groups())
+
+    async def describe_group(self, group: str) -> GroupDescription:
+        """Members, progress and lag of a consumer group. Raises UnknownGroup."""
+        return await self._session.await_run(self._session.admin.describe_group(group))
+
+    async def reset_offsets(self, group: str, topic: str, to: Places) -> dict[int, int]:
+        """Moves a group's progress and fences its running consumers; new offsets by queue."""
+        return await self._session.await_run(self._session.admin.reset_offsets(group, topic, to))
+
+    async def delete_group(self, group: str) -> None:
+        """Forgets a group without members. Raises UnknownGroup."""
+        await self._session.await_run(self._session.admin.delete_group(group))
+
+    async def cluster_status(self) -> ClusterStatus:
+        """Broker groups, nodes and controllers."""
+        return await self._session.await_run(self._session.admin.cluster_status())
+
+    async def list_producers(self) -> list[ProducerSummary]:
+        """Named producers, by name."""
+        return await self._session.await_run(self._session.admin.list_producers())
+
+    async def describe_producer(self, name: str) -> ProducerDescription:
+        """A named producer and its rows in the sequence tables. Raises UnknownProducer."""
+        return await self._session.await_run(self._session.admin.describe_producer(name))
+
+    async def produce_outcome(
+        self, name: str, topic: str, queue: int, sequence: int
+    ) -> ProduceOutcome:
+        """The fate of one sequence of a named producer."""
+        return await self._session.await_run(
+            self._session.admin.produce_outcome(name, topic, queue, sequence)
+        )
+
+    async def verify(
+        self,
+        topic: str,
+        *,
+        timeout: float = 600.0,
+        on_progress: Callable[[VerifyProgress], object] | None = None,
+    ) -> VerifyResult:
+        """Lets every node recompute the topic from its own log and compares.
+
+        `on_progress` is called on this loop. Raises UnknownTopic, Unavailable.
+        """
+        loop = asyncio.get_running_loop()
+
+        def note(progress: VerifyProgress) -> None:
+            if on_progress is not None:
+                loop.call_soon_threadsafe(on_progress, progress)
+
+        run = Verification(self._session.cluster, note).run(topic, timeout)
+        return await self._session.await_run(run)
