@@ -17,6 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from semel.client import SemelError, connect
+from semel.client.model import BrokerGroupDescription
+
 _T = TypeVar("_T")
 
 READY_TIMEOUT_S = 60.0
@@ -128,6 +131,48 @@ class UpProcess:
         """One node by its number."""
         self.drain()
         return next(node for node in self.nodes if (node.kind, node.id) == (kind, node_id))
+
+    @property
+    def brokers(self) -> list[UpNode]:
+        """All broker nodes."""
+        self.drain()
+        return [node for node in self.nodes if node.kind == "broker"]
+
+    def group(self) -> BrokerGroupDescription:
+        """Broker group 1, once it has a master that is alive."""
+
+        def found() -> BrokerGroupDescription | None:
+            try:
+                with connect(self.bootstrap) as client:
+                    groups = client.admin.cluster_status().groups
+            except SemelError:
+                return None
+            for group in groups:
+                alive = {node.id for node in group.nodes if node.alive}
+                if group.id == 1 and group.master in alive:
+                    return group
+            return None
+
+        return wait_until(found, 20, "a master of group 1")
+
+    def master(self) -> int:
+        """Node id of the master of group 1."""
+        return self.group().master
+
+    def term(self) -> int:
+        """Term of group 1."""
+        return self.group().term
+
+    def wait_all_alive(self) -> None:
+        """Waits until every broker reports and has caught up with what is committed now."""
+        target = self.group().commit_index
+
+        def all_alive() -> bool:
+            nodes = self.group().nodes
+            good = [node for node in nodes if node.alive and node.log_end_index >= target]
+            return len(good) == len(self.brokers)
+
+        wait_until(all_alive, 30, "all brokers to be alive")
 
     def kill(self, node: UpNode) -> int:
         """SIGKILL to a node's process; returns the id it had."""

@@ -191,8 +191,7 @@ def _load(
         killed = _kill_node(pid, loader)
         share = acknowledged / source.lines
         screen.tell(
-            f"[bold]SIGKILL to the master[/], broker {before.master},"
-            f" with {share:.0%} acknowledged"
+            f"[bold]SIGKILL to the master[/], broker {before.master}, with {share:.0%} acknowledged"
         )
         watch = AckWatch(killed, acknowledged)
         loader.wait_for(

@@ -1,0 +1,161 @@
+"""A real load survives SIGKILL of the master, of all brokers, of the loader, of the controller.
+
+Each test ends with `semel verify --exactly-once` and a comparison with the source file. Each proves
+that its fault bit: acknowledgements stopped, or the process that was killed was needed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.loading import (
+    create_topic,
+    done,
+    finish,
+    make_source,
+    prove,
+    staged,
+    start_loader,
+    wait_share,
+)
+from tests.integration.up_process import UpProcess, wait_until
+from tools.demo.acks import AckWatch
+from tools.demo.source import Source
+from tools.demo.stage import Actor, Stage
+
+LINES = 60_000
+LOAD_S = 8
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[UpProcess]:
+    with UpProcess(tmp_path / "cluster") as process:
+        yield process
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with staged(tmp_path / "stage") as built:
+        yield built
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return make_source(tmp_path / "source", lines=LINES, seed=7)
+
+
+def begin(up: UpProcess, stage: Stage, source: Source) -> Actor:
+    """A loader that has stored a quarter of the file and needs seconds for the rest."""
+    create_topic(up.bootstrap)
+    loader = start_loader(stage, up.bootstrap, source, seconds=LOAD_S)
+    wait_share(loader, source, 0.25)
+    return loader
+
+
+def watch_outage(loader: Actor, killed: float, acknowledged: int, seen: int) -> AckWatch:
+    watch = AckWatch(killed, acknowledged)
+    loader.wait_for(
+        lambda said: watch.on_progress(said.time, done_of(said.line)),
+        30,
+        "an acknowledgement after the kill",
+        since=seen,
+    )
+    return watch
+
+
+def done_of(line: dict[str, int]) -> int:
+    return line["stored"] + line["duplicates"] + line["skipped"]
+
+
+def check_result(result: dict[str, int]) -> None:
+    assert result["read"] == LINES
+    assert result["stored"] + result["duplicates"] + result["skipped"] == LINES
+
+
+def test_the_master_is_killed(up: UpProcess, stage: Stage, source: Source, tmp_path: Path) -> None:
+    loader = begin(up, stage, source)
+    group = up.group()
+    master, term = up.node(group.master), group.term
+    seen, acknowledged = len(loader.said), done(loader)
+    up.kill(master)
+    watch = watch_outage(loader, time.monotonic(), acknowledged, seen)
+    assert watch.stopped, "acknowledgements went on: the kill did not bite"
+    check_result(finish(loader))
+    assert up.term() > term
+    up.wait_event("exited", id=master.id, kind="broker", timeout=5)
+    up.wait_event("started", id=master.id, kind="broker", timeout=10)
+    up.wait_all_alive()
+    prove(up.bootstrap, source, nodes=3, scratch=tmp_path / "rebuilt")
+
+
+def test_all_brokers_are_killed(
+    up: UpProcess, stage: Stage, source: Source, tmp_path: Path
+) -> None:
+    loader = begin(up, stage, source)
+    seen, acknowledged = len(loader.said), done(loader)
+    for node in up.brokers:
+        up.kill(node)
+    watch = watch_outage(loader, time.monotonic(), acknowledged, seen)
+    assert watch.stopped, "acknowledgements went on: the kill did not bite"
+    check_result(finish(loader))
+    up.wait_all_alive()
+    prove(up.bootstrap, source, nodes=3, scratch=tmp_path / "rebuilt")
+
+
+def test_the_loader_is_killed_again_and_again(
+    up: UpProcess, stage: Stage, source: Source, tmp_path: Path
+) -> None:
+    loader = begin(up, stage, source)
+    for life in range(3):
+        loader.kill()
+        assert 0 < done(loader) < LINES
+        before = done(loader)
+        loader = start_loader(stage, up.bootstrap, source, seconds=LOAD_S, name=f"loader-{life}")
+        wait_share(loader, source, 0.4 + 0.15 * life)
+        assert loader.said[-1].line["skipped"] > 0
+        assert done(loader) >= before * 0.9
+    result = finish(loader)
+    check_result(result)
+    assert result["skipped"] > LINES // 2
+    again = finish(start_loader(stage, up.bootstrap, source, seconds=0.1, name="again"))
+    assert (again["stored"], again["skipped"]) == (0, LINES)
+    prove(up.bootstrap, source, nodes=3, scratch=tmp_path / "rebuilt")
+
+
+def test_the_controller_is_killed_and_nothing_waits_for_it(
+    tmp_path: Path, stage: Stage, source: Source
+) -> None:
+    with UpProcess(tmp_path / "cluster", "--no-restart") as up:
+        loader = begin(up, stage, source)
+        controller = up.node(1, "controller")
+        pid = up.kill(controller)
+        up.wait_event("exited", kind="controller", pid=pid, timeout=5)
+        check_result(finish(loader))
+        assert up.node(1, "controller").pid is None, "it came back and proved nothing"
+        up.stop()
+        up.start()
+        prove(up.bootstrap, source, nodes=3, scratch=tmp_path / "rebuilt")
+
+
+def test_the_master_is_paused_and_comes_back(
+    up: UpProcess, stage: Stage, source: Source, tmp_path: Path
+) -> None:
+    loader = begin(up, stage, source)
+    group = up.group()
+    master, term = up.node(group.master), group.term
+    assert master.pid is not None
+    os.kill(master.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: up.term() > term, 15, "another master")
+        wait_share(loader, source, 0.6)
+    finally:
+        os.kill(master.pid, signal.SIGCONT)
+    check_result(finish(loader))
+    up.wait_all_alive()
+    prove(up.bootstrap, source, nodes=3, scratch=tmp_path / "rebuilt")
