@@ -273,8 +273,7 @@ class SimFiles:
     def make_directory(self, path: Path) -> None:
         with self.operation("mkdir"):
             for directory in (*reversed(path.parents), path):
-                if directory not in self.names_now:
-                    self._set(directory, None)
+                self.names_now[directory] = self.names_durable[directory] = None
 
     def remove_directory(self, path: Path) -> None:
         with self.operation("rmdir"):

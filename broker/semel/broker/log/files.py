@@ -68,7 +68,7 @@ class FileLayer(Protocol):
     def remove(self, path: Path) -> None: ...
 
     def make_directory(self, path: Path) -> None:
-        """With parents; an existing one is fine."""
+        """With parents; an existing one is fine. A new one is durable when it returns."""
 
     def remove_directory(self, path: Path) -> None: ...
 
@@ -184,8 +184,11 @@ class OsFiles:
         path.unlink()
 
     def make_directory(self, path: Path) -> None:
-        with _translated(path):
-            path.mkdir(parents=True, exist_ok=True)
+        missing = [one for one in (path, *path.parents) if not one.exists()]
+        for directory in reversed(missing):
+            with _translated(directory):
+                directory.mkdir(exist_ok=True)
+            self.sync_directory(directory.parent)
 
     def remove_directory(self, path: Path) -> None:
         path.rmdir()

@@ -49,6 +49,7 @@ def check_identity(
                 "directory of a node; give this node an empty directory, or restore the file"
             )
         files.make_directory(directory)
+        files.sync_directory(directory.parent)
         replace_file(files, path, [_encode(expected)])
         return
     found = _decode(raw)

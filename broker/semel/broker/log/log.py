@@ -471,7 +471,7 @@ class Log:
     def close(self) -> None:
         """BLOCKING. Writes and syncs what was appended, then lets go of the directory.
 
-        Raises DiskFull when there was no room for the rest, which was never reported durable.
+        What finds no room on a full disk goes to `on_failure`; it was never reported durable.
         """
         if self._closed:
             return
