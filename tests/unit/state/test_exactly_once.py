@@ -18,9 +18,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from semel.broker.state import Duplicate, Judge, QueueState, Refused, StateDiverged
+from semel.broker.state import Duplicate, Judge, Refused, StateDiverged
+from semel.broker.state.expired import Expired
 from semel.broker.state.producers import ENTRY, Row
-from semel.broker.state.spec import Spec, SpecQueue
+from semel.broker.state.spec import Spec
 from semel.protos.errors import OutOfOrderSequence
 from semel.protos.ids import Offset
 from tests.unit.state.world import KEYS, PRODUCERS, World
@@ -226,8 +227,7 @@ def expiry_without_floor(patch: pytest.MonkeyPatch) -> None:
     def anybody(self: object, producer_id: int, epoch: int) -> bool:
         return True
 
-    patch.setattr(QueueState, "may_open", anybody)
-    patch.setattr(SpecQueue, "may_open", anybody)
+    patch.setattr(Expired, "may_open", anybody)
 
 
 def unapplied_ignored(patch: pytest.MonkeyPatch) -> None:

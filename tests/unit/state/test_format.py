@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from semel.broker.state import extents, locks, machine, producers, queues
+from semel.broker.state import expired, extents, locks, machine, producers, queues
 from tests.unit.protos.tables import fields, struct_format
 
 DOCUMENT = "state.md"
@@ -18,6 +18,7 @@ DOCUMENT = "state.md"
         ("Head", 0, machine._HEAD),
         ("Membership", 0, machine._MEMBERS),
         ("Queue", 0, queues._FIXED),
+        ("Queue", 1, expired.HEAD),
         ("Row", 0, producers.ROW),
         ("Row", 1, producers.ENTRY),
         ("Consumer group", 0, locks._FIXED),
@@ -28,7 +29,7 @@ def test_parts_have_the_documented_layout(heading: str, table: int, code: struct
 
 
 def test_full_chunks_have_the_documented_layout() -> None:
-    described = fields(DOCUMENT, "Queue", 1)
+    described = fields(DOCUMENT, "Queue", 2)
     struct_format(described)
     assert sum(field.size for field in described) == extents.SEALED_BYTES
     *_, rows, low, _, _ = described

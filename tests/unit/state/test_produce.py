@@ -105,12 +105,31 @@ def test_hole_3_late_retry_after_expiry_is_refused(group: Group) -> None:
     assert group.produce(header(-1, last=3, epoch=2)) == Accepted(Offset(10))
 
 
-def test_a_new_producer_id_may_open_below_the_floor(group: Group) -> None:
-    group.fence(epoch=50)
+def test_the_expiry_of_one_producer_locks_no_other_out(group: Group) -> None:
+    group.fence(producer=5, epoch=50)
     expire(group)
     group.commit()
     assert isinstance(group.fence(producer=2, epoch=1), FenceApplied)
-    refusal(group.fence(producer=1, epoch=50), errors.DedupStateExpired)
+    assert isinstance(group.fence(producer=9, epoch=1), FenceApplied)
+    refusal(group.fence(producer=1, epoch=1), errors.DedupStateExpired)
+    refusal(group.fence(producer=5, epoch=50), errors.DedupStateExpired)
+    assert isinstance(group.fence(producer=5, epoch=51), FenceApplied)
+
+
+def test_many_expired_producers_leave_a_low_floor(group: Group) -> None:
+    group.fence(producer=5_000, epoch=50)
+    for producer in range(1_000, 1_300):
+        group.fence(producer=producer, epoch=1)
+    expire(group)
+    group.commit()
+    expired = group.state.queues[KEY].expired
+    assert (len(expired.epochs), expired.floor) == (256, 1)
+    for producer in (1, 1_000, 1_020, 1_299):
+        refusal(group.fence(producer=producer, epoch=1), errors.DedupStateExpired)
+        assert isinstance(group.fence(producer=producer, epoch=2), FenceApplied)
+    refusal(group.fence(producer=5_000, epoch=50), errors.DedupStateExpired)
+    assert State.from_bytes(b"".join(group.state.to_parts())).digest() == group.state.digest()
+    assert group.replayed().digest() == group.state.digest()
 
 
 def test_hole_4_expiry_goes_by_log_time_alone(group: Group) -> None:

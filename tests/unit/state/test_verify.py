@@ -110,6 +110,17 @@ def test_restart_after_expiry_is_no_duplicate(group: Group) -> None:
     assert verify([*stored(group), (36, 10, data)], end=46).duplicates == 10
 
 
+def test_queue_remembers_the_expiry_that_explains_a_restart(group: Group) -> None:
+    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
+    assert record is not None
+    group.entry.append(control(expire_producers=record))
+    group.commit()
+    group.fence(epoch=2)
+    group.produce(header(-1, last=9, epoch=2))
+    floor = group.state.queues[KEY].expired_epoch_floor
+    assert verify(stored(group), end=46, floor=floor).ok
+
+
 @pytest.mark.parametrize("begin", [0, 3, 6])
 def test_table_is_rebuilt_from_any_state(group: Group, begin: int) -> None:
     state = State()

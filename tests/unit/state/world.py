@@ -83,7 +83,8 @@ class World:
         self.term = 1
         self.now_us, self.now_ms = START_US, 0.0
         self.rows: dict[Slot, Row] = {}
-        self.floors: dict[QueueKey, tuple[int, int]] = dict.fromkeys(KEYS, (0, 0))
+        self.expired: dict[Slot, int] = {}
+        """The epoch with which a row expired."""
         self.log: dict[QueueKey, list[tuple[BatchHeader, int]]] = {key: [] for key in KEYS}
         self.stored: dict[int, int] = {}
         """Content number to offset, for ever."""
@@ -174,8 +175,7 @@ class World:
     def on_expired(self, key: QueueKey, record: control_pb2.ExpireProducers) -> None:
         for producer in record.producer_ids:
             gone = self.rows.pop((key, producer))
-            floor, ceiling = self.floors[key]
-            self.floors[key] = max(floor, gone.epoch), max(ceiling, producer)
+            self.expired[key, producer] = gone.epoch
 
     def on_stored(self, head: BatchHeader, result: BatchApplied) -> None:
         key = head.queue_key
@@ -278,9 +278,7 @@ class World:
         """The client comes back, learns from the fence what is stored, and sends the rest again."""
         client = self.clients[producer]
         if epoch:
-            client.epoch = 1 + max(
-                [c.epoch for c in self.clients.values()] + [f for f, _ in self.floors.values()]
-            )
+            client.epoch += 1
             client.session = 0
         else:
             client.session += 1
@@ -315,9 +313,10 @@ class World:
         if isinstance(error, errors.ProducerFenced):
             assert any(row and incarnation < (row.epoch, row.session) for row in rows)
         else:
+            floors = [self.expired.get((key, record.producer_id), 0) for key in KEYS]
             assert any(
-                row is None and record.epoch <= floor and record.producer_id <= ceiling
-                for row, (floor, ceiling) in zip(rows, self.floors.values(), strict=True)
+                row is None and record.epoch <= floor
+                for row, floor in zip(rows, floors, strict=True)
             )
 
     @property

@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Final
 
+from semel.broker.state.expired import Expired
 from semel.broker.state.locks import unknown_queue
 from semel.broker.state.machine import State, queue_key_of
 from semel.broker.state.parking import Parking
@@ -235,7 +236,7 @@ class Judge:
             if queue is None:
                 return Refused(unknown_queue(key))
             row = self._spec.row(queue, producer_id)
-            if not row.exists and not queue.may_open(producer_id, record.epoch):
+            if not row.exists and not queue.expired.may_open(producer_id, record.epoch):
                 return Refused(_expired(queue, producer_id))
             if row.exists and (record.epoch, record.session) < (row.epoch, row.session):
                 return Refused(_fenced(producer_id, record.epoch, record.session, row))
@@ -261,14 +262,14 @@ class Judge:
             if self._spec.is_deleting(key):
                 return _come_back("the queue is being deleted")
             settings = QueueSettings.from_message(record.settings)
-            queue = SpecQueue(key, 0, settings.batch_bytes_max)
+            queue = SpecQueue(key, 0, settings.batch_bytes_max, Expired())
         self._spec.use(RecordUse.CREATE, (queue,), ())
         return Accepted()
 
     def judge_delete_queue(self, record: control_pb2.DeleteQueue) -> ControlVerdict:
         """Idempotent; from now on the queue is unknown to everything judged."""
         key = queue_key_of(record.queue)
-        queue = self._spec.queue_or_deleting(key) or SpecQueue(key, 0, 0)
+        queue = self._spec.queue_or_deleting(key) or SpecQueue(key, 0, 0, Expired())
         queue.deleted = True
         self._spec.use(RecordUse.DELETE, (queue,), ())
         return Accepted()
@@ -307,19 +308,16 @@ class Judge:
         if queue is None:
             return None
         producers = self._state.producers
-        found, _ = producers.expirable(queue_key, now_us, idle_ms, rows_max)
+        found = producers.expirable(queue_key, now_us, idle_ms, rows_max)
         rows = [self._spec.row(queue, number) for number in found if number not in queue.rows]
         if not rows:
             return None
-        floor = max(row.epoch for row in rows)
-        queue.expired_epoch_floor = max(queue.expired_epoch_floor, floor)
-        queue.expired_id_ceiling = max(queue.expired_id_ceiling, rows[-1].producer_id)
+        queue.expired = queue.expired.copy()
         for row in rows:
+            queue.expired.add(row.producer_id, row.epoch)
             row.exists, row.applied, row.last = False, None, NO_SEQUENCE
         self._spec.use(RecordUse.EXPIRE, (queue,), tuple(rows))
-        record = control_pb2.ExpireProducers(
-            producer_ids=[row.producer_id for row in rows], epoch_floor=floor
-        )
+        record = control_pb2.ExpireProducers(producer_ids=[row.producer_id for row in rows])
         record.queue.topic_id, record.queue.queue_id = queue_key
         return record
 
@@ -358,10 +356,11 @@ def _fenced(producer_id: int, epoch: int, session: int, row: SpecRow) -> Produce
 
 
 def _expired(queue: SpecQueue, producer_id: int) -> DedupStateExpired:
+    floor = queue.expired.floor_of(producer_id)
     return DedupStateExpired(
         f"queue {queue.key.queue_id} has no row for this incarnation of producer {producer_id};"
-        f" fence it with an epoch above {queue.expired_epoch_floor}",
-        epoch_floor=queue.expired_epoch_floor,
+        f" fence it with an epoch above {floor}",
+        epoch_floor=floor,
     )
 
 

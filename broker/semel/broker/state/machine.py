@@ -281,7 +281,9 @@ class State:
             key = queue_key_of(reference)
             queue = self.queues.get(key)
             row = self.producers.find(key, producer_id)
-            if queue is None or (row is None and not queue.may_open(producer_id, record.epoch)):
+            if queue is None or (
+                row is None and not queue.expired.may_open(producer_id, record.epoch)
+            ):
                 raise StateDiverged(f"fence of producer {producer_id} by {incarnation} on {key}")
             if row is None:
                 row = Row(record.epoch, record.session, self.log_time_us)
@@ -304,15 +306,10 @@ class State:
         key = queue_key_of(record.queue)
         queue = self.queues.get(key)
         if queue is not None:
-            floor = max(queue.expired_epoch_floor, record.epoch_floor)
-            ceiling = queue.expired_id_ceiling
             for producer_id in record.producer_ids:
                 row = self.producers.remove(key, producer_id)
                 if row is not None:
-                    floor = max(floor, row.epoch)
-                    ceiling = max(ceiling, producer_id)
-            queue.expired_epoch_floor = floor
-            queue.expired_id_ceiling = ceiling
+                    queue.expired.add(producer_id, max(row.epoch, record.epoch_floor))
         return Done(what="expire_producers", queue_key=key)
 
     # --- consumer groups --------------------------------------------------------------------
@@ -359,7 +356,7 @@ class State:
         if (
             queue is not None
             and self.producers.find(key, producer_id) is None
-            and producer_id <= queue.expired_id_ceiling
+            and queue.expired.floor_of(producer_id)
         ):
             return Outcome(OutcomeKind.TOO_OLD, -1, -1)
         return self.producers.outcome(key, producer_id, sequence)

@@ -230,8 +230,8 @@ class SequenceTable:
 
     def expirable(
         self, key: QueueKey, now_us: int, idle_ms: int, rows_max: int
-    ) -> tuple[list[ProducerId], int]:
-        """Producers whose row should end, in rising order, and the highest of their epochs.
+    ) -> list[ProducerId]:
+        """Producers whose row should end, in rising order.
 
         Idle for `idle_ms` of log time, and of the rest the longest idle beyond `rows_max`.
         """
@@ -242,8 +242,7 @@ class SequenceTable:
         if surplus > 0:
             rest = [(row.last_time_us, n) for n, row in rows.items() if n not in chosen]
             chosen.update(number for _, number in sorted(rest)[:surplus])
-        floor = max((rows[number].epoch for number in chosen), default=0)
-        return [ProducerId(number) for number in sorted(chosen)], floor
+        return [ProducerId(number) for number in sorted(chosen)]
 
     def queue_digest(self, key: QueueKey) -> bytes:
         """SHA-256 of the canonical bytes of a queue's rows, by rising producer id."""

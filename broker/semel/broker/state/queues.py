@@ -4,11 +4,9 @@ Invariants
 1. Offsets are dense: the next batch begins at `log_end_offset`, whatever was trimmed.
 2. `log_start_offset` and `log_end_offset` never fall; start <= end.
 3. Trimming never touches the sequence table: a retry of a trimmed batch is still a duplicate.
-4. `expired_epoch_floor` and `expired_id_ceiling` never fall: the highest epoch and the highest
-   producer id whose row expired here. A producer without a row may open one with a higher epoch,
-   or with a higher id, for such an id never had a row that expired.
 
-Not here: the columns (`extents.py`), the rows of the sequence table (`producers.py`).
+Not here: the columns (`extents.py`), what is known of expired rows (`expired.py`), the rows of the
+sequence table (`producers.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from semel.broker.state.codec import Reader, pack_text
+from semel.broker.state.expired import Expired
 from semel.broker.state.extents import Extent, Extents
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
 from semel.protos.errors import OffsetOutOfRange
@@ -26,7 +25,7 @@ from semel.protos.ids import Offset, QueueId, QueueKey, TopicId
 from semel.protos.v1 import common_pb2
 
 SLOTS: Final = 65_536
-_FIXED: Final = struct.Struct("<QIIIqqIIqqqqQQIQQ")
+_FIXED: Final = struct.Struct("<QIIIqqIIqqqqQQQ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +54,7 @@ class QueueState:
 
     __slots__ = (
         "bytes",
-        "expired_epoch_floor",
-        "expired_id_ceiling",
+        "expired",
         "extents",
         "key",
         "last_append_us",
@@ -87,8 +85,7 @@ class QueueState:
         self.bytes = 0
         """Stored bytes of the live extents."""
         self.last_append_us = 0
-        self.expired_epoch_floor = 0
-        self.expired_id_ceiling = 0
+        self.expired = Expired()
         self.token_floor = 0
         """Fencing tokens of a group that begins anew are above this."""
         self.extents = Extents()
@@ -116,9 +113,10 @@ class QueueState:
         self.bytes -= extents.bytes_before(ordinal)
         extents.trim(ordinal)
 
-    def may_open(self, producer_id: int, epoch: int) -> bool:
-        """Whether a producer without a row may get one: no row of it can have expired here."""
-        return epoch > self.expired_epoch_floor or producer_id > self.expired_id_ceiling
+    @property
+    def expired_epoch_floor(self) -> int:
+        """No row with a higher epoch ever expired here; single producers may do with less."""
+        return self.expired.highest_epoch()
 
     def extents_from(self, offset: int, max_bytes: int) -> list[Extent]:
         """Extents that cover `offset` and what follows, at least one if there is any, else as many
@@ -187,12 +185,10 @@ class QueueState:
             self.bytes,
             self.last_append_us,
             self.token_floor,
-            self.expired_id_ceiling,
-            self.expired_epoch_floor,
             self.extents.first,
             self.extents.total,
         )
-        return [fixed + pack_text(self.topic), *self.extents.parts()]
+        return [fixed + pack_text(self.topic) + self.expired.pack(), *self.extents.parts()]
 
     @classmethod
     def read_parts(cls, reader: Reader) -> QueueState:
@@ -211,8 +207,6 @@ class QueueState:
             stored_bytes,
             last_append_us,
             token_floor,
-            expired_id_ceiling,
-            expired_epoch_floor,
             first,
             total,
         ) = reader.unpack(_FIXED)
@@ -229,7 +223,6 @@ class QueueState:
         queue.bytes = stored_bytes
         queue.last_append_us = last_append_us
         queue.token_floor = token_floor
-        queue.expired_id_ceiling = expired_id_ceiling
-        queue.expired_epoch_floor = expired_epoch_floor
+        queue.expired = Expired.read(reader)
         queue.extents = Extents.read_parts(reader, first, total)
         return queue

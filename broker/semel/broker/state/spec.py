@@ -19,6 +19,7 @@ from collections.abc import Sequence as Many
 from enum import Enum
 from typing import Final, NamedTuple
 
+from semel.broker.state.expired import Expired
 from semel.broker.state.machine import State
 from semel.broker.state.producers import Row
 from semel.broker.state.results import ApplyResult, BatchApplied, Done, FenceApplied
@@ -68,27 +69,25 @@ class SpecQueue:
     __slots__ = (
         "batch_bytes_max",
         "deleted",
-        "expired_epoch_floor",
-        "expired_id_ceiling",
+        "expired",
         "key",
         "log_end_offset",
         "rows",
         "uses",
     )
 
-    def __init__(self, key: QueueKey, log_end_offset: int, batch_bytes_max: int) -> None:
+    def __init__(
+        self, key: QueueKey, log_end_offset: int, batch_bytes_max: int, expired: Expired
+    ) -> None:
         self.key = key
         self.log_end_offset = log_end_offset
         self.batch_bytes_max = batch_bytes_max
-        self.expired_epoch_floor = 0
-        self.expired_id_ceiling = 0
+        self.expired = expired
+        """The state's own, or a copy that knows more: replaced, never changed."""
         self.deleted = False
         self.rows: dict[int, SpecRow] = {}
         self.uses = 0
         """Accepted, unapplied records that concern the queue or one of its rows."""
-
-    def may_open(self, producer_id: int, epoch: int) -> bool:
-        return epoch > self.expired_epoch_floor or producer_id > self.expired_id_ceiling
 
 
 class RecordUse(Enum):
@@ -134,10 +133,8 @@ class Spec:
         queue = self._state.queues.get(key)
         if queue is None:
             return None
-        spec = SpecQueue(key, queue.log_end_offset, queue.settings.batch_bytes_max)
-        spec.expired_epoch_floor = queue.expired_epoch_floor
-        spec.expired_id_ceiling = queue.expired_id_ceiling
-        return spec
+        batch_bytes_max = queue.settings.batch_bytes_max
+        return SpecQueue(key, queue.log_end_offset, batch_bytes_max, queue.expired)
 
     def is_deleting(self, key: QueueKey) -> bool:
         """The end of the queue is accepted and not applied."""
