@@ -39,6 +39,7 @@ from semel.broker.server.replicate import ReplicateHandler, frame_meta
 from semel.broker.snapshots import CatchUp, Checkpoints, SnapshotService
 from semel.broker.state import State
 from semel.protos.errors import SemelError, Unavailable
+from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS, SERVER_OPTIONS, ServerInterceptor
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, raft_pb2_grpc
@@ -310,7 +311,7 @@ def _recover(log: Log) -> tuple[State, dict[int, Membership]]:
     state = State() if checkpoint is None else State.from_bytes(checkpoint.payload)
     memberships: dict[int, Membership] = {}
     for frame in log.replay(state.applied_index + 1):
-        meta = frame_meta(frame)
+        meta = frame_meta(frame, decode_frame_header(frame))
         if meta.membership is not None:
             memberships[meta.index] = meta.membership
     return state, memberships

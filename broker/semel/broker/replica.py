@@ -290,7 +290,7 @@ class Replica:
             ) from None
 
     async def role_change(self) -> None:
-        """Returns at the next change of role, term or master, and when this node begins to serve."""
+        """Returns at the next change of role, term or master, or when this node begins to serve."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._role_waiters.append(future)
         await future

@@ -155,6 +155,17 @@ def decode_frame_header(data: bytes | bytearray | memoryview, at: int = 0) -> Fr
     )
 
 
+def frame_length_at(data: bytes | bytearray | memoryview, at: int) -> int:
+    """What the header at `data[at:]` claims, unchecked: cut there, then `check_frame`.
+
+    Raises CorruptFrame when there is no room for a header.
+    """
+    if len(data) - at < FRAME_HEADER_BYTES:
+        raise CorruptFrame(f"frame header is cut: {len(data) - at} of {FRAME_HEADER_BYTES} bytes")
+    length: int = FRAME_HEADER_STRUCT.unpack_from(data, at)[6]
+    return FRAME_HEADER_BYTES + length
+
+
 def check_frame(data: bytes | bytearray | memoryview) -> FrameHeader:
     """The header of the frame that fills `data` exactly, with its payload and records checked.
 

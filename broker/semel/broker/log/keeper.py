@@ -2,7 +2,8 @@
 
 How it works. One background thread keeps one allocated spare ready, so that a roll costs the writer
 a header and a rename, and a full disk is known before a frame is accepted that needs the room. Old
-segments come back as spares through `give`. When there is no room it tries again every second, and
+segments come back as spares through `give`. A fresh spare is filled with zeros while it waits, at a
+limited rate: a sync of blocks that were written before needs no journal. When there is no room it tries again every second, and
 whenever a segment is given back: the broker stops accepting and goes on by itself.
 
 Invariants
@@ -18,9 +19,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from semel.broker.log.config import LogConfig
 from semel.broker.log.files import File, FileLayer
@@ -30,9 +34,22 @@ from semel.protos.errors import Closed, DiskFull
 
 _log = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 1.0
-_TRIM_ABOVE = 1 << 20
+_RETRY_SECONDS: Final = 1.0
+_FILL_BYTES: Final = 1 << 20
+_ZEROS: Final = bytes(_FILL_BYTES)
+_TRIM_ABOVE: Final = 1 << 20
 """A sealed segment gives back its unused room when it is more than this."""
+
+
+@dataclass(slots=True)
+class _Spare:
+    """An allocated file that is ready to become a segment."""
+
+    path: Path
+    file: File
+    unfilled_at: int
+    """From here to the end of a segment its blocks were never written."""
+    being_filled: bool = False
 
 
 class Keeper:
@@ -53,11 +70,12 @@ class Keeper:
         self._changed = threading.Condition()
         self._spares = deque(spares)
         self._next_spare = 1 + max((int(name.rpartition("-")[2]) for name in spares), default=0)
-        self._ready: tuple[Path, File] | None = None
+        self._ready: _Spare | None = None
         self._work: deque[Callable[[], None]] = deque()
         self._shortage: DiskFull | None = None
         self._wanted_bytes = 0
         self._retry = False
+        self._fill_due = 0.0
         self._giving_up = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="semel-log-keeper", daemon=True)
@@ -88,7 +106,7 @@ class Keeper:
         if self._thread.is_alive():
             self._thread.join()
         if self._ready is not None:
-            self._ready[1].close()
+            self._ready.file.close()
             self._ready = None
 
     def activate(self, segment: Segment) -> File:
@@ -108,12 +126,12 @@ class Keeper:
     def _take(self, size: int) -> tuple[Path, File]:
         with self._changed:
             while True:
-                if self._ready is not None:
-                    path, file = self._ready
-                    if size <= self._config.segment_bytes or file.size() >= size:
+                spare = self._ready
+                if spare is not None and not spare.being_filled:
+                    if size <= self._config.segment_bytes or spare.file.size() >= size:
                         self._ready = None
                         self._changed.notify_all()
-                        return path, file
+                        return spare.path, spare.file
                     self._wanted_bytes = size
                     self._changed.notify_all()
                 if self._stopping or (self._giving_up and self._shortage is not None):
@@ -161,14 +179,17 @@ class Keeper:
                     while not (self._work or self._wants_spare()):
                         if self._stopping:
                             return
-                        retry = _RETRY_SECONDS if self._shortage else None
-                        if not self._changed.wait(retry):
-                            self._retry = True
+                        if self._wants_filling():
+                            break
+                        if not self._changed.wait(self._pause()):
+                            self._retry = self._shortage is not None
                     work = self._work.popleft() if self._work else None
                 if work is not None:
                     work()
-                else:
+                elif self._wants_spare():
                     self._prepare()
+                else:
+                    self._fill()
         except BaseException as error:
             self._on_failure(error)  # Before the writer fails for want of a segment.
             with self._changed:
@@ -180,31 +201,66 @@ class Keeper:
             return False
         return self._ready is None or self._wanted_bytes > 0
 
+    def _unfilled(self) -> _Spare | None:
+        spare = self._ready
+        if spare is None or spare.unfilled_at >= self._config.segment_bytes:
+            return None
+        return spare
+
+    def _wants_filling(self) -> bool:
+        return self._unfilled() is not None and time.monotonic() >= self._fill_due
+
+    def _pause(self) -> float | None:
+        """How long there is nothing to do, at most."""
+        if self._shortage is not None:
+            return _RETRY_SECONDS
+        if self._unfilled() is not None:
+            return max(0.0, self._fill_due - time.monotonic())
+        return None
+
+    def _fill(self) -> None:
+        """Writes the next zeros into the spare that waits; the writer never waits for more."""
+        with self._changed:
+            spare = self._unfilled()
+            if spare is None:
+                return
+            spare.being_filled = True
+        length = min(_FILL_BYTES, self._config.segment_bytes - spare.unfilled_at)
+        spare.file.write([_ZEROS[:length]], spare.unfilled_at)
+        spare.file.sync()
+        with self._changed:
+            spare.unfilled_at += length
+            spare.being_filled = False
+            self._fill_due = time.monotonic() + length / self._config.fill_bytes_per_second
+            self._changed.notify_all()
+
     def _prepare(self) -> None:
         """Makes a spare ready, or the ready one larger."""
         with self._changed:
-            ready, self._ready = self._ready, None
+            spare, self._ready = self._ready, None
             self._retry = False
             size = max(self._config.segment_bytes, self._wanted_bytes)
-            recycled = self._spares.popleft() if ready is None and self._spares else None
+            recycled = self._spares.popleft() if spare is None and self._spares else None
             name = recycled or spare_name(self._next_spare)
             self._next_spare += recycled is None
         path = self._directory / name
-        if ready is None:
+        if spare is None:
             try:
-                ready = (path, self._files.open(path, create=recycled is None))
+                file = self._files.open(path, create=recycled is None)
             except DiskFull as error:
                 self._report_shortage(error)
                 return
+            fills = recycled is None and self._config.fill_bytes_per_second > 0
+            spare = _Spare(path, file, 0 if fills else size)
         try:
-            ready[1].allocate(size)
+            spare.file.allocate(size)
         except DiskFull as error:
-            ready[1].close()
-            self._files.remove(ready[0])
+            spare.file.close()
+            self._files.remove(spare.path)
             self._report_shortage(error)
             return
         with self._changed:
-            self._ready = ready
+            self._ready = spare
             self._shortage = None
             self._wanted_bytes = 0
             self._changed.notify_all()

@@ -22,9 +22,11 @@ from semel.protos.control_records import membership_nodes
 from semel.protos.errors import SemelError
 from semel.protos.frames import (
     FRAME_HEADER_BYTES,
+    RECORD_HEADER_STRUCT,
+    FrameHeader,
     RecordKind,
     check_frame,
-    decode_frame_header,
+    frame_length_at,
     iter_records,
 )
 from semel.protos.ids import NodeId
@@ -39,12 +41,12 @@ class MessageSink(Protocol):
     def on_message(self, message: Message, frames: Sequence[bytes]) -> None: ...
 
 
-def frame_meta(frame: bytes) -> EntryMeta:
+def frame_meta(frame: bytes, header: FrameHeader) -> EntryMeta:
     """What the Raft core knows of a frame that was checked before."""
-    header = decode_frame_header(frame)
     membership = None
-    _, kind, payload = next(iter_records(frame))
-    if kind is RecordKind.MEMBERSHIP:
+    kind: int = RECORD_HEADER_STRUCT.unpack_from(frame, FRAME_HEADER_BYTES)[1]
+    if kind == RecordKind.MEMBERSHIP:
+        _, _, payload = next(iter_records(frame))
         voters, learners = membership_nodes(payload)
         membership = Membership(voters=frozenset(voters), learners=frozenset(learners))
     return EntryMeta(index=header.index, term=header.term, size=len(frame), membership=membership)
@@ -57,12 +59,10 @@ def split_message(data: memoryview) -> tuple[Message, list[bytes]]:
     frames: list[bytes] = []
     metas: list[EntryMeta] = []
     while at < end:
-        length = FRAME_HEADER_BYTES + decode_frame_header(data, at).payload_length
-        frame = bytes(data[at : at + length])
-        check_frame(frame)
+        frame = bytes(data[at : at + frame_length_at(data, at)])
+        metas.append(frame_meta(frame, check_frame(frame)))
         frames.append(frame)
-        metas.append(frame_meta(frame))
-        at += length
+        at += len(frame)
     return decode_message(data, tuple(metas)), frames
 
 
