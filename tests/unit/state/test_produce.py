@@ -16,6 +16,7 @@ from semel.broker.state import (
     Refused,
     State,
     StateDiverged,
+    judge,
 )
 from semel.protos import errors
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
@@ -114,6 +115,19 @@ def test_the_expiry_of_one_producer_locks_no_other_out(group: Group) -> None:
     refusal(group.fence(producer=1, epoch=1), errors.DedupStateExpired)
     refusal(group.fence(producer=5, epoch=50), errors.DedupStateExpired)
     assert isinstance(group.fence(producer=5, epoch=51), FenceApplied)
+
+
+def test_one_record_ends_a_bounded_number_of_rows(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "EXPIRED_ROWS_MAX", 2)
+    for producer in range(2, 5):
+        group.fence(producer=producer)
+    assert expire(group)
+    assert expire(group)
+    assert not expire(group)
+    group.commit()
+    assert list(group.state.producers.rows(KEY)) == []
 
 
 def test_many_expired_producers_leave_a_low_floor(group: Group) -> None:

@@ -67,6 +67,8 @@ from semel.protos.ids import NO_SEQUENCE, Offset, ProducerId, QueueKey, Sequence
 from semel.protos.v1 import control_pb2
 
 IN_FLIGHT_BATCHES_MAX: Final = WINDOW_BATCHES
+EXPIRED_ROWS_MAX: Final = 4_096
+"""One record ends at most so many rows, so that it fits an entry and does not stall the fold."""
 RETRY_AFTER_MS: Final = 20
 """About one round of replication: by then what was in flight is applied or lost."""
 
@@ -302,14 +304,16 @@ class Judge:
     ) -> control_pb2.ExpireProducers | None:
         """The record that ends a queue's idle and surplus rows, already counted on: append it.
 
-        None when nothing is to do. Rows with something in flight are left alone.
+        None when nothing is to do. Rows with something in flight are left alone; of very many,
+        the rest is left to the next call.
         """
         queue = self._spec.queue(queue_key)
         if queue is None:
             return None
         producers = self._state.producers
         found = producers.expirable(queue_key, now_us, idle_ms, rows_max)
-        rows = [self._spec.row(queue, number) for number in found if number not in queue.rows]
+        idle = [number for number in found if number not in queue.rows][:EXPIRED_ROWS_MAX]
+        rows = [self._spec.row(queue, number) for number in idle]
         if not rows:
             return None
         queue.expired = queue.expired.copy()
