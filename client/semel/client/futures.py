@@ -86,6 +86,8 @@ class SendFuture:
         self._wait(timeout)
         found = self._chunk.outcome_of(self._row)
         assert found is not None
+        if found[0].error is not None:
+            self._chunk.told = True
         return found[0].error
 
     def add_done_callback(self, function: Callable[[SendFuture], object]) -> None:
@@ -127,6 +129,7 @@ class SendFuture:
         assert found is not None
         outcome, part, place = found
         if outcome.error is not None:
+            self._chunk.told = True
             raise outcome.error
         assert part is not None
         offset, sequence = outcome.base_offset, outcome.base_sequence
@@ -203,6 +206,7 @@ class BulkFuture:
         for chunk, start, end in self._ranges:
             for count, outcome in chunk.outcomes(start, end) or ():
                 if outcome.error is not None:
+                    chunk.told = True
                     raise outcome.error
                 messages += count
                 trimmed = min(outcome.trimmed, count)

@@ -67,6 +67,8 @@ FENCE_QUEUES_MAX: Final = 1_000
 """Queues in one FENCE."""
 ANSWERS_WAIT_S: Final = 1.0
 """How long a reopen waits for answers that are still on their way."""
+FAILURES_MAX: Final = 1_000
+"""So many failures are kept for the next flush to look through."""
 EXPIRY_CHECK_S: Final = 0.25
 _BODY_ROOM: Final = HEADER_BYTES + 64 * 1024
 """A batch is cut so much below the topic's limit: offsets and padding come on top."""
@@ -123,8 +125,8 @@ class ProducerCore:
         self.stats = ProducerStats()
         self.producer_id = ProducerId(0)
         self.epoch = 0
-        self.first_error: Exception | None = None
-        """First failure since the last flush."""
+        self._failures: list[tuple[Chunk, Exception]] = []
+        """Since the last flush; the first ones."""
         self._cluster = cluster
         self._topics: dict[str, _Topic] = {}
         self._opening: dict[str, asyncio.Task[_Topic]] = {}
@@ -561,7 +563,7 @@ class ProducerCore:
             topic.unsettled -= 1
         if outcome.error is not None:
             self.stats.failed += part.count
-            self._note(outcome.error)
+            self._note(chunk, outcome.error)
         elif outcome.duplicate:
             self.stats.duplicates += part.count
         else:
@@ -577,7 +579,7 @@ class ProducerCore:
     def _fail_chunk(self, chunk: Chunk, error: Exception) -> None:
         if chunk.parts is None:
             self.stats.failed += chunk.count
-            self._note(error)
+            self._note(chunk, error)
             chunk.fail(error)
             self._finish(chunk)
         else:
@@ -589,9 +591,9 @@ class ProducerCore:
     def _finish(self, chunk: Chunk) -> None:
         self.intake.release(chunk)
 
-    def _note(self, error: Exception) -> None:
-        if self.first_error is None:
-            self.first_error = error
+    def _note(self, chunk: Chunk, error: Exception) -> None:
+        if len(self._failures) < FAILURES_MAX:
+            self._failures.append((chunk, error))
 
     def on_resent(self, batches: int) -> None:
         self.stats.retries += batches
@@ -602,8 +604,9 @@ class ProducerCore:
     # --- asked from outside ---------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Waits until everything sent before is settled. Raises the first failure since the last
-        flush; with source positions idle queues get marks, so that the minimum moves."""
+        """Waits until everything sent before is settled; with source positions idle queues get
+        marks, so that the minimum moves. Raises the first failure since the last flush that no
+        future has shown to anybody."""
         self._flushing += 1
         try:
             self.pump()
@@ -612,9 +615,10 @@ class ProducerCore:
                 await await_settled(chunk, lambda chunk=chunk: chunk.settled)  # type: ignore[misc]
         finally:
             self._flushing -= 1
-        error, self.first_error = self.first_error, None
-        if error is not None:
-            raise error
+        failures, self._failures = self._failures, []
+        for chunk, error in failures:
+            if not chunk.told:
+                raise error
 
     async def _put_marks(self) -> list[Chunk]:
         """Moves queues that are behind the newest position of their topic."""

@@ -7,7 +7,8 @@ the first client and stopped at interpreter exit. Calls hand coroutines over and
 result, by blocking or by awaiting.
 
 Invariants
-1. After a fork the child has no I/O thread; objects made before it answer `Closed`.
+1. After a fork the child has no I/O thread and gets none: its objects, and connecting anew, answer
+   `Closed`. gRPC does not survive a fork while a call is under way, and one always is.
 2. A call that times out or is interrupted cancels its coroutine.
 """
 
@@ -50,9 +51,7 @@ class Runtime:
         """Starts a coroutine on the I/O thread."""
         if os.getpid() != self.pid:
             coroutine.close()
-            raise Closed(
-                f"this client belongs to process {self.pid}, which forked; connect again here"
-            )
+            raise Closed(f"this client belongs to process {self.pid}, which forked")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None) -> _Result:
@@ -109,10 +108,16 @@ _shared: Runtime | None = None
 
 
 def shared_runtime() -> Runtime:
-    """The process's I/O thread, started when there is none."""
+    """The process's I/O thread, started when there is none. Raises Closed in a forked child."""
     global _shared
     with _lock:
-        if _shared is None or _shared.pid != os.getpid():
+        if _shared is not None and _shared.pid != os.getpid():
+            # gRPC's own threads are gone and its locks may be held for ever.
+            raise Closed(
+                f"process {_shared.pid} had a client and forked; gRPC cannot be used in its"
+                " children: start them afresh (multiprocessing: the 'spawn' method)"
+            )
+        if _shared is None:
             _shared = Runtime()
         return _shared
 

@@ -70,9 +70,7 @@ class Session:
         """Raises Closed."""
         if self.closed:
             if os.getpid() != self.pid:
-                raise Closed(
-                    f"this client belongs to process {self.pid}, which forked; connect again here"
-                )
+                raise Closed(f"this client belongs to process {self.pid}, which forked")
             raise Closed("the client is closed")
 
     def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:

@@ -195,7 +195,8 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Blocks until everything sent before is stored.
 
-        Raises the first failure since the last flush, or TimedOut after `timeout` seconds.
+        Raises the first failure since the last flush that no future has shown to anybody, or
+        TimedOut after `timeout` seconds.
         """
         self._session.run(self._core.flush(), timeout)
 

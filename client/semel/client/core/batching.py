@@ -93,6 +93,7 @@ class Chunk:
         "positions",
         "queues",
         "timestamps",
+        "told",
         "topic",
         "values",
         "waiters",
@@ -121,6 +122,8 @@ class Chunk:
         """Parts without an outcome."""
         self.outcome: Outcome | None = None
         """Of all rows, when the chunk failed before it was routed."""
+        self.told = False
+        """A handle has shown its holder a failure of the chunk."""
         self.waiters: list[Callable[[], None]] = []
         """Called once each, when a part is settled."""
 
