@@ -117,7 +117,10 @@ class Driver:
 
     def _live(self) -> None:
         chance, disk, model = self.chance, self.disk, self.model
-        if chance.random() < 0.7:
+        how = chance.random()
+        if how < 0.4:
+            disk.syncs_left = chance.randrange(1, 20)
+        elif how < 0.8:
             disk.crash_at = chance.randrange(1, 120)
         log = None
         try:

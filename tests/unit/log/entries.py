@@ -12,6 +12,7 @@ ROOT = Path("/node")
 SMALL = LogConfig(
     segment_bytes=16_384,
     ids_per_segment=8,
+    fill_bytes_per_second=0,
     cache_bytes=2_000,
     read_cache_bytes=4_000,
     open_files_max=2,

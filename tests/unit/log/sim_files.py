@@ -149,6 +149,8 @@ class SimFiles:
         self.locked: set[Path] = set()
         self.operations = 0
         self.crash_at: int | None = None
+        self.syncs_left: int | None = None
+        """When it reaches 0, the power fails instead of a sync."""
         self.failing: dict[str, OSError] = {}
         self.room: int | None = None
         """Bytes that may still be allocated; None for no limit."""
@@ -157,6 +159,10 @@ class SimFiles:
         return _Operation(self, kind)
 
     def count(self, kind: str) -> None:
+        if kind == "sync" and self.syncs_left is not None:
+            self.syncs_left -= 1
+            if self.syncs_left < 0:
+                self.crash_at = 0
         if self.crash_at is not None and self.operations >= self.crash_at:
             raise PowerCut(f"operation {self.operations}: {kind}")
         self.operations += 1

@@ -417,3 +417,30 @@ def test_the_lock_file_names_its_directory() -> None:
     assert disk.find("LOCK") == []
     assert ROOT / "CURRENT" in disk.names_now
     opened(disk).close()
+
+
+def test_a_fresh_spare_is_filled_while_it_waits_and_taken_at_any_time() -> None:
+    config = LogConfig(
+        segment_bytes=3_000_000, ids_per_segment=64, fill_bytes_per_second=10_000_000_000
+    )
+    for wait in (True, False):
+        disk = SimFiles()
+        log = opened(disk, config)
+        paused = threading.Event()
+        keeper = log._store.keeper
+        for _ in range(500 if wait else 0):
+            spare = keeper._ready
+            if spare is not None and spare.unfilled_at == config.segment_bytes:
+                break
+            paused.wait(0.005)
+        else:
+            assert not wait
+        wanted = frames(1, 150)
+        for one in wanted:
+            log.append([one])
+        assert log.wait_synced(149, WAIT_S)
+        for found in (disk.restart(survives=0.0), disk.copy()):
+            again = opened(found, config)
+            assert everything(again) == wanted
+            again.close()
+        log.close()

@@ -19,8 +19,8 @@ class LogConfig:
     """Frames that fit one segment: their IDs take 32 B each, 1 MiB in all."""
 
     fill_bytes_per_second: int = 128 << 20
-    """A fresh segment that waits for its use is filled with zeros this fast, because a sync of blocks
-    that were written before is twice as fast; 0 leaves it as the file system allocates it."""
+    """A fresh segment that waits for its use is filled with zeros this fast, because a sync of
+    blocks that were written before is twice as fast; 0 leaves it as it was allocated."""
 
     cache_bytes: int = 32 << 20
     """Newest frames kept in memory for followers and consumers that keep up."""

@@ -1,8 +1,8 @@
 """The term and the vote of a node: durable before any message of that term leaves.
 
 How it works. A small file with two slots, written in turn, in place: a full disk cannot stop a
-vote. A slot is the same numbered record twice, in blocks that are not neighbours. The good copy with
-the highest number counts.
+vote. A slot is the same numbered record twice, in blocks that are not neighbours. The good copy
+with the highest number counts.
 
 Crash cases. A write that was torn leaves the other slot whole; of the new record nothing was
 promised yet, so it may count or not. The file itself is created under a temporary name.

@@ -3,8 +3,9 @@
 How it works. One background thread keeps one allocated spare ready, so that a roll costs the writer
 a header and a rename, and a full disk is known before a frame is accepted that needs the room. Old
 segments come back as spares through `give`. A fresh spare is filled with zeros while it waits, at a
-limited rate: a sync of blocks that were written before needs no journal. When there is no room it tries again every second, and
-whenever a segment is given back: the broker stops accepting and goes on by itself.
+limited rate: a sync of blocks that were written before needs no journal. When there is no room it
+tries again every second, and whenever a segment is given back: the broker stops accepting and goes
+on by itself.
 
 Invariants
 1. A spare is renamed to a segment only after its header is durable.
