@@ -53,3 +53,24 @@ def test_a_script_catches_its_bug(name: str, bug: type[RaftCore], trust_completi
     except Exception:
         return
     assert output != text
+
+
+@pytest.mark.parametrize("first", range(1, 9))
+@pytest.mark.parametrize("behind", range(7))
+def test_a_slave_catches_up_wherever_the_master_compacted(first: int, behind: int) -> None:
+    """The snapshot boundary: every number of missing entries, every index to compact at."""
+    script = Script()
+
+    def do(*commands: str) -> str:
+        return "\n".join(line for command in commands for line in script._execute(command))
+
+    do("group 1 2 3", "start", "timeout 1", "settle ticks 2")
+    do(f"propose 1 {6 - behind}", "settle ticks 2")
+    do("cut 3 1 2", f"propose 1 {behind}", "settle ticks 1")
+    assert (do(f"compact 1 {first}") == "refused") == (first == 1)
+    do("crash 3", "heal", "start 3", "settle ticks 3")
+    assert bool(script._offers) == (first > 8 - behind), "only when entries are missing"
+    if script._offers:
+        do("pull 3", "install 3", "settle ticks 2")
+    nodes = list(script.nodes.values())
+    assert {(node.applied_index, node.digest) for node in nodes} == {(7, nodes[0].digest)}

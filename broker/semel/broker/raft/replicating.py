@@ -222,7 +222,8 @@ class Replicating(RaftState):
                 progress.become_replicate()
         elif state is ProgressState.SNAPSHOT and progress.match_index + 1 >= self.log.first_index:
             progress.become_replicate()
-        self._due.add(node)
+        if progress.next_index <= self.log.last_index:
+            self._due.add(node)
         if rose:
             self._maybe_commit()
             self._maybe_hand_over()
