@@ -13,7 +13,7 @@ import random
 import threading
 
 from semel.broker.log import Log, RecordRef
-from semel.protos.errors import StorageError
+from semel.protos.errors import Closed, StorageError
 from semel.protos.frames import FRAME_HEADER_BYTES
 from tests.unit.log.entries import WAIT_S, frame, opened
 from tests.unit.log.sim_files import PowerCut, SimFiles
@@ -111,6 +111,9 @@ class Driver:
             if log.damaged:
                 self.saw.add("torn")
             self.model.check(log)
+        except Closed as error:
+            log.close()
+            raise PowerCut("in a thread, before the log was checked") from error
         except StorageError as error:
             raise Violation("a crash alone made an entry unreadable") from error
         return log
