@@ -2,8 +2,8 @@
 
 How it works. `apply` is one attempt: it asks the supposed master, follows the hints of nodes that
 are not, and asks each node at most once. Trying again later is the caller's business. A channel
-that failed is closed, so that the next attempt begins with a fresh connection and not with gRPC's
-back-off.
+stays open when a call fails: others have calls on it, which its closing would cancel, and it
+connects again by itself within half a second.
 
 Not here: what to send (`topic_rules.py`), when to try again (`topics.py`).
 """
@@ -67,8 +67,9 @@ class BrokerCaller:
 
     async def close(self) -> None:
         """Closes all channels."""
-        for address in list(self._channels):
-            await self._drop(address)
+        while self._channels:
+            _, channel = self._channels.popitem()
+            await channel.close()
 
     async def _call(self, address: str, request: ApplyQueuesRequest) -> None:
         channel = self._channels.get(address)
@@ -80,12 +81,4 @@ class BrokerCaller:
             stub = BrokerStub(channel)
             await stub.ApplyQueues(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            translated = error_from_rpc(error)
-            if isinstance(translated, Unavailable | TimedOut):
-                await self._drop(address)
-            raise translated from error
-
-    async def _drop(self, address: str) -> None:
-        channel = self._channels.pop(address, None)
-        if channel is not None:
-            await channel.close()
+            raise error_from_rpc(error) from error

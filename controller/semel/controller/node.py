@@ -185,7 +185,7 @@ class ControllerNode:
             port = server.add_insecure_port(f"{shown}:{port}")
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {config.listen}: {error}") from error
-        self._exits.push_async_callback(server.stop, config.stop_ms / 1000)
+        self._exits.push_async_callback(_stop_server, server, config.stop_ms / 1000)
         await server.start()
         self.address = config.advertise or f"{shown}:{port}"
         if not config.loopback:
@@ -228,6 +228,14 @@ async def _reconcile(topics: TopicService) -> None:
     while True:
         await asyncio.sleep(RECONCILE_S)
         topics.start()
+
+
+async def _stop_server(server: grpc.aio.Server, grace_s: float) -> None:
+    """Ends the server, at the latest twice `grace_s` from now: the process is about to end."""
+    try:
+        await asyncio.wait_for(server.stop(grace_s), 2 * grace_s)
+    except TimeoutError:
+        log.warning("server did not stop in time")
 
 
 async def _cancel(task: asyncio.Future[None]) -> None:

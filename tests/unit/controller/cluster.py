@@ -180,12 +180,12 @@ class Cluster:
 
     async def stop(self) -> None:
         """Ends the controller; its store stays."""
-        if self._client is not None:
-            await self._client.channel.close()
-            self._client = None
         if self.node is not None:
             await self.node.__aexit__(None, None, None)
             self.node = None
+        if self._client is not None:
+            await self._client.channel.close()
+            self._client = None
 
     async def restart(self) -> None:
         await self.stop()

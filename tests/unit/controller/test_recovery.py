@@ -8,15 +8,20 @@ over the same store, and does so for every point that there is.
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from semel.controller import node
 from semel.controller.store import MemoryStore, Transaction
 from semel.controller.topics import TopicService
-from semel.protos.errors import SemelError
+from semel.protos.errors import SemelError, Unavailable
 from semel.protos.v1 import controller_pb2 as pb
+from semel.protos.v1.common_pb2 import TopicSettings
 from semel.protos.v1.metadata_pb2 import TOPIC_STATE_ACTIVE, TopicRecord
 from tests.unit.controller.cluster import Client, Cluster, eventually, running_cluster
 
@@ -217,3 +222,73 @@ async def test_an_impossible_store_is_told_by_name(tmp_path: Path) -> None:
         await cluster.stop()
         with pytest.raises(SemelError, match="/topics/x"):
             await cluster.start()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_any_history_ends_with_whole_topics(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Creates, alters, deletes, failing brokers and crashes in a random order, many at once."""
+    monkeypatch.setattr(node, "RECONCILE_S", 3_600)  # nothing may be left to that
+    dice = random.Random(seed)
+
+    async def sometimes_fail() -> None:
+        await asyncio.sleep(dice.choice([0, 0, 0.01]))
+        if dice.random() < 0.3:
+            raise Unavailable("by chance")
+
+    def operation(client: Client) -> Awaitable[Any]:
+        name = dice.choice("abc")
+        timeout = dice.choice([0.05, 0.3])
+        match dice.randrange(3):
+            case 0:
+                return client.create(
+                    name, dice.randrange(1, 6), if_not_exists=dice.random() < 0.5, timeout=timeout
+                )
+            case 1:
+                return client.delete(name, if_exists=dice.random() < 0.5, timeout=timeout)
+            case _:
+                settings = TopicSettings(retention_ms=dice.randrange(1, 1_000))
+                request = pb.AlterTopicRequest(name=name, settings=settings)
+                return client.call("AlterTopic", request, timeout)
+
+    async with running_cluster(tmp_path) as cluster:
+        for group in (1, 2):
+            for broker in await cluster.add_group(group):
+                broker.before = broker.after = sometimes_fail
+        outcomes: Counter[str] = Counter()
+        for _ in range(5):
+            running = [asyncio.ensure_future(operation(cluster.client)) for _ in range(6)]
+            if dice.random() < 0.5:
+                await asyncio.sleep(dice.choice([0, 0.02]))
+                await cluster.restart()
+                await cluster.report()
+            results = await asyncio.gather(*running, return_exceptions=True)
+            outcomes.update(type(result).__name__ for result in results)
+        for broker in cluster.brokers:
+            broker.before = broker.after = None
+            await cluster.client.call("ReportNode", broker.report(term=9))
+        await settled(cluster, within_s=20)
+        topics = (await cluster.client.routes()).topics
+        wanted = {
+            (topic.topic_id, queue.queue_id): (queue.group_id, topic.settings.retention_ms)
+            for topic in topics
+            for queue in topic.queues
+        }
+        found = {
+            key: (broker.group_id, create.settings.retention_ms)
+            for broker in cluster.brokers
+            for key, create in broker.queues.items()
+        }
+        assert found == wanted
+        assert outcomes.keys() <= {
+            "CreateTopicReply",
+            "DeleteTopicReply",
+            "AlterTopicReply",
+            "TimedOut",
+            "Unavailable",
+            "TopicExists",
+            "UnknownTopic",
+            "CancelledError",
+        }
+        assert len(outcomes) > 2
