@@ -20,7 +20,7 @@ from semel.broker.state import (
 )
 from semel.protos import errors
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
-from semel.protos.v1 import control_pb2
+from semel.protos.v1 import common_pb2, control_pb2
 from tests.unit.state.log import KEY, Group, batch_record, control, header, ref
 
 OTHER = QueueKey(TopicId(7), QueueId(1))
@@ -343,6 +343,65 @@ def test_unknown_deleted_and_too_large(group: Group) -> None:
     group.commit()
     refusal(group.produce(header(-1, key=OTHER)), errors.UnknownQueue)
     assert group.judge.pending_count == 0
+
+
+def test_records_that_need_no_judge_pass_it_by(group: Group) -> None:
+    trim = control_pb2.Trim(queue=ref(), log_start_offset=3)
+    alter = control_pb2.AlterTopic(topic_id=KEY.topic_id)
+    acquire = control_pb2.AcquireLock(group="g", queue=ref(), member_id="m")
+    group.produce(header(-1, last=9))
+    refusal(
+        group.judge.judge_trim(control_pb2.Trim(queue=ref(), log_start_offset=11)),
+        errors.OffsetOutOfRange,
+    )
+    unknown = common_pb2.QueueRef(topic_id=1)
+    refusal(group.judge.judge_trim(control_pb2.Trim(queue=unknown)), errors.UnknownQueue)
+    negative = common_pb2.TopicSettings(retention_ms=-2)
+    refusal(
+        group.judge.judge_alter_topic(control_pb2.AlterTopic(settings=negative)),
+        errors.InvalidRequest,
+    )
+    assert isinstance(group.judge.judge_trim(trim), Accepted)
+    assert isinstance(group.judge.judge_alter_topic(alter), Accepted)
+    group.entry += [control(trim=trim), control(alter_topic=alter), control(acquire_lock=acquire)]
+    assert group.produce(header(9)) == Accepted(Offset(10))
+    assert group.state.queues[KEY].log_start_offset == 3
+    assert group.judge.pending_count == 0
+
+
+@pytest.mark.parametrize("producer", [0, 1 << 63])
+def test_producer_ids_are_checked(group: Group, producer: int) -> None:
+    refusal(group.fence(producer=producer), errors.InvalidRequest)
+
+
+@pytest.mark.parametrize(("start", "end"), [(5, 5), (6, 5), (0, 65_537)])
+def test_slots_are_checked(group: Group, start: int, end: int) -> None:
+    record = control_pb2.CreateQueue(queue=ref(OTHER), slot_start=start, slot_end=end)
+    refusal(group.judge.judge_create_queue(record), errors.InvalidRequest)
+
+
+def test_creating_is_idempotent_but_waits_for_a_deletion(group: Group) -> None:
+    create = control_pb2.CreateQueue(queue=ref(OTHER), topic="orders", slot_end=65_536)
+    delete = control_pb2.DeleteQueue(queue=ref(OTHER))
+    group.produce(header(-1, last=9, key=OTHER))
+    assert isinstance(group.judge.judge_create_queue(create), Accepted)
+    group.entry.append(control(create_queue=create))
+    assert group.produce(header(9, key=OTHER)) == Accepted(Offset(10))
+    for _ in range(2):
+        assert isinstance(group.judge.judge_delete_queue(delete), Accepted)
+        group.entry.append(control(delete_queue=delete))
+    refusal(group.judge.judge_create_queue(create), errors.Throttled)
+    group.commit()
+    assert isinstance(group.judge.judge_create_queue(create), Accepted)
+
+
+def test_outcomes_inside_contiguous_batches(group: Group) -> None:
+    group.produce(header(-1, last=9))
+    group.produce(header(9, last=19))
+    outcomes = [group.state.outcome(KEY, ProducerId(1), sequence) for sequence in range(21)]
+    assert [outcome.offset for outcome in outcomes] == [*range(20), -1]
+    assert outcomes[20].kind is OutcomeKind.NOT_COMMITTED
+    assert {outcome.last_sequence for outcome in outcomes} == {19}
 
 
 def test_outcomes_inside_jumping_batches(group: Group) -> None:
