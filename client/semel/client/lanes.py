@@ -263,7 +263,9 @@ class Link:
     async def _run(self) -> None:
         backoff = Backoff(LINK_POLICY, random.random)
         while True:
-            await self._work.wait()
+            # While it searches nothing is put in, so nothing would wake it.
+            if not self._searching:
+                await self._work.wait()
             self._searching = self._cluster.routes.master(self.group_id) is None
             try:
                 master = await self._cluster.master(self.group_id)
