@@ -340,6 +340,17 @@ def test_a_failed_write_or_sync_is_fatal_and_never_tried_again(kind: str) -> Non
     assert reports == []
 
 
+def test_a_failure_from_before_the_owner_listens_is_not_lost() -> None:
+    disk = SimFiles()
+    disk.failing["allocate"] = OSError(5, "input/output error")
+    log = opened(disk)
+    log._store.keeper._thread.join(WAIT_S)
+    errors: list[BaseException] = []
+    log.on_failure = errors.append
+    assert [type(error) for error in errors] == [OSError]
+    log.close()
+
+
 def test_a_full_disk_is_reported_before_anything_is_taken_and_heals() -> None:
     disk = SimFiles()
     disk.room = 4 * SMALL.segment_bytes

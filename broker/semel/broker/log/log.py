@@ -56,13 +56,11 @@ class Log:
 
     on_synced: Callable[[int, int], None]
     """(index, term): all up to it is durable. Called in the writer's thread; must not block."""
-    on_failure: Callable[[BaseException], None]
-    """The log has failed for good. Called at most once, in the thread that failed."""
 
     def __init__(self, directory: Path, config: LogConfig, files: FileLayer) -> None:
         """BLOCKING. Use `open`."""
         self.on_synced = _ignore_synced
-        self.on_failure = _ignore_failure
+        self._on_failure: Callable[[BaseException], None] = _ignore_failure
         self._config = config
         self._files = files
         self._changed = threading.Condition()
@@ -109,6 +107,22 @@ class Log:
         )
         self._synced_index = store.acknowledgeable
         return store
+
+    @property
+    def on_failure(self) -> Callable[[BaseException], None]:
+        """Hears once that the log has failed for good, in the thread that failed.
+
+        A failure from before it was set is reported when it is set.
+        """
+        return self._on_failure
+
+    @on_failure.setter
+    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
+        with self._changed:
+            self._on_failure = callback
+            failure = self._failure
+        if failure is not None:
+            callback(failure)
 
     # What the log holds.
 
@@ -315,8 +329,9 @@ class Log:
             if self._failure is not None:
                 return
             self._failure = error
+            callback = self._on_failure
             self._changed.notify_all()
-        self.on_failure(error)
+        callback(error)
 
     def _check_open(self) -> None:
         if self._failure is not None:
