@@ -25,7 +25,7 @@ from tests.integration.loading import (
     wait_share,
 )
 from tests.integration.up_process import UpProcess, wait_until
-from tools.demo.acks import AckWatch
+from tools.demo.acks import AckWatch, await_master
 from tools.demo.source import Source
 from tools.demo.stage import Actor, Stage
 
@@ -58,15 +58,20 @@ def begin(up: UpProcess, stage: Stage, source: Source) -> Actor:
     return loader
 
 
-def watch_outage(loader: Actor, killed: float, acknowledged: int, seen: int) -> AckWatch:
-    watch = AckWatch(killed, acknowledged)
+def watch_outage(
+    loader: Actor, *, killed: float, acknowledged: int, seen: int, addresses: list[str], term: int
+) -> None:
+    """Waits until a newer master acknowledged something, and asserts that nothing came before."""
+    elected = await_master(addresses, newer_than=term, timeout=30)
+    assert elected is not None, f"no master after term {term}"
+    watch = AckWatch(killed=killed, elected=elected.time, done=acknowledged)
     loader.wait_for(
         lambda said: watch.on_progress(said.time, done_of(said.line)),
         30,
         "an acknowledgement after the kill",
         since=seen,
     )
-    return watch
+    assert watch.stopped, "acknowledgements went on: the kill did not bite"
 
 
 def done_of(line: dict[str, int]) -> int:
@@ -84,8 +89,14 @@ def test_the_master_is_killed(up: UpProcess, stage: Stage, source: Source, tmp_p
     master, term = up.node(group.master), group.term
     seen, acknowledged = len(loader.said), done(loader)
     up.kill(master)
-    watch = watch_outage(loader, time.monotonic(), acknowledged, seen)
-    assert watch.stopped, "acknowledgements went on: the kill did not bite"
+    watch_outage(
+        loader,
+        killed=time.monotonic(),
+        acknowledged=acknowledged,
+        seen=seen,
+        addresses=[node.address for node in up.brokers if node is not master],
+        term=term,
+    )
     check_result(finish(loader))
     assert up.term() > term
     up.wait_event("exited", id=master.id, kind="broker", timeout=5)
@@ -98,11 +109,18 @@ def test_all_brokers_are_killed(
     up: UpProcess, stage: Stage, source: Source, tmp_path: Path
 ) -> None:
     loader = begin(up, stage, source)
+    term = up.term()
     seen, acknowledged = len(loader.said), done(loader)
     for node in up.brokers:
         up.kill(node)
-    watch = watch_outage(loader, time.monotonic(), acknowledged, seen)
-    assert watch.stopped, "acknowledgements went on: the kill did not bite"
+    watch_outage(
+        loader,
+        killed=time.monotonic(),
+        acknowledged=acknowledged,
+        seen=seen,
+        addresses=[node.address for node in up.brokers],
+        term=term,
+    )
     check_result(finish(loader))
     up.wait_all_alive()
     prove(up.bootstrap, source, nodes=3, scratch=tmp_path / "rebuilt")

@@ -1,43 +1,91 @@
-"""Was there an outage, and how long? Judged from the acknowledgements that a loader counts.
+"""When was there a new master, and when did it first acknowledge something?
 
-How it works. Answers that the master sent before it died may be counted for a moment after the
-kill. The first pause that is longer than such a moment is the outage; the acknowledgement after it
-comes from another master. When acknowledgements never pause, the kill did not bite.
+How it works. From the kill on every surviving node is asked, again and again, whether it is master
+in a newer term. Acknowledgements that a loader counts before that moment were under way when the
+old master died; the first one after it ends the outage. If the loader never told of a moment
+without news in between, the kill did not bite.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
-PAUSE_S: Final = 0.15
-"""A pause this long is no hiccup of the loader, which tells its count every 25 ms."""
-BITE_S: Final = 1.0
-"""A kill whose acknowledgements went on for so long did not bite."""
+import grpc
+
+from semel.protos.v1.broker_pb2 import NodeStatusReply, NodeStatusRequest
+
+ASK_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elected:
+    """A master that was not one before."""
+
+    time: float
+    """Monotonic seconds at which it said so."""
+    node: int
+    term: int
+
+
+def await_master(addresses: Iterable[str], *, newer_than: int, timeout: float) -> Elected | None:
+    """The first node that is master in a term above `newer_than`; None after `timeout` seconds."""
+    options = (("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 100))
+    channels = [grpc.insecure_channel(address, options) for address in addresses]
+    try:
+        asks = [
+            channel.unary_unary(
+                "/semel.protos.v1.Broker/GetNodeStatus",
+                request_serializer=NodeStatusRequest.SerializeToString,
+                response_deserializer=NodeStatusReply.FromString,
+            )
+            for channel in channels
+        ]
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            for ask in asks:
+                try:
+                    reply = ask(NodeStatusRequest(), timeout=0.2)
+                except grpc.RpcError:
+                    continue
+                if reply.role == "master" and reply.term > newer_than:
+                    return Elected(time=time.monotonic(), node=reply.node_id, term=reply.term)
+            time.sleep(ASK_S)
+        return None
+    finally:
+        for channel in channels:
+            channel.close()
 
 
 class AckWatch:
     """Fed with (time, messages known to be stored) from the kill on."""
 
-    def __init__(self, killed: float, done: int) -> None:
+    def __init__(self, *, killed: float, elected: float, done: int) -> None:
         self._killed = killed
+        self._elected = elected
         self._done = done
-        self._settled = killed
+        self._quiet = 0
         self.resumed = killed
-        """When the first acknowledgement after the pause came."""
-        self.stopped = False
-        """There was a pause."""
+        """When the first acknowledgement by the new master was counted."""
 
     def on_progress(self, time: float, done: int) -> bool:
-        """One line of the loader; True once it is decided."""
+        """One line of the loader; True once it counts something that the new master stored."""
         if done == self._done:
+            self._quiet += 1
             return False
         self._done = done
-        self.resumed = time
-        if time - self._settled > PAUSE_S:
-            self.stopped = True
+        if time >= self._elected:
+            self.resumed = time
             return True
-        self._settled = time
-        return time - self._killed > BITE_S
+        self._quiet = 0
+        return False
+
+    @property
+    def stopped(self) -> bool:
+        """The loader told at least once, just before the end of the outage, that nothing came."""
+        return self._quiet > 0
 
     @property
     def outage(self) -> float:

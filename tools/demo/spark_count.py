@@ -7,12 +7,18 @@ Prints `{"event":"ready"}` once Spark is up, reads `BOOTSTRAP TOPIC` from stdin,
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from typing import Final
+
+JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""A JVM that lives for seconds: measured, these halve the processor time of its start."""
 
 
 def main() -> int:
     """Counts once; returns the exit status."""
+    os.environ["JDK_JAVA_OPTIONS"] = JAVA_OPTIONS
     from semel.spark_connector import spark_session
 
     with spark_session("semel-demo", **{"spark.master": "local[2]"}) as spark:

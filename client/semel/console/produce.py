@@ -28,7 +28,7 @@ from semel.protos.errors import InvalidRequest
 if TYPE_CHECKING:
     from semel.console.load import Load
 
-_SLICES_A_SECOND: Final = 40
+_SLICES_A_SECOND: Final = 100
 """A bounded load reads so often, so that it flows and does not pulse."""
 
 
