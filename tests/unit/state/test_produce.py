@@ -69,6 +69,9 @@ def test_duplicate_of_an_unapplied_batch_waits_for_it(group: Group) -> None:
     assert group.produce(batch) == Pending(after, Offset(0))
     group.commit()
     assert group.produce(batch) == Duplicate(Offset(0))
+    single = header(9)
+    group.produce(single, commit=False)
+    assert group.produce(single) == Pending(after._replace(base_sequence=Sequence(10)), Offset(10))
 
 
 def test_hole_2_no_judge_before_the_own_no_op_is_applied(group: Group) -> None:
