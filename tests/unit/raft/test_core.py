@@ -22,7 +22,7 @@ from semel.broker.raft import (
 from semel.broker.raft.state import last_at_most
 from semel.protos.errors import InvalidRequest, NotMaster
 from semel.protos.ids import NodeId
-from tests.sim.disk import SimDisk, SimEntry
+from tests.sim.disk import Checkpoint, SimDisk, SimEntry
 
 ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
 GROUP = Membership(voters=frozenset({ME, OTHER, THIRD}))
@@ -234,6 +234,40 @@ def test_a_snapshot_that_is_not_needed_is_refused() -> None:
     assert core.begin_snapshot(SnapshotMark(index=3, term=3, membership=GROUP))
     core.on_snapshot_failed(10)
     assert core.begin_snapshot(SnapshotMark(index=9, term=3, membership=GROUP))
+
+
+def test_a_master_does_not_replace_its_log() -> None:
+    core, disk = lone_master()
+    core.ready()
+    disk.write((entry(1, 1),))
+    core.proposed(entry(1, 1).meta)
+    assert not core.begin_snapshot(SnapshotMark(index=9, term=1, membership=ALONE))
+
+
+def test_an_installed_snapshot_is_acknowledged_to_the_master() -> None:
+    disk = disk_of(GROUP, 1)
+    core = core_on(disk, GROUP, term=1)
+    core.step(append(MessageKind.HEARTBEAT), 10)
+    core.ready()
+    mark = SnapshotMark(index=9, term=1, membership=GROUP)
+    assert core.begin_snapshot(mark)
+    disk.install(Checkpoint(mark, 0))
+    core.on_snapshot_installed(mark, 20)
+    ready = core.ready()
+    assert ready.commit_index == 9
+    assert [(reply.kind, reply.log_index) for reply in ready.messages] == [
+        (MessageKind.SNAPSHOT_REPLY, 9)
+    ]
+
+
+def test_a_snapshot_without_a_master_is_acknowledged_to_nobody() -> None:
+    disk = disk_of(GROUP, 1)
+    core = core_on(disk, GROUP, term=1)
+    mark = SnapshotMark(index=9, term=1, membership=GROUP)
+    assert core.begin_snapshot(mark)
+    disk.install(Checkpoint(mark, 0))
+    core.on_snapshot_installed(mark, 20)
+    assert not core.ready().messages
 
 
 def test_a_snapshot_needs_its_beginning() -> None:

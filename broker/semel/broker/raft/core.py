@@ -58,7 +58,8 @@ class RaftCore(Following, Electing):
     def step(self, message: Message, now_ms: int) -> None:
         """A message has arrived; anything may be lost, repeated, late or out of order."""
         self._assert_performed()
-        assert message.target == self.node_id and message.source != self.node_id
+        assert message.target == self.node_id
+        assert message.source != self.node_id
         self._observe(now_ms)
         if message.term != self.term and not self._reconcile_term(message):
             return

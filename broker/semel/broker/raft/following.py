@@ -161,7 +161,8 @@ class Following(RaftState):
     def on_snapshot_installed(self, mark: SnapshotMark, now_ms: int) -> None:
         """The log now starts behind `mark` and is empty, durably; the state is the mark's."""
         assert self._installing, "begin_snapshot comes first"
-        assert self.log.first_index == mark.index + 1 and self.log.last_index == mark.index
+        assert self.log.first_index == mark.index + 1
+        assert self.log.last_index == mark.index
         assert mark.index > self.commit_index
         self._installing = False
         self._observe(now_ms)
@@ -182,4 +183,5 @@ class Following(RaftState):
 
     def _assert_performed(self) -> None:
         """The log must show what the last Ready asked for before it is looked at again."""
-        assert not self._append and self._truncate_from is None, "take ready() after each APPEND"
+        performed = not self._append and self._truncate_from is None
+        assert performed, "take ready() after each APPEND"

@@ -57,7 +57,8 @@ class Replicating(RaftState):
 
     def proposed(self, meta: EntryMeta) -> None:
         """The entry of `next_index()` and `term` stands in the log, not necessarily synced."""
-        assert self.role is Role.MASTER and meta.term == self.term, "next_index() comes first"
+        assert self.role is Role.MASTER, "next_index() comes first"
+        assert meta.term == self.term, "next_index() comes first"
         assert meta.index == self.log.last_index, "append to the log, then call proposed()"
         assert not self._noop_due, "the no-op is the first entry of a term"
         if meta.membership is not None:

@@ -254,7 +254,8 @@ class RaftState:
         self._reset_election_deadline()
 
     def _become_pre_candidate(self) -> None:
-        assert self.role is not Role.MASTER and self._may_stand
+        assert self.role is not Role.MASTER
+        assert self._may_stand
         self.role = Role.PRE_CANDIDATE
         self.master_id = None
         self._campaign += 1
@@ -263,7 +264,8 @@ class RaftState:
 
     def _become_candidate(self) -> None:
         """The own vote counts once it is durable (`RaftCore.on_hard_state_synced`)."""
-        assert self.role is not Role.MASTER and self._may_stand
+        assert self.role is not Role.MASTER
+        assert self._may_stand
         self._set_hard_state(self.term + 1, self.node_id)
         self.matched_index = 0
         self._acked_index = 0
@@ -274,7 +276,8 @@ class RaftState:
         self._reset_election_deadline()
 
     def _become_master(self) -> None:
-        assert self.role is Role.CANDIDATE and self.voted_for == self.node_id
+        assert self.role is Role.CANDIDATE
+        assert self.voted_for == self.node_id
         assert self._hard_state_durable
         self.role = Role.MASTER
         self.master_id = self.node_id
