@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semel.broker.log import LogConfig
-from semel.protos.errors import ProducerFenced, from_detail
+from semel.protos.errors import ProducerFenced, StorageError, from_detail
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch, ref
 
@@ -200,3 +200,56 @@ async def test_two_masters_never_serve_one_term(tmp_path: Path) -> None:
             assert terms.setdefault(term, master.config.node_id) == master.config.node_id
             await group.stop(master.config.node_id)
             await group.start(master.config.node_id)
+
+
+async def test_a_damaged_entry_is_mended_from_a_peer(tmp_path: Path) -> None:
+    """Of the entries that the node has not applied when it starts, and of older ones when read."""
+    group = BrokerGroup(tmp_path)
+    async with group:
+        master = await group.master()
+        hurt = next(node for node in group.addresses if node != master.config.node_id)
+        async with RawClient(master.address) as client:
+            await client.create_queue()
+            await client.fence(1)
+            for number in range(10):
+                await client.produce(make_batch(number - 1, values(number, 1, size=5_000)))
+        await group.settled()
+        await group.stop(hurt)
+        (segment,) = (tmp_path / str(hurt) / "log").glob("log-*/segment*")
+        data = bytearray(segment.read_bytes())
+        for number in (2, 6):
+            at = data.index(str(number).encode().rjust(100, b"."))
+            data[at] ^= 0xFF
+        segment.write_bytes(data)
+        node = await group.start(hurt)
+        await group.settled()
+        async with RawClient(node.address) as client:
+            assert await client.values(any_replica=True) == values(0, 10, size=5_000)
+        assert not node.replica.log.damaged
+
+
+async def test_a_damaged_entry_of_a_group_of_one_is_named_and_the_rest_served(
+    tmp_path: Path,
+) -> None:
+    group = BrokerGroup(tmp_path, nodes=1)
+    async with group:
+        node = await group.master()
+        async with RawClient(node.address) as client:
+            await client.create_queue()
+            await client.fence(1)
+            for number in range(5):
+                await client.produce(make_batch(number - 1, values(number, 1, size=5_000)))
+        await node.checkpoints.write()
+    (segment,) = (tmp_path / "1" / "log").glob("log-*/segment*")
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"2".rjust(100, b"."))] ^= 0xFF
+    segment.write_bytes(data)
+    async with group, RawClient((await group.master()).address) as client:
+        header, _ = await client.fetch(offset=2, max_bytes=1)
+        error = from_detail(header.results[0].error)
+        assert isinstance(error, StorageError)
+        for offset in (0, 3):
+            _, parts = await client.fetch(offset=offset, max_bytes=1)
+            assert len(parts) == 1
+        found = (await client.verify())[QUEUE]
+        assert found.missing == 1

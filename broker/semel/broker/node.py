@@ -31,6 +31,7 @@ from semel.broker.maintenance import Maintenance
 from semel.broker.peers import Identity, PeerLink
 from semel.broker.raft import Membership, Role
 from semel.broker.registration import Registration
+from semel.broker.repair import Repair
 from semel.broker.replica import TICK_MS, Replica, monotonic_ms
 from semel.broker.server.admin import AdminService
 from semel.broker.server.fetch import FetchHandler
@@ -132,6 +133,8 @@ class BrokerNode:
         self.replica.on_role_changed = self.registration.report_now
         self._start(self.registration.run())
         self._start(Maintenance(self.replica, self.checkpoints).run())
+        if len(config.members) > 1:
+            self._start(Repair(self.replica, self._identity).run())
         self._start(self._tick())
 
     def _open_log(self) -> Log:
@@ -142,7 +145,10 @@ class BrokerNode:
             group_id=config.group_id,
             node_id=config.node_id,
         )
-        return Log.open(config.data / "log", config.log)
+        log = Log.open(config.data / "log", config.log)
+        if len(config.members) == 1 and (torn := log.cut_torn()) is not None:
+            logger.warning("torn write at the log's end cut, never acknowledged index=%d", torn)
+        return log
 
     async def _serve(self) -> None:
         """Starts the gRPC server. Raises OSError when the port is in use."""
@@ -310,7 +316,10 @@ def _recover(log: Log) -> tuple[State, dict[int, Membership]]:
     checkpoint = log.checkpoint
     state = State() if checkpoint is None else State.from_bytes(checkpoint.payload)
     memberships: dict[int, Membership] = {}
-    for frame in log.replay(state.applied_index + 1):
+    for index in range(state.applied_index + 1, log.last_index + 1):
+        if index in log.damaged:
+            continue  # mended from a peer before it is applied
+        (frame,) = log.read_frames(index, index + 1)
         meta = frame_meta(frame, decode_frame_header(frame))
         if meta.membership is not None:
             memberships[meta.index] = meta.membership

@@ -34,7 +34,7 @@ from concurrent.futures import Executor
 from random import Random
 
 from semel.broker.config import BrokerConfig
-from semel.broker.log import HardStateFile, Log
+from semel.broker.log import DamagedEntry, HardStateFile, Log
 from semel.broker.peers import PeerLink
 from semel.broker.proposer import Proposer
 from semel.broker.raft import (
@@ -520,6 +520,9 @@ class Replica:
         if reading.cancelled():
             return
         error = reading.exception()
+        if isinstance(error, DamagedEntry) and len(self.addresses()) > 1:
+            logger.error("waiting for a peer's copy error=%s", error)
+            return  # taken up again by Repair
         if error is not None:
             self._on_fatal(
                 f"node {self.config.node_id} cannot read its own committed log: {error}. Restore "

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 1 << 20
 _RECORDS_PER_PULL = 512
+_FRAMES_PER_PULL = 1_024
 _PULL_TRIES = 5
 
 
@@ -72,7 +73,7 @@ class Checkpoints:
 
 
 class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
-    """Gives peers this node's checkpoint and records."""
+    """Gives peers this node's checkpoint, entries and records."""
 
     def __init__(self, replica: Replica, checkpoints: Checkpoints) -> None:
         self._replica = replica
@@ -101,6 +102,23 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
                 data=payload[at : at + _PIECE_BYTES],
                 payload_crc=crc,
             )
+
+    async def PullFrames(  # noqa: N802
+        self, request: raft_pb2.PullFramesRequest, context: object
+    ) -> AsyncIterator[raft_pb2.FrameChunk]:
+        """Entries that this node has whole, for a peer whose copy is damaged."""
+        loop = asyncio.get_running_loop()
+        log = self._replica.log
+        for ref in request.entries[:_FRAMES_PER_PULL]:
+            if log.term_at(ref.index) != ref.term:
+                continue
+            try:
+                (frame,) = await loop.run_in_executor(
+                    self._replica.readers, log.read_frames, ref.index, ref.index + 1
+                )
+            except (IndexUnavailable, CorruptSegment):
+                continue
+            yield raft_pb2.FrameChunk(index=ref.index, data=frame)
 
     async def PullRecords(  # noqa: N802
         self, request: raft_pb2.PullRecordsRequest, context: object

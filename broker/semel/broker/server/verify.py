@@ -126,11 +126,16 @@ def _verify(
 ) -> None:
     """Runs in a reader thread."""
     table = TableVerifier(base)
-    for frame in _frames(log, table.index + 1, index + 1):
-        table.feed(frame)
-    digests = {one.key: table.queue_digest(one.key) for one in wanted}
-    for frame in _frames(log, index + 1, applied + 1):
-        table.feed(frame)
+    digests: dict[QueueKey, bytes] = {}
+    broken: list[str] = []
+    try:
+        for frame in _frames(log, table.index + 1, index + 1):
+            table.feed(frame)
+        digests = {one.key: table.queue_digest(one.key) for one in wanted}
+        for frame in _frames(log, index + 1, applied + 1):
+            table.feed(frame)
+    except StorageError as error:
+        broken.append(f"the sequence table cannot be recomputed: {error}")
     done = reported = 0
 
     def progress(length: int) -> None:
@@ -142,7 +147,7 @@ def _verify(
 
     for one in wanted:
         found = _read_queue(log, one, progress)
-        problems = [*found.problems, *table.problems]
+        problems = [*found.problems, *table.problems, *broken]
         queue = broker_pb2.VerifiedQueue(
             queue=common_pb2.QueueRef(topic_id=one.key.topic_id, queue_id=one.key.queue_id),
             log_start_offset=found.log_start_offset,
@@ -151,8 +156,8 @@ def _verify(
             duplicates=found.duplicates,
             missing=found.missing,
             digest=found.digest,
-            table_digest=digests[one.key],
-            table_matches=table.queue_digest(one.key) == one.live_table_digest,
+            table_digest=digests.get(one.key, b""),
+            table_matches=(not broken and table.queue_digest(one.key) == one.live_table_digest),
             problems=problems,
         )
         report(

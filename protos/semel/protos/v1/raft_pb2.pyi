@@ -41,6 +41,28 @@ class RecordRef(_message.Message):
     length: int
     def __init__(self, index: _Optional[int] = ..., position: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
+class EntryRef(_message.Message):
+    __slots__ = ("index", "term")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    term: int
+    def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+
+class PullFramesRequest(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[EntryRef]
+    def __init__(self, entries: _Optional[_Iterable[_Union[EntryRef, _Mapping]]] = ...) -> None: ...
+
+class FrameChunk(_message.Message):
+    __slots__ = ("index", "data")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    data: bytes
+    def __init__(self, index: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class PullRecordsRequest(_message.Message):
     __slots__ = ("records",)
     RECORDS_FIELD_NUMBER: _ClassVar[int]

@@ -164,6 +164,11 @@ class SnapshotsStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullCheckpointRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.CheckpointChunk.FromString,
                 _registered_method=True)
+        self.PullFrames = channel.unary_stream(
+                '/semel.protos.v1.Snapshots/PullFrames',
+                request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullFramesRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.FrameChunk.FromString,
+                _registered_method=True)
         self.PullRecords = channel.unary_stream(
                 '/semel.protos.v1.Snapshots/PullRecords',
                 request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullRecordsRequest.SerializeToString,
@@ -177,6 +182,13 @@ class SnapshotsServicer:
 
     def PullCheckpoint(self, request, context):
         """The newest checkpoint of a peer, in pieces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PullFrames(self, request, context):
+        """Whole entries that are damaged at the caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -196,6 +208,11 @@ def add_SnapshotsServicer_to_server(servicer, server):
                     servicer.PullCheckpoint,
                     request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullCheckpointRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.CheckpointChunk.SerializeToString,
+            ),
+            'PullFrames': grpc.unary_stream_rpc_method_handler(
+                    servicer.PullFrames,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullFramesRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.FrameChunk.SerializeToString,
             ),
             'PullRecords': grpc.unary_stream_rpc_method_handler(
                     servicer.PullRecords,
@@ -231,6 +248,33 @@ class Snapshots:
             '/semel.protos.v1.Snapshots/PullCheckpoint',
             semel_dot_protos_dot_v1_dot_raft__pb2.PullCheckpointRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_raft__pb2.CheckpointChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullFrames(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/semel.protos.v1.Snapshots/PullFrames',
+            semel_dot_protos_dot_v1_dot_raft__pb2.PullFramesRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_raft__pb2.FrameChunk.FromString,
             options,
             channel_credentials,
             insecure,
