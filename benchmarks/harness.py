@@ -18,6 +18,7 @@ import math
 import os
 import platform
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -291,7 +292,8 @@ def require_disk(parser: argparse.ArgumentParser, base: Path | None, need_bytes:
 
 @contextmanager
 def temporary_directory(base: Path | None) -> Iterator[Path]:
-    """A directory that is removed at the end, whatever happens."""
+    """A directory that is removed at the end, also after Ctrl-C and SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(
         prefix="semel-bench-", dir=base, ignore_cleanup_errors=True
     ) as path:
