@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable
 
 from semel.broker.log import RecordRef
@@ -95,7 +94,7 @@ class Maintenance:
 
     async def _trim_queues(self) -> None:
         """One TRIM for each queue that is too old or too large."""
-        now_us = time.time_ns() // 1000
+        now_us = self._replica.log_time_us()
         for key, queue in list(self._replica.state.queues.items()):
             target = queue.retention_target(now_us)
             if target is None:

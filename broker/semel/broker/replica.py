@@ -319,7 +319,7 @@ class Replica:
         if self.proposer is not None:
             self.proposer.submit_expiry(
                 queue_key,
-                now_us=self.state.log_time_us,
+                now_us=self.log_time_us(),
                 idle_ms=self.config.producer_idle_ms,
                 rows_max=self.config.producers_per_queue_max,
             )
@@ -455,6 +455,12 @@ class Replica:
         if ready.snapshot_wanted is not None:
             self.on_snapshot_offer(ready.snapshot_wanted)
         self.apply()
+
+    def log_time_us(self) -> int:
+        """What the next entry's time would be: retention and expiry go by this clock."""
+        return (
+            self.state.log_time_us if self._log_clock is None else self._log_time(self._log_clock)
+        )
 
     @staticmethod
     def _log_time(clock: LogClock) -> int:
@@ -608,7 +614,7 @@ class Replica:
                         clock.on_committed(
                             result.group, outcome.queue_key, outcome.token, outcome.offset, now_ms
                         )
-            elif isinstance(result, Released) and result.released:
+            elif isinstance(result, Released):
                 clock.on_released(result.group, result.queue_key, result.token)
             elif isinstance(result, OffsetReset) and result.error is None:
                 clock.on_reset(result.group, result.queue_key)
