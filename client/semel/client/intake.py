@@ -283,6 +283,13 @@ class Intake:
         """Why nothing comes in any more."""
         return self._failure
 
+    def shut(self) -> None:
+        """Nothing comes in any more; what came in stays on its way."""
+        with self._room:
+            if self._failure is None:
+                self._failure = Closed("the producer is closed")
+            self._room.notify_all()
+
     # --- the I/O thread -------------------------------------------------------------------------
 
     def on_woken(self) -> list[TopicIntake]:
@@ -401,10 +408,6 @@ class Intake:
             self._room.wait(0.5)
             if self._failure is not None:
                 raise self._failure
-
-
-def closed_error() -> Closed:
-    return Closed("the producer is closed")
 
 
 def _append(chunk: Chunk, name: str, item: Any, default: Any) -> None:

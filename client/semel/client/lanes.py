@@ -263,9 +263,7 @@ class Link:
     async def _run(self) -> None:
         backoff = Backoff(LINK_POLICY, random.random)
         while True:
-            # While it searches nothing is put in, so nothing would wake it.
-            if not self._searching:
-                await self._work.wait()
+            await self._work.wait()
             self._searching = self._cluster.routes.master(self.group_id) is None
             try:
                 master = await self._cluster.master(self.group_id)
@@ -289,13 +287,20 @@ class Link:
             except* Exception as group:
                 logger.exception("produce stream failed group=%s", self.group_id, exc_info=group)
                 self._on_ended(master, InternalError(f"client: {group.exceptions[0]!r}"))
-            if self.in_flight_bytes <= 0 and not any(lane.pending for lane in self._lanes.values()):
-                self._work.clear()
             if asked or asyncio.get_running_loop().time() - up_since > 1.0:
                 backoff.reset()
-            if not asked:
-                self._searching = self._cluster.routes.master(self.group_id) is None
-                await asyncio.sleep(backoff.next_ms() / 1000)
+            if asked:
+                continue
+            await asyncio.sleep(backoff.next_ms() / 1000)
+            if self.in_flight_bytes <= 0 and not any(lane.pending for lane in self._lanes.values()):
+                # Nothing to look for a master for. A lane of a link that searches is given
+                # nothing, so whatever waits at the door must be told that this one does not.
+                self._work.clear()
+                self._searching = False
+                self._owner.on_room()
+            else:
+                # The writer clears it when it has nothing more to write; answers are still owed.
+                self._work.set()
 
     def _on_ended(self, master: Master, error: SemelError) -> None:
         logger.info(

@@ -199,9 +199,8 @@ class ProducerCore:
 
     async def open_topic(self, name: str) -> _Topic:
         """The topic, ready to be sent to. Raises SemelError."""
-        failure = self.intake.failure()
-        if failure is not None:
-            raise failure
+        if self._done:
+            raise self.intake.failure() or Closed("the producer is closed")
         topic = self._topics.get(name)
         if topic is not None:
             return topic

@@ -221,6 +221,7 @@ class Producer:
             return
         self._closed = True
         self._session.leave(self)
+        self._core.intake.shut()
         if timeout is None:
             timeout = self._session.config.close_timeout_ms / 1000
         try:
@@ -232,6 +233,7 @@ class Producer:
     async def shut(self) -> None:
         """For the client's own use: ends without a caller to tell."""
         self._closed = True
+        self._core.intake.shut()
         try:
             await self._core.flush()
         finally:
