@@ -82,7 +82,9 @@ def consume(
         else:
             write = _writer(lambda messages: b"".join(b"%b\n" % m.value for m in messages))
         place = "earliest" if start is None else start
-        if group is None:
+        if group is None and limit is None and kind != "json" and not as_json:
+            _copy(client, topic, place, until_end)
+        elif group is None:
             _read(client, topic, place, limit, until_end, write)
         else:
             _consume(client, topic, group, str(place), limit, until_end, write)
@@ -99,6 +101,19 @@ def _writer(encode: Callable[[list[Message]], bytes]) -> _Write:
         out.flush()
 
     return write
+
+
+def _copy(client: Client, topic: str, start: str | int | datetime, until_end: bool) -> None:
+    """Values alone, to their end, a batch at a time."""
+    out = sys.stdout.buffer
+    with client.reader(topic, start=start, end="latest" if until_end else None) as reader:
+        while not reader.finished:
+            batch = reader.poll_arrow(1.0)
+            if batch is not None:
+                values = batch.column("value").to_pylist()
+                values.append(b"")
+                out.write(b"\n".join(values))
+                out.flush()
 
 
 def _read(

@@ -1,0 +1,196 @@
+"""`semel bench produce|consume|latency`: load on a running cluster, and how fast it is.
+
+How it works. `produce` sends blocks of random bytes with bulk calls; `latency` sends one message at
+a time and waits for it; `consume` reads a topic from its start as Arrow batches. Without --topic a
+topic of its own is created and deleted afterwards (`consume` fills it first).
+
+Not here: comparisons with a floor and with other versions (`benchmarks/`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from semel.console import render
+from semel.console.options import client_options, open_client
+from semel.console.units import Size
+
+if TYPE_CHECKING:
+    from semel.client import Client
+
+BLOCK_BYTES: Final = 2 << 20
+
+_topic_option = click.option("--topic", help="An existing topic. [default: one of its own]")
+_queues_option = click.option(
+    "--queues", type=click.IntRange(1, 1024), default=4, show_default=True, help="Of its own topic."
+)
+_size_option = click.option(
+    "--size", type=Size(), default="1k", show_default=True, help="Bytes of each message."
+)
+_total_option = click.option(
+    "--total", type=Size(), default="256M", show_default=True, help="Bytes in all."
+)
+_compression_option = click.option(
+    "--compression",
+    type=click.Choice(["none", "lz4", "zstd"]),
+    default="none",
+    show_default=True,
+    help="Random bytes do not shrink: this shows what a codec costs.",
+)
+
+
+@click.group()
+def bench() -> None:
+    """Load on a running cluster, and how fast it is."""
+
+
+@bench.command()
+@_topic_option
+@_queues_option
+@_size_option
+@_total_option
+@_compression_option
+@client_options
+def produce(
+    topic: str | None,
+    queues: int,
+    size: int,
+    total: int,
+    compression: str,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Sends --total bytes in bulk and waits until they are stored."""
+    out = render.Output(as_json=as_json)
+    with open_client(bootstrap) as client, _topic(client, topic, queues) as name:
+        with out.progress(f"to {name}", total) as bar:
+            messages, seconds = _fill(client, name, size, total, compression, bar)
+        _report(out, "produce", name, messages, messages * size, seconds)
+
+
+@bench.command()
+@_topic_option
+@_queues_option
+@_size_option
+@_total_option
+@client_options
+def consume(
+    topic: str | None, queues: int, size: int, total: int, bootstrap: str, as_json: bool
+) -> None:
+    """Reads a topic from its start to its end."""
+    out = render.Output(as_json=as_json)
+    with open_client(bootstrap) as client, _topic(client, topic, queues) as name:
+        if topic is None:
+            with out.progress(f"filling {name}", total) as bar:
+                _fill(client, name, size, total, "none", bar)
+        messages = read = 0
+        began = time.perf_counter()
+        with (
+            out.progress(f"from {name}", None) as bar,
+            client.reader(name, start="earliest", end="latest") as reader,
+        ):
+            while not reader.finished:
+                batch = reader.poll_arrow(1.0)
+                if batch is not None:
+                    messages += batch.num_rows
+                    done = batch.column("value").nbytes
+                    read += done
+                    bar.advance(done)
+        _report(out, "consume", name, messages, read, time.perf_counter() - began)
+
+
+@bench.command()
+@_topic_option
+@_queues_option
+@_size_option
+@click.option("--count", type=click.IntRange(1), default=1000, show_default=True, help="Messages.")
+@client_options
+def latency(
+    topic: str | None, queues: int, size: int, count: int, bootstrap: str, as_json: bool
+) -> None:
+    """Sends one message at a time, each after the one before it is stored."""
+    out = render.Output(as_json=as_json)
+    payload = secrets.token_bytes(size)
+    times = []
+    with open_client(bootstrap) as client, _topic(client, topic, queues) as name:
+        producer = client.producer()
+        producer.send(name, payload).result()  # opens what is opened once
+        for _ in range(count):
+            began = time.perf_counter()
+            producer.send(name, payload).result()
+            times.append(time.perf_counter() - began)
+    times.sort()
+    figures = {
+        "bench": "latency",
+        "topic": name,
+        "messages": count,
+        "p50_ms": round(times[count // 2] * 1e3, 3),
+        "p99_ms": round(times[min(count - 1, count * 99 // 100)] * 1e3, 3),
+        "max_ms": round(times[-1] * 1e3, 3),
+    }
+    text = "{messages:,} messages, p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms, max {max_ms:.2f} ms"
+    out.show(figures, text.format(**figures))
+
+
+@contextmanager
+def _topic(client: Client, given: str | None, queues: int) -> Iterator[str]:
+    """The topic to use; one that was made for this is deleted."""
+    if given is not None:
+        client.admin.describe_topic(given)
+        yield given
+        return
+    name = f"bench-{secrets.token_hex(4)}"
+    client.admin.create_topic(name, queues=queues)
+    try:
+        yield name
+    finally:
+        client.admin.delete_topic(name)
+
+
+def _fill(
+    client: Client, topic: str, size: int, total: int, compression: str, bar: render.Progress
+) -> tuple[int, float]:
+    """Sends and waits; returns messages and seconds."""
+    import numpy as np
+    import pyarrow as pa
+
+    limit = client.admin.describe_topic(topic).settings.message_bytes_max
+    if size > limit:
+        raise click.UsageError(f"--size {size}: messages of topic {topic} have up to {limit} bytes")
+    count = max(1, BLOCK_BYTES // size)
+    offsets = pa.py_buffer((np.arange(count + 1) * size).astype(np.int32))
+    data = pa.py_buffer(np.random.default_rng().bytes(count * size))
+    block = pa.Array.from_buffers(pa.binary(), count, [None, offsets, data])
+    left = messages = max(1, total // size)
+    began = time.perf_counter()
+    with client.producer(compression=compression) as producer:
+        while left:
+            part = block if left >= count else block[:left]
+            producer.send_many(topic, part)
+            left -= len(part)
+            bar.advance(len(part) * size)
+        producer.flush()
+    return messages, time.perf_counter() - began
+
+
+def _report(
+    out: render.Output, bench: str, topic: str, messages: int, size: int, seconds: float
+) -> None:
+    figures: dict[str, Any] = {
+        "bench": bench,
+        "topic": topic,
+        "messages": messages,
+        "bytes": size,
+        "seconds": round(seconds, 3),
+        "messages_per_second": round(messages / seconds),
+        "megabytes_per_second": round(size / seconds / 1e6, 1),
+    }
+    text = "{messages:,} messages in {seconds:.2f} s: {messages_per_second:,} a second,"
+    text += " {megabytes_per_second:,.1f} MB/s"
+    out.show(figures, text.format(**figures))

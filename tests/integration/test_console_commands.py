@@ -1,0 +1,392 @@
+"""Every noun of the console against a real cluster: the contract for scripts, bytes, exit codes.
+
+One cluster for the whole module; nobody here kills any of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.console.main import run
+from tests.integration.up_process import UpProcess
+
+ODD = [b"plain", b"", b"\r", b"tab\tand\x00nul", b"\xff\xfe", "größe".encode(), b" " * 3, b"last"]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
+    with UpProcess(tmp_path_factory.mktemp("cluster"), "--brokers", "1") as process:
+        yield process
+
+
+class Console:
+    """`semel` with SEMEL_BOOTSTRAP set."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._environment = {**os.environ, "SEMEL_BOOTSTRAP": bootstrap}
+
+    def __call__(
+        self, *arguments: str | Path, stdin: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-m", "semel.console", *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            env=self._environment,
+            timeout=60,
+            check=False,
+        )
+
+    def json(self, *arguments: str | Path, stdin: bytes = b"") -> Any:
+        """The last line of a call that must succeed; every line must be JSON."""
+        done = self(*arguments, "--json", stdin=stdin)
+        assert (done.returncode, done.stderr) == (0, b"")
+        return [json.loads(line) for line in done.stdout.splitlines()][-1]
+
+    def fails(self, *arguments: str | Path, status: int = 1, stdin: bytes = b"") -> str:
+        """The one line of error of a call that must fail."""
+        done = self(*arguments, stdin=stdin)
+        assert (done.returncode, done.stdout) == (status, b""), done.stderr
+        [line] = done.stderr.decode().splitlines()
+        assert line.startswith("error: ")
+        return line.removeprefix("error: ")
+
+
+@pytest.fixture(scope="module")
+def semel(up: UpProcess) -> Console:
+    return Console(up.bootstrap)
+
+
+Inside = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def inside(
+    up: UpProcess, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Inside:
+    """Calls the console without a process of its own; for calls that fail with one line."""
+    monkeypatch.setenv("SEMEL_BOOTSTRAP", up.bootstrap)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        status = run(list(arguments))
+        written = capfd.readouterr()
+        assert written.out == ""
+        [line] = written.err.splitlines()
+        assert line.startswith("error: ")
+        return status, line
+
+    return call
+
+
+@pytest.fixture
+def topic(semel: Console, request: pytest.FixtureRequest) -> str:
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
+    semel.json("topic", "create", name, "--queues", "3")
+    return name
+
+
+def read_json(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_lines_are_bytes_and_pass_unchanged(semel: Console, topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"\n".join(ODD))
+    result = semel.json("produce", topic, file, "--producer", "bytes")
+    assert result["seconds"] > 0
+    result.pop("seconds")
+    count = len(ODD)
+    assert result == {"read": count, "sent": count, "stored": count, "duplicates": 0, "skipped": 0}
+    written = semel("consume", topic, "--until-end", "--format", "value")
+    assert sorted(written.stdout.split(b"\n")[:-1]) == sorted(ODD)
+    rows = read_json(semel("consume", topic, "--until-end", "--format", "json"))
+    assert set(rows[0]) == {
+        *("topic", "queue", "offset", "timestamp", "key", "value"),
+        *("headers", "producer", "sequence"),
+    }
+    by_sequence = sorted(rows, key=lambda row: int(row["sequence"]))
+    assert [row["sequence"] for row in by_sequence] == list(range(count))
+    values = [
+        base64.b64decode(row["value_base64"]) if "value_base64" in row else row["value"].encode()
+        for row in by_sequence
+    ]
+    assert values == ODD
+    assert {row["producer"] for row in rows} == {"bytes"}
+
+
+def test_the_same_load_again_stores_nothing(semel: Console, topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"one\ntwo\nthree\n")
+    assert semel.json("produce", topic, file, "--producer", "again")["stored"] == 3
+    result = semel.json("produce", topic, file, "--producer", "again")
+    assert (result["read"], result["stored"], result["skipped"]) == (3, 0, 3)
+    file.write_bytes(b"one\ntwo\nthree\nfour\n")
+    result = semel.json("produce", topic, file, "--producer", "again")
+    assert (result["read"], result["stored"], result["skipped"]) == (4, 1, 3)
+
+
+def test_stdin_without_a_name_is_stored_as_it_comes(semel: Console, topic: str) -> None:
+    assert semel.json("produce", topic, stdin=b"a\nb")["stored"] == 2
+    assert semel.json("produce", topic, "-", stdin=b"a\nb")["stored"] == 2
+    assert semel.json("produce", topic, stdin=b"")["read"] == 0
+
+
+def test_keys_of_lines_choose_the_queue(semel: Console, topic: str) -> None:
+    lines = b"".join(b"k%d:v%d\n" % (n % 5, n) for n in range(40)) + b"no key here\n"
+    result = semel.json("produce", topic, "--key-separator", ":", "--producer", "keys", stdin=lines)
+    assert result["stored"] == 41
+    rows = read_json(semel("consume", topic, "--until-end", "--json"))
+    queues: dict[str, set[int]] = {}
+    for row in rows:
+        if row["key"] is not None:
+            queues.setdefault(row["key"], set()).add(row["queue"])
+            assert row["value"].startswith("v")
+    assert len(queues) == 5
+    assert all(len(found) == 1 for found in queues.values())
+    assert [row["value"] for row in rows if row["key"] is None] == ["no key here"]
+
+
+def test_json_lines_carry_key_and_headers(semel: Console, topic: str) -> None:
+    text = json.dumps({"value": "v", "key": "k", "headers": {"trace": "ä"}}).encode() + b"\n"
+    text += json.dumps({"value_base64": "/wA="}).encode()
+    assert semel.json("produce", topic, "--format", "jsonl", stdin=text)["stored"] == 2
+    rows = read_json(semel("consume", topic, "--until-end", "--json"))
+    [plain] = [row for row in rows if "value" in row]
+    [coded] = [row for row in rows if "value_base64" in row]
+    assert (plain["key"], plain["headers"]) == ("k", {"trace": "ä"})
+    assert (coded["key"], coded["value_base64"], coded["headers"]) == (None, "/wA=", {})
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_compressed_batches_come_back(semel: Console, topic: str, codec: str) -> None:
+    text = b"the same again\n" * 1000
+    semel.json("produce", topic, "--compression", codec, stdin=text)
+    assert semel("consume", topic, "--until-end").stdout == text
+
+
+def test_a_line_too_long_stops_the_load_before_anything_after_it(
+    semel: Console, tmp_path: Path
+) -> None:
+    semel.json("topic", "create", "short", "--message-bytes-max", "100")
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 100 + b"\n" + b"y\n" + b"z" * 101 + b"\nafter\n")
+    error = semel.fails("produce", "short", file, "--producer", "p", "--json")
+    assert "line 3 " in error
+    assert "100 bytes" in error
+    assert sorted(semel("consume", "short", "--until-end").stdout.split()) == [b"x" * 100, b"y"]
+
+
+def test_consume_stops_where_it_is_told(semel: Console, topic: str) -> None:
+    semel.json("produce", topic, stdin=b"".join(b"%d\n" % n for n in range(50)))
+    assert len(semel("consume", topic, "--max", "7").stdout.splitlines()) == 7
+    assert len(semel("consume", topic, "--until-end").stdout.splitlines()) == 50
+    assert semel("consume", topic, "--from", "latest", "--until-end").stdout == b""
+    later = semel("consume", topic, "--from", "2099-01-01T00:00:00Z", "--until-end")
+    assert later.stdout == b""
+    earlier = semel("consume", topic, "--from", "2001-01-01", "--until-end")
+    assert len(earlier.stdout.splitlines()) == 50
+
+
+def test_a_group_commits_what_it_wrote(semel: Console, topic: str) -> None:
+    lines = [b"%d" % n for n in range(60)]
+    semel.json("produce", topic, stdin=b"\n".join(lines))
+    first = semel("consume", topic, "--group", topic, "--max", "20").stdout.splitlines()
+    rest = semel("consume", topic, "--group", topic, "--until-end").stdout.splitlines()
+    assert len(first) == 20
+    assert sorted(first + rest) == sorted(lines)
+    assert semel("consume", topic, "--group", topic, "--until-end").stdout == b""
+    found = semel.json("group", "describe", topic)
+    assert (found["group"], found["lag"]) == (topic, 0)
+    assert topic in semel.json("group", "list")["groups"]
+    dry = semel.json("group", "reset-offsets", topic, topic, "--to", "earliest", "--dry-run")
+    assert set(dry["offsets"].values()) == {0}
+    assert semel.json("group", "describe", topic)["lag"] == 0
+    semel.json("group", "reset-offsets", topic, topic, "--to", "earliest")
+    assert semel.json("group", "describe", topic)["lag"] == 60
+    assert len(semel("consume", topic, "--group", topic, "--until-end").stdout.splitlines()) == 60
+
+
+def test_topics_are_described_altered_and_deleted(semel: Console, topic: str) -> None:
+    found = semel.json("topic", "describe", topic)
+    assert [queue["queue"] for queue in found["queues"]] == [0, 1, 2]
+    assert found["queues"][0].keys() >= {
+        *("queue", "group", "slot_start", "slot_end", "log_start_offset", "log_end_offset")
+    }
+    assert found["queues"][0]["slot_start"] == 0
+    assert found["queues"][-1]["slot_end"] == 65_536
+    altered = semel.json("topic", "alter", topic, "--retention", "12h")
+    assert altered["settings"]["retention_ms"] == 12 * 3_600_000
+    assert topic in {found["name"] for found in semel.json("topic", "list")["topics"]}
+    assert "exists" in semel.fails("topic", "create", topic, "--queues", "5")
+    again = ("topic", "create", topic, "--queues", "3", "--if-not-exists")
+    assert semel.json(*again)["created"] is False
+    assert semel.json("topic", "delete", topic)["deleted"] is True
+    assert topic in semel.fails("topic", "delete", topic)
+    assert semel.json("topic", "delete", topic, "--if-exists")["deleted"] is False
+
+
+def test_cluster_status_keeps_its_contract(semel: Console, up: UpProcess) -> None:
+    found = semel.json("cluster", "status")
+    [group] = found["groups"]
+    assert group.keys() >= {"id", "term", "master", "commit_index", "nodes"}
+    [node] = group["nodes"]
+    assert node.keys() >= {"id", "address", "role", "log_end_index", "alive"}
+    assert (node["id"], node["alive"], group["master"]) == (1, True, 1)
+    assert node["address"] == up.node(1).address
+    [controller] = found["controllers"]
+    assert controller["address"] == up.bootstrap
+
+
+def test_verify_and_outcome_keep_their_contract(semel: Console, topic: str) -> None:
+    semel.json("produce", topic, "--producer", topic, stdin=b"a\nb\nc\nd\n")
+    found = semel.json("verify", "--exactly-once", topic)
+    keys = {"ok", "messages", "duplicates", "missing", "queues", "nodes_compared"}
+    assert found.keys() >= keys
+    assert (found["ok"], found["messages"], found["duplicates"], found["missing"]) == (
+        *(True, 4, 0, 0),
+    )
+    wanted = {"queue", "log_start_offset", "log_end_offset", "digest"}
+    assert all(queue.keys() >= wanted for queue in found["queues"])
+    rows = read_json(semel("consume", topic, "--until-end", "--json"))
+    row = rows[0]
+    name = ("producer", "outcome", topic, topic, str(row["queue"]))
+    committed = semel.json(*name, str(row["sequence"]))
+    assert (committed["outcome"], committed["offset"]) == ("committed", row["offset"])
+    assert semel.json(*name, "99")["outcome"] == "not_committed"
+    assert topic in {found["name"] for found in semel.json("producer", "list")["producers"]}
+    described = semel.json("producer", "describe", topic)
+    assert {queue["queue"] for queue in described["queues"]} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["topic", "describe", "nowhere"], "nowhere"),
+        (["produce", "nowhere", __file__], "nowhere"),
+        (["consume", "nowhere"], "nowhere"),
+        (["consume", "nowhere", "--group", "g"], "nowhere"),
+        (["verify", "--exactly-once", "nowhere"], "nowhere"),
+        (["group", "describe", "nobody"], "nobody"),
+        (["group", "delete", "nobody"], "nobody"),
+        (["producer", "describe", "nobody"], "nobody"),
+        (["producer", "outcome", "nobody", "t", "0", "0"], "nobody"),
+        (["topic", "create", "bad name"], "bad name"),
+        (["produce", "t", "/does/not/exist"], "/does/not/exist: no such file"),
+        (["produce", "t", "/tmp"], "/tmp: is a directory"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_bad_input_is_one_clear_line(
+    inside: Inside, arguments: list[str], what: str, as_json: bool
+) -> None:
+    status, error = inside(*arguments, *(["--json"] if as_json else []))
+    assert status == 1
+    assert what in error
+
+
+def test_an_empty_and_an_unreadable_file_are_named(semel: Console, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    assert f"{empty} is empty" in semel.fails("produce", "t", empty)
+    if os.getuid() != 0:
+        empty.chmod(0)
+        assert "permission denied" in semel.fails("produce", "t", empty)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["prodcue", "t"],
+        ["topic"],
+        ["produce"],
+        ["produce", "t", "--produser", "x"],
+        ["produce", "t", "--producer", ""],
+        ["produce", "t", "--key-separator", ""],
+        ["produce", "t", "--format", "jsonl", "--key-separator", ":"],
+        ["produce", "t", "--rate", "fast"],
+        ["consume", "t", "--from", "yesterday"],
+        ["consume", "t", "--max", "0"],
+        ["consume", "t", "--group", "g", "--from", "7"],
+        ["consume", "t", "--format", "value", "--json"],
+        ["topic", "create", "t", "--queues", "0"],
+        ["topic", "create", "t", "--retention", "7"],
+        ["topic", "alter", "t"],
+        ["verify", "t"],
+        ["producer", "outcome", "p", "t", "0", "-1"],
+        ["cluster", "status", "--bootstrap", "nonsense"],
+        ["up", "--brokers", "2"],
+        ["up", "--controllers", "3"],
+        ["completion", "tcsh"],
+    ],
+)
+def test_wrong_usage_is_status_2(inside: Inside, arguments: list[str]) -> None:
+    status, _ = inside(*arguments)
+    assert status == (1 if "nonsense" in arguments else 2)
+
+
+def test_offsets_outside_the_queue_are_refused(semel: Console, topic: str) -> None:
+    assert "99" in semel.fails("consume", topic, "--from", "99", "--until-end")
+
+
+def test_no_cluster_is_one_clear_line() -> None:
+    nowhere = Console("127.0.0.1:9")
+    assert "127.0.0.1:9" in nowhere.fails("cluster", "status", "--json")
+
+
+def test_a_reader_that_goes_away_is_no_error(semel: Console, topic: str, up: UpProcess) -> None:
+    semel.json("produce", topic, stdin=b"a line of some length\n" * 100_000)
+    command = f"{sys.executable} -m semel.console consume {topic} | head -n 1"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        capture_output=True,
+        env={**os.environ, "SEMEL_BOOTSTRAP": up.bootstrap},
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (b"a line of some length\n", b"")
+
+
+def test_progress_lines_come_before_the_result(semel: Console, topic: str) -> None:
+    text = b"0123456789\n" * 2000
+    done = semel(*("produce", topic, "--json", "--progress", "0.02", "--rate", "20k"), stdin=text)
+    rows = read_json(done)
+    assert [row.get("event") for row in rows[:-1]] == ["progress"] * (len(rows) - 1)
+    assert len(rows) > 5
+    assert "event" not in rows[-1]
+    assert rows[-1]["stored"] == 2000
+    assert rows[-1]["seconds"] >= 0.9
+
+
+def test_bench_measures(semel: Console) -> None:
+    produced = semel.json("bench", "produce", "--total", "4M", "--size", "1k")
+    assert (produced["messages"], produced["bytes"]) == (4096, 4 << 20)
+    consumed = semel.json("bench", "consume", "--total", "2M", "--size", "100")
+    assert consumed["messages"] == (2 << 20) // 100
+    latency = semel.json("bench", "latency", "--count", "20")
+    assert 0 < latency["p50_ms"] <= latency["p99_ms"] <= latency["max_ms"]
+    names = {found["name"] for found in semel.json("topic", "list")["topics"]}
+    assert not any(name.startswith("bench-") for name in names)
+
+
+def test_completion_knows_the_nouns(semel: Console) -> None:
+    script = semel("completion", "bash").stdout.decode()
+    assert "_SEMEL_COMPLETE" in script
+    environment = {"_SEMEL_COMPLETE": "bash_complete", "COMP_WORDS": "semel to", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "semel.console"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert "topic" in done.stdout
