@@ -34,6 +34,8 @@ from concurrent.futures import Executor
 from random import Random
 
 from semel.broker.config import BrokerConfig
+from semel.broker.confirmed_reads import ConfirmedReads
+from semel.broker.core_log import CoreLog
 from semel.broker.log import DamagedEntry, HardStateFile, Log
 from semel.broker.peers import PeerLink
 from semel.broker.proposer import Proposer
@@ -75,47 +77,6 @@ _APPLY_FRAMES = 64
 def monotonic_ms() -> int:
     """The clock of elections, locks and waits."""
     return time.monotonic_ns() // 1_000_000
-
-
-class CoreLog:
-    """The log as the Raft core reads it."""
-
-    def __init__(self, log: Log, memberships: dict[int, Membership]) -> None:
-        self._log = log
-        self.memberships = memberships
-        """Of the membership entries that may still be truncated, by index."""
-
-    @property
-    def first_index(self) -> int:
-        return self._log.first_index
-
-    @property
-    def last_index(self) -> int:
-        return self._log.last_index
-
-    @property
-    def last_term(self) -> int:
-        return self._log.last_term
-
-    @property
-    def synced_index(self) -> int:
-        return self._log.synced_index
-
-    def term_at(self, index: int) -> int | None:
-        return self._log.term_at(index)
-
-    def fit(self, lo: int, hi_max: int, max_bytes: int) -> int:
-        return self._log.fit(lo, hi_max, max_bytes)
-
-    def meta(self, index: int) -> EntryMeta:
-        term = self._log.term_at(index)
-        assert term is not None, f"entry {index} is not in the log"
-        return EntryMeta(
-            index=index,
-            term=term,
-            size=self._log.size_of(index),
-            membership=self.memberships.get(index),
-        )
 
 
 class Replica:
@@ -169,12 +130,9 @@ class Replica:
         self._master_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._watchers: dict[QueueKey, set[asyncio.Event]] = {}
-        self._read_waiters: dict[int, list[asyncio.Future[None]]] = {}
-        self._next_reads: list[asyncio.Future[None]] = []
-        self._confirmed_reads: list[tuple[int, list[asyncio.Future[None]]]] = []
+        self._reads = ConfirmedReads(self._start_read_round)
         self._applied_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._role_waiters: list[asyncio.Future[None]] = []
-        self._read_context = 0
         self._last_tick_ms = monotonic_ms()
         self._term_of_proposer = 0
         log.on_synced = self._on_synced_in_writer
@@ -269,11 +227,11 @@ class Replica:
         One heartbeat round serves all who ask before it starts. Raises NotMaster.
         """
         await self.wait_master()
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._next_reads.append(future)
-        if not self._read_waiters:
-            self._start_read_round()
-        await future
+        await self._reads.wait()
+
+    def _start_read_round(self, context: int) -> None:
+        self.core.read_index(context, monotonic_ms())
+        self.drain()
 
     async def wait_applied(self, index: int, timeout_s: float | None) -> None:
         """Raises Unavailable when this node does not get so far in time."""
@@ -428,15 +386,10 @@ class Replica:
     def _perform(self, ready: Ready) -> None:
         if ready.truncate_from is not None:
             self.log.truncate(ready.truncate_from)
-            self._core_log.memberships = {
-                index: membership
-                for index, membership in self._core_log.memberships.items()
-                if index < ready.truncate_from
-            }
+            self._core_log.truncated(ready.truncate_from)
         if ready.append:
             for meta in ready.append:
-                if meta.membership is not None:
-                    self._core_log.memberships[meta.index] = meta.membership
+                self._core_log.appended(meta)
             self.log.append([self._frames_in_step[meta.index] for meta in ready.append])
         if ready.hard_state is not None:
             saved = ready.hard_state
@@ -451,7 +404,7 @@ class Replica:
             if link is not None and not (self.muted and message.kind is MessageKind.PRE_VOTE):
                 link.send(message)
         if ready.reads or ready.reads_failed:
-            self._on_reads(ready)
+            self._reads.on_rounds(ready.reads, ready.reads_failed, self.not_master)
         if ready.snapshot_wanted is not None:
             self.on_snapshot_offer(ready.snapshot_wanted)
         self.apply()
@@ -500,7 +453,7 @@ class Replica:
                     event.set()
         if ready.role is not Role.MASTER:
             self._master_ready.set()
-            self._fail_reads()
+            self._reads.fail(self.not_master)
         self._tell_role()
 
     # ------------------------------------------------------------------ applying
@@ -555,11 +508,7 @@ class Replica:
             self._maybe_become_judge()
         elif self.proposer is not None and self.proposer.has_pending:
             self._schedule_turn()
-        while self._confirmed_reads and self._confirmed_reads[0][0] <= applied:
-            _, futures = self._confirmed_reads.pop(0)
-            for future in futures:
-                if not future.done():
-                    future.set_result(None)
+        self._reads.on_applied(applied)
         if self._applied_waiters:
             for index, future in self._applied_waiters:
                 if index <= applied and not future.done():
@@ -628,39 +577,6 @@ class Replica:
                 for event in self._watchers.get(key, ()):
                     event.set()
 
-    # ------------------------------------------------------------------ confirmed reads
-
-    def _start_read_round(self) -> None:
-        if not self._next_reads:
-            return
-        self._read_context += 1
-        self._read_waiters[self._read_context] = self._next_reads
-        self._next_reads = []
-        self.core.read_index(self._read_context, monotonic_ms())
-        self.drain()
-
-    def _on_reads(self, ready: Ready) -> None:
-        for read in ready.reads:
-            futures = self._read_waiters.pop(read.context, [])
-            self._confirmed_reads.append((read.index, futures))
-        for context in ready.reads_failed:
-            for future in self._read_waiters.pop(context, []):
-                if not future.done():
-                    future.set_exception(self.not_master())
-        if not self._read_waiters:
-            self._loop.call_soon(self._start_read_round)
-
-    def _fail_reads(self) -> None:
-        waiting = [*self._next_reads]
-        for futures in self._read_waiters.values():
-            waiting += futures
-        for _, futures in self._confirmed_reads:
-            waiting += futures
-        self._next_reads, self._read_waiters, self._confirmed_reads = [], {}, []
-        for future in waiting:
-            if not future.done():
-                future.set_exception(self.not_master())
-
     def membership_of(self, state: State) -> Membership:
         """The Raft membership that a state speaks of; the initial one before any was logged."""
         known = state.membership
@@ -676,4 +592,4 @@ class Replica:
         if self.proposer is not None:
             self.proposer.on_lost(error)
             self.proposer = None
-        self._fail_reads()
+        self._reads.fail(self.not_master)
