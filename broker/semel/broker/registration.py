@@ -9,6 +9,7 @@ Not here: what the controller makes of it (`controller/`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import grpc
@@ -62,10 +63,10 @@ class Registration:
                             error_from_rpc(error),
                         )
                     reachable = False
-                try:
-                    await asyncio.wait_for(changed.wait(), self._config.report_ms / 1000)
-                except TimeoutError:
-                    continue
+                # Not wait_for: Python 3.11's loses a cancellation that comes with the event itself.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._config.report_ms / 1000):
+                        await changed.wait()
 
     def _report(self) -> controller_pb2.ReportNodeRequest:
         replica, config = self._replica, self._config
