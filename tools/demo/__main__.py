@@ -14,7 +14,7 @@ from typing import NoReturn
 from semel.console import render
 from semel.protos.errors import SemelError
 from tools.demo.play import play
-from tools.demo.proof import judge, table
+from tools.demo.proof import Figures, judge, table
 from tools.demo.stage import DemoFailed, Stage
 
 
@@ -38,7 +38,7 @@ def main() -> int:
     stage = Stage(scratch)
     stage.adopt_orphans()
     try:
-        figures = play(stage, arguments.file)
+        return _verdict(play(stage, arguments.file))
     except KeyboardInterrupt:
         return 130
     except (SemelError, DemoFailed) as error:
@@ -52,6 +52,10 @@ def main() -> int:
             signal.signal(number, signal.SIG_IGN)  # the rest is cleaning up, and is short
         stage.clear()
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _verdict(figures: Figures) -> int:
+    """Shows the proof and returns the exit status."""
     lines = judge(figures)
     render.Output(as_json=False).draw(table(lines))
     wrong = [line.name for line in lines if line.good is False]

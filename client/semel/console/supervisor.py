@@ -161,7 +161,8 @@ class Supervisor:
                 self._failure = f"{node.name} did not start: {self._last_line(node)}"
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay_ms / 1000)
+                async with asyncio.timeout(delay_ms / 1000):
+                    await self._stopping.wait()
 
     async def _start(self, node: NodePlan) -> asyncio.subprocess.Process:
         launcher = Path(__file__).with_name("launcher.py")

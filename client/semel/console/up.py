@@ -216,7 +216,8 @@ async def _signals() -> AsyncIterator[_Stop]:
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await stop.wait()
 
 
 async def _until_ready(nodes: Supervisor, watch: ClusterWatch, stop: asyncio.Event) -> bool:
