@@ -1,9 +1,9 @@
 """What a message looks like in Spark: the columns, and Arrow batches in exactly that shape.
 
 How it works. A stored batch already lies in Arrow's layout, so a row is never touched: columns are
-picked, the topic's name and queue's number are repeated by Arrow, and types are cast where Spark's
-differ by name only. A user's schema picks and orders columns; it is the only pruning Spark offers
-to Python sources, and it saves most of the time of a read that needs few columns.
+picked, and types are cast where Spark's are narrower or named otherwise. A user's schema picks and
+orders columns; it is the only pruning Spark offers to Python sources, and it saves most of the
+time of a read that needs few columns.
 
 Invariants
 1. Every batch has the Arrow schema that Spark derives from the read's schema, in order, type and
@@ -14,7 +14,6 @@ Not here: where batches come from (`reader.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import pyarrow as pa
@@ -82,14 +81,9 @@ class Projection:
     def apply(self, batch: pa.RecordBatch, source: QueueRange) -> pa.RecordBatch:
         """Those rows of `batch` that lie in `source`; no copy of keys, values or headers."""
         batch = within(batch, source.start, source.end)
-        count = batch.num_rows
-        made: dict[str, Callable[[], pa.Array]] = {
-            "topic": lambda: pa.repeat(pa.scalar(source.topic, pa.string()), count),
-            "queue": lambda: pa.repeat(pa.scalar(source.queue, pa.int32()), count),
-        }
         columns = []
         for field in self._schema:
-            column = made[field.name]() if field.name in made else batch.column(field.name)
+            column = batch.column(field.name)
             columns.append(column if column.type == field.type else column.cast(field.type))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 

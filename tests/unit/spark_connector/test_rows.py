@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from semel.protos.columns import RECORD_SCHEMA
+from semel.client import ARROW_SCHEMA
 from semel.protos.errors import InvalidRequest
 from semel.spark_connector.offsets import QueueRange
 from semel.spark_connector.rows import ROW_SCHEMA, Projection, check_schema, row_schema, within
@@ -26,10 +26,12 @@ def stored(first: int, count: int) -> pa.RecordBatch:
             "headers": [{"key": "h", "value": b"%d" % at}] if at % 3 else [],
             "producer": 5,
             "sequence": at * 10,
+            "topic": "orders",
+            "queue": 3,
         }
         for at in range(first, first + count)
     ]
-    return pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)
+    return pa.RecordBatch.from_pylist(rows, ARROW_SCHEMA)
 
 
 @pytest.mark.parametrize(
