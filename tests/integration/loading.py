@@ -55,9 +55,9 @@ def semel(bootstrap: str, *arguments: str, timeout: float = 60) -> subprocess.Co
     )
 
 
-def create_topic(bootstrap: str, queues: int = 4) -> None:
+def create_topic(bootstrap: str, *, queues: int = 4, topic: str = TOPIC) -> None:
     """The topic that the loader writes to."""
-    done = semel(bootstrap, "topic", "create", TOPIC, "--queues", str(queues))
+    done = semel(bootstrap, "topic", "create", topic, "--queues", str(queues))
     assert done.returncode == 0, done.stderr
 
 
@@ -73,12 +73,18 @@ def staged(directory: Path) -> Iterator[Stage]:
 
 
 def start_loader(
-    stage: Stage, bootstrap: str, source: Source, *, seconds: float, name: str = "loader"
+    stage: Stage,
+    bootstrap: str,
+    source: Source,
+    *,
+    seconds: float,
+    name: str = "loader",
+    topic: str = TOPIC,
 ) -> Actor:
     """A loader that takes that long for the whole file when nothing is in its way."""
     return stage.start(
         name,
-        *("semel.console", "produce", TOPIC, str(source.path), "--producer", PRODUCER),
+        *("semel.console", "produce", topic, str(source.path), "--producer", PRODUCER),
         *("--bootstrap", bootstrap, "--json", "--progress", "0.025"),
         *("--rate", str(max(1, round(source.size / seconds)))),
     )
@@ -110,9 +116,9 @@ def finish(loader: Actor, timeout: float = 90) -> dict[str, Any]:
     return said.line
 
 
-def prove(bootstrap: str, source: Source, *, nodes: int, scratch: Path) -> None:
+def prove(bootstrap: str, source: Source, *, nodes: int, scratch: Path, topic: str = TOPIC) -> None:
     """The topic holds every line of the file once, in order, with its own bytes, on every node."""
-    verified = semel(bootstrap, "verify", "--exactly-once", TOPIC, "--json")
+    verified = semel(bootstrap, "verify", "--exactly-once", topic, "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr
     verdict = json.loads(verified.stdout)
     assert verdict["ok"] is True
@@ -121,7 +127,7 @@ def prove(bootstrap: str, source: Source, *, nodes: int, scratch: Path) -> None:
     with (
         Rebuild.on_disk(source, scratch) as rebuilt,
         connect(bootstrap) as client,
-        client.reader(TOPIC, end="latest") as reader,
+        client.reader(topic, end="latest") as reader,
     ):
         while (batch := reader.poll_arrow(timeout=10)) is not None:
             take_in(rebuilt, batch)

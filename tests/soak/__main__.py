@@ -1,0 +1,31 @@
+"""`./run soak [NAME] [ARGUMENT...]`: the long runs; without NAME, their list."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+SOAKS: Final = {
+    "raft": ("tests.sim.soak", "the Raft core in a simulated cluster, many thousand seeds"),
+    "kills": ("tests.soak.kills", "real loads while masters, loaders and controllers are killed"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one soak and returns its exit status."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: ./run soak NAME [ARGUMENT...]; each explains itself with --help\n")
+        for name, (_, text) in SOAKS.items():
+            print(f"  {name:8} {text}")
+        return 0
+    name, *rest = arguments
+    if name not in SOAKS:
+        print(f"error: no such soak: {name}; there are {', '.join(SOAKS)}", file=sys.stderr)
+        return 2
+    status = importlib.import_module(SOAKS[name][0]).main(rest)
+    return int(status or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
