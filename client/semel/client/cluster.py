@@ -44,8 +44,9 @@ PROBE_S: Final = 0.4
 """How long one node may take to say what it is."""
 PROBE_MIN_S: Final = 0.1
 """The same in the first round of a search."""
-ATTEMPT_S: Final = 3.0
-"""One attempt of a call; a node that hangs is given up after it."""
+ATTEMPT_S: Final = 1.0
+"""The first attempt of a call; each further one may take twice as long. A node that hangs is given
+up after it, and the group's other nodes are asked."""
 SEARCH_POLICY: Final = BackoffPolicy(initial_ms=15, max_ms=120)
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 WATCH_POLICY: Final = BackoffPolicy(initial_ms=100, max_ms=2_000)
@@ -238,6 +239,7 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         backoff = Backoff(CALL_POLICY, random.random)
         last: SemelError | None = None
+        attempt_s = ATTEMPT_S
         while True:
             try:
                 async with asyncio.timeout_at(self._loop_time(deadline)):
@@ -247,7 +249,8 @@ class Cluster:
                 raise Unavailable(
                     f"broker group {group_id} has no master for {timeout_s:g} s{reason}"
                 ) from None
-            left = min(ATTEMPT_S, max(0.001, deadline - time.monotonic()))
+            left = min(attempt_s, max(0.001, deadline - time.monotonic()))
+            attempt_s *= 2
             try:
                 return await self.connections.call(master.address, BROKER, method, request, left)
             except (NotMaster, Unavailable, TimedOut) as error:

@@ -134,8 +134,8 @@ class ConsumerConfig:
     """Something delivered and not committed for so long is delivered again, to whoever asks."""
     session_ms: int = 10_000
     """A consumer that is silent for so long loses its queues."""
-    fetch_bytes: int = 4 << 20
-    """At most so much in one reply of a broker."""
+    fetch_bytes: int = 1 << 20
+    """At most so much in one reply of a broker; larger replies are slower, not faster."""
     prefetch_bytes: int = 16 << 20
     """At most so much is held ready, over all queues."""
     member_id: str = ""
@@ -158,8 +158,8 @@ class ConsumerConfig:
 class ReaderConfig:
     """Options of `client.reader`."""
 
-    fetch_bytes: int = 4 << 20
-    """At most so much in one reply of a broker."""
+    fetch_bytes: int = 1 << 20
+    """At most so much in one reply of a broker; larger replies are slower, not faster."""
     prefetch_bytes: int = 16 << 20
     """At most so much is held ready, over all queues."""
 

@@ -291,6 +291,7 @@ class ConsumerCore:
                     grant.log_start_offset,
                 )
             if self.config.auto_offset_reset == "error":
+                self._retry_at[key] = time.monotonic() + LOCK_RETRY_MAX_S
                 self.feed.fail(_no_offset(self.group, place[0], key, never, grant))
                 return
             latest = self.config.auto_offset_reset == "latest" and never
@@ -313,6 +314,7 @@ class ConsumerCore:
             if queue is not None:
                 queue.restart(queue.delivered)
                 queue.paused = key in self._paused
+                self.feed.wake()
         ready: list[FeedQueue] = []
         for key, queue in self._held.items():
             if key in self._assigned:

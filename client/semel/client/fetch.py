@@ -53,8 +53,12 @@ logger = logging.getLogger(__name__)
 
 MAX_WAIT_MS: Final = 500
 """How long a broker may hold a poll that finds nothing."""
+POLLS: Final = 2
+"""Polls under way at a time, each for a share of the queues."""
 OVERDUE_S: Final = 1.5
 """A poll unanswered for so long after that: the broker hangs."""
+REST_S: Final = 0.05
+"""After an answer that says "not now"."""
 GATHER_BYTES: Final = 64 << 10
 """`arrow` puts batches together until they are so large: tiny ones would cost a call each."""
 WAIT_SLICE_S: Final = 1.0
@@ -197,7 +201,8 @@ class Feed:
             and queue.buffered < share
         ]
         found.sort(key=lambda queue: queue.buffered)
-        return found
+        # Not all in one poll: while one answer is on its way the broker works on the next.
+        return found[: max(1, (len(self.queues) + POLLS - 1) // POLLS)]
 
     def deliver(self, deliveries: list[Delivery]) -> None:
         """Puts deliveries in line."""
@@ -285,6 +290,7 @@ class _FetchLink:
         self._polls: dict[int, tuple[float, list[tuple[FeedQueue, int]]]] = {}
         """Polls under way: deadline, and queues with their turns."""
         self._number = 0
+        self._not_before = 0.0
         self._task = feed.cluster.spawn(self._run(), f"semel-fetch-{group_id}")
 
     def wake(self) -> None:
@@ -359,6 +365,10 @@ class _FetchLink:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
+                wait = self._not_before - time.monotonic()
+                if wait > 0:
+                    await asyncio.sleep(wait)
+                    continue
                 self._number += 1
                 request = broker_pb2.FetchRequest(
                     correlation_id=self._number,
@@ -404,6 +414,7 @@ class _FetchLink:
         if header.HasField("error"):
             error = from_detail(header.error)
             if isinstance(error, Throttled):
+                self._rest(error.retry_after_ms)
                 return
             raise error
         deliveries: list[Delivery] = []
@@ -421,7 +432,9 @@ class _FetchLink:
                 error = from_detail(result.error)
                 if isinstance(error, NotMaster):
                     moved = error
-                elif not error.retriable:
+                elif error.retriable:
+                    self._rest(0)
+                else:
                     queue.asked = True
                     self._feed.owner.on_queue_error(queue, error)
                 continue
@@ -433,6 +446,10 @@ class _FetchLink:
         self._wake.set()
         if moved is not None:
             raise moved
+
+    def _rest(self, retry_after_ms: int) -> None:
+        """Does not ask again at once."""
+        self._not_before = time.monotonic() + max(REST_S, retry_after_ms / 1000)
 
     def _cut(
         self,

@@ -93,13 +93,6 @@ class SendFuture:
     def add_done_callback(self, function: Callable[[SendFuture], object]) -> None:
         """Calls `function(self)` once when done: at once, or later on the I/O thread, where it
         must not block."""
-
-        def look() -> None:
-            if self.done():
-                function(self)
-            else:
-                self._chunk.waiters.append(look)
-
         if self.done():
             function(self)
             return

@@ -105,6 +105,8 @@ class _Topic:
         self.unsettled = 0
         """Parts that were routed and are not settled."""
         self.turn = 0
+        self.routed_position = -1
+        """Newest position whose message is in its lane, with all before it."""
         self.linger: asyncio.TimerHandle | None = None
         self.resume: np.ndarray[Any, np.dtype[np.int64]] | None = None
         batch_bytes_max = route.batch_bytes_max or BATCH_BYTES_DEFAULT
@@ -487,6 +489,7 @@ class ProducerCore:
         return None
 
     def _route(self, topic: _Topic, chunk: Chunk, sticky: int) -> None:
+        position = int(chunk.positions[-1]) if chunk.positions is not None else -1
         try:
             parts = route(
                 chunk,
@@ -499,6 +502,7 @@ class ProducerCore:
             self._fail_chunk(chunk, error)
             return
         topic.turn = (sticky + 1) % len(topic.lanes)
+        topic.routed_position = max(topic.routed_position, position)
         skipped = chunk.count - sum(part.count for part in parts)
         self.stats.skipped += skipped
         topic.unsettled += len(parts)
@@ -626,7 +630,8 @@ class ProducerCore:
         self.pump()
         marks = []
         for name, topic in self._topics.items():
-            position = self.intake.topic(name).last_position
+            # Not the newest that was sent: another thread's may not be routed yet.
+            position = topic.routed_position
             behind = [lane for lane in topic.lanes if lane.last_planned < position]
             if not behind:
                 continue

@@ -48,6 +48,7 @@ def chunk_of(values: list[bytes], **columns: Any) -> Chunk:
     chunk = Chunk("t", 1_000, 0.0)
     chunk.values = values
     chunk.count = len(values)
+    chunk.bytes = sum(len(value) + ROW_BYTES for value in values)
     for name, column in columns.items():
         setattr(chunk, name, column)
     return chunk

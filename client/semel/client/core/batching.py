@@ -220,9 +220,7 @@ def route(
     with source positions only: the last sequence of each queue when the producer was opened.
     Raises InvalidRequest for a column that cannot be stored, UnknownQueue.
     """
-    columns = Columns.from_arrow(
-        chunk.values, keys=chunk.keys, headers=chunk.headers, timestamps=chunk.timestamps
-    )
+    columns = _columns(chunk)
     chunk.values = chunk.keys = chunk.headers = chunk.timestamps = None
     count = chunk.count
     positions: Rows | None = None
@@ -238,6 +236,14 @@ def route(
         owners = owners + queues * (positions <= resume[owners])
         if (owners == owners[0]).all():
             owners = int(owners[0])
+    if isinstance(owners, int) and owners < queues and chunk.bytes <= batch_bytes:
+        # The way of a single awaited message: nothing to sort, nothing to cut.
+        part = Part(chunk, topic.queues[owners].key, 0, count, chunk.bytes)
+        part.columns = columns
+        part.positions = positions
+        chunk.open_parts = 1
+        chunk.parts = [part]
+        return [part]
     if isinstance(owners, int):
         runs = [(owners, 0, count)]
     else:
@@ -272,6 +278,21 @@ def route(
     chunk.open_parts = len(to_send)
     chunk.parts = parts
     return to_send
+
+
+def _columns(chunk: Chunk) -> Columns:
+    if type(chunk.values) is list and chunk.headers is None:
+        # Checked at the door, one by one.
+        return Columns(
+            values=pa.array(chunk.values, pa.binary()),
+            keys=None if chunk.keys is None else pa.array(chunk.keys, pa.binary()),
+            timestamps=(
+                None if chunk.timestamps is None else pa.array(chunk.timestamps, pa.int64())
+            ),
+        )
+    return Columns.from_arrow(
+        chunk.values, keys=chunk.keys, headers=chunk.headers, timestamps=chunk.timestamps
+    )
 
 
 def _owners(
