@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import dataclasses
 import doctest
 import io
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,16 @@ import pyarrow as pa
 import pytest
 
 import semel.client
-from semel.client import ARROW_SCHEMA, Client, connect, connect_async
+from semel.client import (
+    ARROW_SCHEMA,
+    Client,
+    ClientConfig,
+    ConsumerConfig,
+    ProducerConfig,
+    ReaderConfig,
+    connect,
+    connect_async,
+)
 from semel.protos.errors import (
     Closed,
     InvalidRequest,
@@ -423,10 +434,13 @@ async def test_a_busy_loop_is_not_needed_by_the_client(shared_cluster: Cluster, 
         await producer.close()
 
 
-@pytest.mark.parametrize("function", [semel.client.connect, semel.client.connect_async])
-async def test_examples_of_the_documentation(shared_cluster: Cluster, function: Any) -> None:
-    assert function.__doc__
-    examples = doctest.DocTestParser().get_examples(function.__doc__)
+@pytest.mark.parametrize("where", ["connect", "connect_async", "docs/client.md"])
+async def test_examples_of_the_documentation(shared_cluster: Cluster, where: str) -> None:
+    if where.endswith(".md"):
+        text = (Path(__file__).parents[2] / where).read_text()
+    else:
+        text = getattr(semel.client, where).__doc__
+    examples = doctest.DocTestParser().get_examples(text)
     assert examples
     scope: dict[str, Any] = {
         "bootstrap": shared_cluster.bootstrap,
@@ -439,7 +453,14 @@ async def test_examples_of_the_documentation(shared_cluster: Cluster, function: 
             running = eval(code, scope)
             if running is not None:
                 await running
-        assert out.getvalue() == example.want
+        assert out.getvalue() == example.want, example.source
+
+
+def test_the_options_of_the_documentation_are_the_options() -> None:
+    text = (Path(__file__).parents[2] / "docs/client.md").read_text()
+    for config in (ClientConfig, ProducerConfig, ReaderConfig, ConsumerConfig):
+        for field in dataclasses.fields(config):
+            assert f"`{field.name}`" in text
 
 
 def test_positions_may_jump_and_be_numpy(client: Client, topic: str) -> None:
