@@ -26,7 +26,8 @@ from semel.broker.config import BrokerConfig
 from semel.broker.node import BrokerNode
 from semel.broker.raft import RaftConfig
 from semel.protos.batch import Codec
-from semel.protos.columns import Columns, encode_batch
+from semel.protos.columns import Columns, encode_batch, to_record_batch
+from semel.protos.control_records import queue_ref
 from semel.protos.ids import GroupId, NodeId, ProducerId, QueueId, QueueKey, TopicId
 from semel.protos.ids import Sequence as Seq
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
@@ -156,7 +157,7 @@ class RawClient:
         self, key: QueueKey = QUEUE, settings: common_pb2.TopicSettings | None = None
     ) -> None:
         record = control_pb2.CreateQueue(
-            queue=ref(key), topic="t", slot_start=0, slot_end=65536, settings=settings
+            queue=queue_ref(key), topic="t", slot_start=0, slot_end=65536, settings=settings
         )
         request = broker_pb2.ApplyQueuesRequest(
             cluster_id=CLUSTER, records=[control_pb2.ControlRecord(create_queue=record)]
@@ -168,7 +169,7 @@ class RawClient:
     ) -> Any:
         """The row that the fence gives back."""
         request = broker_pb2.FenceProducerRequest(
-            queues=[ref(key)], producer_id=producer, epoch=epoch, session=session, name="p"
+            queues=[queue_ref(key)], producer_id=producer, epoch=epoch, session=session, name="p"
         )
         return (await self.call("FenceProducer", request)).rows[0]
 
@@ -202,7 +203,7 @@ class RawClient:
     async def fetch(self, **fields: Any) -> tuple[Any, list[bytes]]:
         """Header and stored batches of one fetch."""
         wanted = broker_pb2.FetchQueue(
-            queue=ref(fields.pop("key", QUEUE)),
+            queue=queue_ref(fields.pop("key", QUEUE)),
             offset=fields.pop("offset", 0),
             group=fields.pop("group", ""),
             token=fields.pop("token", 0),
@@ -217,8 +218,6 @@ class RawClient:
 
     async def values(self, key: QueueKey = QUEUE, any_replica: bool = False) -> list[bytes]:
         """All values of a queue, in offset order."""
-        from semel.protos.columns import to_record_batch
-
         found: list[bytes] = []
         while True:
             header, parts = await self.fetch(
@@ -234,16 +233,12 @@ class RawClient:
 
     async def verify(self, index: int = 0, keys: Sequence[QueueKey] = ()) -> Mapping[QueueKey, Any]:
         """VerifiedQueue by queue."""
-        request = broker_pb2.VerifyQueuesRequest(queues=map(ref, keys), index=index)
+        request = broker_pb2.VerifyQueuesRequest(queues=map(queue_ref, keys), index=index)
         found: dict[QueueKey, Any] = {}
         async for reply in self.stub.VerifyQueues(request):
             for queue in reply.queues:
                 found[QueueKey(queue.queue.topic_id, queue.queue.queue_id)] = queue
         return found
-
-
-def ref(key: QueueKey) -> common_pb2.QueueRef:
-    return common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id)
 
 
 def make_batch(

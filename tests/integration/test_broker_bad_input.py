@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from semel.broker.node import BrokerNode
+from semel.protos.control_records import queue_ref
 from semel.protos.errors import (
     CorruptBatch,
     DataDirectoryError,
@@ -34,7 +35,7 @@ from semel.protos.errors import (
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.streams import FETCH_METHOD, encode_ping, encode_produce, frame_prefix
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
-from tests.integration.brokers import CLUSTER, QUEUE, TOPIC, BrokerGroup, RawClient, make_batch, ref
+from tests.integration.brokers import CLUSTER, QUEUE, TOPIC, BrokerGroup, RawClient, make_batch
 
 COMMITTED = broker_pb2.PRODUCE_STATUS_COMMITTED
 
@@ -179,7 +180,9 @@ async def test_a_malformed_fetch_ends_its_stream_only(client: RawClient) -> None
         ),
         (
             "FenceProducer",
-            broker_pb2.FenceProducerRequest(producer_id=1, queues=[ref(QUEUE), ref(QUEUE)]),
+            broker_pb2.FenceProducerRequest(
+                producer_id=1, queues=[queue_ref(QUEUE), queue_ref(QUEUE)]
+            ),
             InvalidRequest,
         ),
         (
@@ -197,7 +200,7 @@ async def test_a_malformed_fetch_ends_its_stream_only(client: RawClient) -> None
         (
             "ResetOffsets",
             broker_pb2.ResetOffsetsRequest(
-                group="g", offsets=[control_pb2.QueueCommit(queue=ref(QUEUE), offset=99)]
+                group="g", offsets=[control_pb2.QueueCommit(queue=queue_ref(QUEUE), offset=99)]
             ),
             OffsetOutOfRange,
         ),
@@ -206,7 +209,7 @@ async def test_a_malformed_fetch_ends_its_stream_only(client: RawClient) -> None
             "ApplyQueues",
             broker_pb2.ApplyQueuesRequest(
                 cluster_id=CLUSTER,
-                records=[control_pb2.ControlRecord(trim=control_pb2.Trim(queue=ref(QUEUE)))],
+                records=[control_pb2.ControlRecord(trim=control_pb2.Trim(queue=queue_ref(QUEUE)))],
             ),
             InvalidRequest,
         ),
@@ -237,7 +240,7 @@ async def acquire(client: RawClient, member: str, **fields: int) -> Any:
     request = broker_pb2.AcquireLocksRequest(
         group="g",
         member_id=member,
-        queues=[ref(QUEUE)],
+        queues=[queue_ref(QUEUE)],
         lock_ms=fields.get("lock_ms", 300),
         session_ms=fields.get("session_ms", 10_000),
     )
@@ -245,7 +248,7 @@ async def acquire(client: RawClient, member: str, **fields: int) -> Any:
 
 
 async def commit(client: RawClient, token: int, offset: int) -> Any:
-    commits = [control_pb2.QueueCommit(queue=ref(QUEUE), token=token, offset=offset)]
+    commits = [control_pb2.QueueCommit(queue=queue_ref(QUEUE), token=token, offset=offset)]
     reply = await client.call("Commit", broker_pb2.CommitRequest(group="g", commits=commits))
     detail = reply.outcomes[0].error
     return from_detail(detail) if detail.code else None
@@ -273,7 +276,7 @@ async def test_a_silent_member_loses_its_lock(client: RawClient) -> None:
     first = await acquire(client, "one", session_ms=200)
     while not (second := await acquire(client, "two")).token:
         await asyncio.sleep(0.05)
-    lock = broker_pb2.LockRef(queue=ref(QUEUE), token=first.token)
+    lock = broker_pb2.LockRef(queue=queue_ref(QUEUE), token=first.token)
     renewed = await client.call(
         "RenewLocks", broker_pb2.RenewLocksRequest(group="g", member_id="one", locks=[lock])
     )

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from semel.broker.log import LogConfig
+from semel.protos.control_records import queue_ref
 from semel.protos.errors import ProducerFenced, StorageError, from_detail
 from semel.protos.v1 import broker_pb2, common_pb2
-from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch, ref
+from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 
 COMMITTED = broker_pb2.PRODUCE_STATUS_COMMITTED
 DUPLICATE = broker_pb2.PRODUCE_STATUS_DUPLICATE
@@ -181,7 +182,9 @@ async def test_retention_by_bytes_gives_the_disk_back(tmp_path: Path) -> None:
             while queue.bytes > 200_000 or node.replica.log.stats().segment_bytes > 800_000:
                 await asyncio.sleep(0.05)
             offsets = (
-                await client.call("ListOffsets", broker_pb2.ListOffsetsRequest(queues=[ref(QUEUE)]))
+                await client.call(
+                    "ListOffsets", broker_pb2.ListOffsetsRequest(queues=[queue_ref(QUEUE)])
+                )
             ).queues[0]
             assert offsets.high_watermark == 250
             assert 200 < offsets.log_start_offset < 250

@@ -21,8 +21,9 @@ from collections.abc import Iterable
 from semel.broker.log import RecordRef
 from semel.broker.replica import Replica, monotonic_ms
 from semel.broker.snapshots import Checkpoints
+from semel.protos.control_records import queue_ref
 from semel.protos.errors import DiskFull, NotMaster, SemelError
-from semel.protos.v1 import common_pb2, control_pb2
+from semel.protos.v1 import control_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,9 @@ class Maintenance:
                 continue
             for group, queue_key, token in clock.expired(monotonic_ms()):
                 logger.info("lock expired group=%s queue=%s token=%d", group, queue_key, token)
-                release = control_pb2.ReleaseLock(group=group, queue=_ref(queue_key), token=token)
+                release = control_pb2.ReleaseLock(
+                    group=group, queue=queue_ref(queue_key), token=token
+                )
                 await self._propose(control_pb2.ControlRecord(release_lock=release))
 
     async def _write_checkpoints(self) -> None:
@@ -99,7 +102,7 @@ class Maintenance:
             target = queue.retention_target(now_us)
             if target is None:
                 continue
-            trim = control_pb2.Trim(queue=_ref(key), log_start_offset=target)
+            trim = control_pb2.Trim(queue=queue_ref(key), log_start_offset=target)
             await self._propose(control_pb2.ControlRecord(trim=trim))
 
     async def _clean(self) -> None:
@@ -170,7 +173,3 @@ class Maintenance:
             pass  # the next master does it
         except SemelError as error:
             logger.warning("not done, it is tried again record=%s error=%s", record, error)
-
-
-def _ref(key: tuple[int, int]) -> common_pb2.QueueRef:
-    return common_pb2.QueueRef(topic_id=key[0], queue_id=key[1])

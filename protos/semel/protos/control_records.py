@@ -1,6 +1,6 @@
-"""Memberships as records of the log: who belongs to a broker group, with addresses.
+"""Parts of control records: queues by reference, memberships with addresses.
 
-Not here: the other control records, which are plain protobuf (`v1/control.proto`).
+Not here: the control records themselves, which are plain protobuf (`v1/control.proto`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from collections.abc import Mapping
 from google.protobuf.message import DecodeError
 
 from semel.protos.errors import CorruptFrame
-from semel.protos.ids import NodeId
+from semel.protos.ids import NodeId, QueueKey
 from semel.protos.v1 import common_pb2, control_pb2
+
+
+def queue_ref(key: QueueKey) -> common_pb2.QueueRef:
+    """The queue, as messages name it."""
+    return common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id)
 
 
 def encode_membership(voters: Mapping[NodeId, str], learners: Mapping[NodeId, str]) -> bytes:

@@ -26,10 +26,12 @@ from semel.broker.state import (
     OffsetReset,
     OutcomeKind,
     ProducerState,
+    queue_key_of,
     row_message,
 )
+from semel.protos.control_records import queue_ref
 from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue, to_detail
-from semel.protos.ids import NodeId, ProducerId, QueueId, QueueKey, TopicId
+from semel.protos.ids import NodeId, ProducerId, QueueKey
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
 
 _OUTCOMES = {
@@ -60,11 +62,11 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         _check_producer(request.producer_id)
         if not request.queues:
             return broker_pb2.FenceProducerReply()
-        wanted = [_key(queue) for queue in request.queues]
+        wanted = [queue_key_of(queue) for queue in request.queues]
         if len(set(wanted)) != len(wanted):
             raise InvalidRequest("a fence names each queue once")
         fence = control_pb2.Fence(
-            queues=[_ref(key) for key in sorted(wanted)],
+            queues=[queue_ref(key) for key in sorted(wanted)],
             producer_id=request.producer_id,
             epoch=request.epoch,
             session=request.session,
@@ -80,7 +82,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
     ) -> broker_pb2.ProduceOutcomeReply:
         _check_producer(request.producer_id)
         await self._replica.confirm_read()
-        key = self._known(_key(request.queue))
+        key = self._known(queue_key_of(request.queue))
         outcome = self._replica.state.outcome(
             key, ProducerId(request.producer_id), request.sequence
         )
@@ -94,7 +96,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         self, request: broker_pb2.DescribeProducersRequest, context: object
     ) -> broker_pb2.DescribeProducersReply:
         state = self._replica.state
-        keys = [_key(queue) for queue in request.queues] or sorted(state.queues)
+        keys = [queue_key_of(queue) for queue in request.queues] or sorted(state.queues)
         limit = request.limit or _ROWS_DEFAULT
         reply = broker_pb2.DescribeProducersReply()
         for key in keys:
@@ -166,7 +168,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         now_ms = monotonic_ms()
         lost = []
         for lock in request.locks:
-            key = _key(lock.queue)
+            key = queue_key_of(lock.queue)
             held = groups.lookup(request.group, key)
             if held is None or held.token != lock.token or held.owner != request.member_id:
                 lost.append(lock)
@@ -182,7 +184,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         held = [
             lock
             for lock in request.locks
-            if (found := groups.lookup(request.group, _key(lock.queue))) is not None
+            if (found := groups.lookup(request.group, queue_key_of(lock.queue))) is not None
             and found.token == lock.token
         ]
         await asyncio.gather(
@@ -226,7 +228,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             queue = state.queues[key]
             reply.states.add(
                 group=group,
-                queue=_ref(key),
+                queue=queue_ref(key),
                 committed_offset=progress.committed_offset,
                 token=progress.token,
                 owner=progress.owner,
@@ -267,9 +269,9 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         await self._replica.confirm_read()
         reply = broker_pb2.ListOffsetsReply()
         for ref in request.queues:
-            queue = self._replica.state.queues.get(_key(ref))
+            queue = self._replica.state.queues.get(queue_key_of(ref))
             if queue is None:
-                error: SemelError = _unknown(_key(ref), self._config)
+                error: SemelError = _unknown(queue_key_of(ref), self._config)
                 reply.queues.add(queue=ref, error=to_detail(error))
                 continue
             reply.queues.add(
@@ -342,7 +344,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         replica = self._replica
         if request.index:
             await replica.wait_applied(request.index, _APPLY_TIMEOUT_S)
-        keys: Sequence[QueueKey] = [_key(ref) for ref in request.queues] or sorted(
+        keys: Sequence[QueueKey] = [queue_key_of(ref) for ref in request.queues] or sorted(
             replica.state.queues
         )
         for key in keys:
@@ -363,14 +365,6 @@ def resident_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-
-
-def _key(ref: common_pb2.QueueRef) -> QueueKey:
-    return QueueKey(TopicId(ref.topic_id), QueueId(ref.queue_id))
-
-
-def _ref(key: QueueKey) -> common_pb2.QueueRef:
-    return common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id)
 
 
 def _unknown(key: QueueKey, config: BrokerConfig) -> UnknownQueue:

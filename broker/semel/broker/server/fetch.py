@@ -32,7 +32,7 @@ from google.protobuf.message import DecodeError
 from semel.broker.config import BrokerConfig
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.server.stream import StreamContext
-from semel.broker.state import Extent, QueueState, State
+from semel.broker.state import Extent, QueueState, State, queue_key_of
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
 from semel.protos.errors import (
     CorruptBatch,
@@ -44,7 +44,7 @@ from semel.protos.errors import (
     UnknownQueue,
     to_detail,
 )
-from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.ids import QueueKey
 from semel.protos.streams import encode_fetch_reply
 from semel.protos.v1 import broker_pb2
 
@@ -132,7 +132,7 @@ class FetchHandler:
         loop = asyncio.get_running_loop()
         wait_ms = min(request.max_wait_ms, self._node.config.fetch_wait_max_ms)
         deadline = loop.time() + wait_ms / 1000
-        keys = [_key(wanted.queue) for wanted in request.queues]
+        keys = [queue_key_of(wanted.queue) for wanted in request.queues]
         while True:
             grown = self._node.watch_queues(keys)
             try:
@@ -159,7 +159,7 @@ class FetchHandler:
         for wanted in request.queues:
             if room <= 0:
                 break
-            key = _key(wanted.queue)
+            key = queue_key_of(wanted.queue)
             queue = self._node.state.queues.get(key)
             try:
                 found = await self._read_queue(wanted, key, queue, room)
@@ -253,10 +253,6 @@ def _read_records(log: Log, extents: Sequence[Extent]) -> list[Part]:
         check_batch(batch, BROKER_HEADER_BYTES)
         batches.append(batch)
     return batches
-
-
-def _key(ref: object) -> QueueKey:
-    return QueueKey(TopicId(ref.topic_id), QueueId(ref.queue_id))  # type: ignore[attr-defined]
 
 
 def _failed(

@@ -22,9 +22,10 @@ from typing import Final
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.replica import Replica
 from semel.broker.state import BatchVerifier, Extent, QueueReport, State, TableVerifier
+from semel.protos.control_records import queue_ref
 from semel.protos.errors import CorruptSegment, InvalidRequest, StorageError
 from semel.protos.ids import QueueKey
-from semel.protos.v1 import broker_pb2, common_pb2
+from semel.protos.v1 import broker_pb2
 
 _REPORT_BYTES: Final = 32 << 20
 _FRAMES_BYTES: Final = 4 << 20
@@ -149,7 +150,7 @@ def _verify(
         found = _read_queue(log, one, progress)
         problems = [*found.problems, *table.problems, *broken]
         queue = broker_pb2.VerifiedQueue(
-            queue=common_pb2.QueueRef(topic_id=one.key.topic_id, queue_id=one.key.queue_id),
+            queue=queue_ref(one.key),
             log_start_offset=found.log_start_offset,
             log_end_offset=found.log_end_offset,
             messages=found.messages,

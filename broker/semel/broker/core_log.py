@@ -1,0 +1,57 @@
+"""The node's log as the Raft core reads it: entries without bytes, memberships with them."""
+
+from __future__ import annotations
+
+from semel.broker.log import Log
+from semel.broker.raft import EntryMeta, Membership
+
+
+class CoreLog:
+    """Implements `raft.LogView` over the log, and remembers memberships that stand in it."""
+
+    def __init__(self, log: Log, memberships: dict[int, Membership]) -> None:
+        self._log = log
+        self._memberships = memberships
+        """Of the membership entries that may still be truncated, by index."""
+
+    @property
+    def first_index(self) -> int:
+        return self._log.first_index
+
+    @property
+    def last_index(self) -> int:
+        return self._log.last_index
+
+    @property
+    def last_term(self) -> int:
+        return self._log.last_term
+
+    @property
+    def synced_index(self) -> int:
+        return self._log.synced_index
+
+    def term_at(self, index: int) -> int | None:
+        return self._log.term_at(index)
+
+    def fit(self, lo: int, hi_max: int, max_bytes: int) -> int:
+        return self._log.fit(lo, hi_max, max_bytes)
+
+    def meta(self, index: int) -> EntryMeta:
+        term = self._log.term_at(index)
+        assert term is not None, f"entry {index} is not in the log"
+        return EntryMeta(
+            index=index,
+            term=term,
+            size=self._log.size_of(index),
+            membership=self._memberships.get(index),
+        )
+
+    def appended(self, meta: EntryMeta) -> None:
+        """The entry stands in the log from now on."""
+        if meta.membership is not None:
+            self._memberships[meta.index] = meta.membership
+
+    def truncated(self, from_index: int) -> None:
+        """Entries from `from_index` on are gone."""
+        for index in [index for index in self._memberships if index >= from_index]:
+            del self._memberships[index]
