@@ -93,7 +93,7 @@ class Actor:
                     if left <= 0:
                         raise DemoFailed(f"{what} did not come within {timeout:.0f} s{self.tail()}")
                     if not self._reader.is_alive():
-                        raise DemoFailed(f"{self.name} ended before {what}{self.tail()}")
+                        raise DemoFailed(f"the {self.name} ended without {what}{self.tail()}")
                     self._news.wait(min(left, 0.2))
             for said in self.said[seen:]:
                 seen += 1
@@ -132,7 +132,7 @@ class Actor:
     def tail(self) -> str:
         """The end of what it wrote to stderr, for an error message."""
         text = self._log.read_text(errors="replace").strip().splitlines()
-        return ": " + " / ".join(text[-3:]) if text else ""
+        return ": " + " / ".join(text[-3:]).removeprefix("error: ") if text else ""
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
