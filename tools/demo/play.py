@@ -118,7 +118,7 @@ def play(stage: Stage, file: Path | None) -> Figures:
         *("cluster", "semel.console", "up", "--data", str(stage.scratch / "cluster")),
         *("--port", "0", "--json"),
     )
-    ready = cluster.wait_for(lambda said: said.line.get("event") == "ready", 60, "the cluster")
+    ready = cluster.wait_for(lambda said: said.line.get("event") == "ready", 60, "its ready line")
     bootstrap = str(ready.line["bootstrap"])
     nodes = [node for node in ready.line["nodes"] if node["kind"] == "broker"]
     screen.tell(f"a controller and {len(nodes)} brokers serve at {bootstrap}")
@@ -126,7 +126,7 @@ def play(stage: Stage, file: Path | None) -> Figures:
         client.admin.create_topic(TOPIC, queues=QUEUES)
         spark = stage.start("spark", "tools.demo.spark_count")
         loaded = _load(screen, stage, cluster, client, source, bootstrap)
-        spark.wait_for(lambda said: said.line.get("event") == "ready", 120, "Spark")
+        spark.wait_for(lambda said: said.line.get("event") == "ready", 120, "its ready line")
         spark.say(f"{bootstrap} {TOPIC}")
         screen.tell("Spark counts, a consumer group reads everything back")
         stored = sum(
@@ -137,9 +137,7 @@ def play(stage: Stage, file: Path | None) -> Figures:
         with Rebuild.on_disk(source, scratch) as rebuilt:
             _read_back(screen, client, rebuilt, stored)
             digest = rebuilt.digest()
-        counted = spark.wait_for(
-            lambda said: said.line.get("event") == "count", 120, "Spark's count"
-        )
+        counted = spark.wait_for(lambda said: said.line.get("event") == "count", 120, "its count")
         screen.tell(f"Spark counted {counted.line['count']:,}; every node's log is verified")
         verdict = _verify(bootstrap)
     return Figures(
@@ -286,9 +284,7 @@ def _follow(loader: Actor, show: Any) -> dict[str, Any]:
             if said.line.get("event") != "progress":
                 return said.line
         if not loader.running and seen == len(loader.said):
-            loader.wait_for(
-                lambda said: said.line.get("event") != "progress", 2, "the loader's result"
-            )
+            loader.wait_for(lambda said: said.line.get("event") != "progress", 2, "its result")
         time.sleep(PROGRESS_S)
 
 
