@@ -21,7 +21,7 @@ from semel.protos.batch import (
     decode_broker_header,
 )
 from semel.protos.body import offsets_of
-from semel.protos.columns import RECORD_SCHEMA, Columns, decode_columns, to_record_batch
+from semel.protos.columns import RECORD_SCHEMA, Columns, decode_columns, record_arrays
 from semel.protos.ids import QueueKey
 
 ARROW_SCHEMA: Final = pa.schema(
@@ -176,16 +176,15 @@ class Rows:
 
     def arrow(self, start: int = 0) -> pa.RecordBatch:
         """Rows from `start` on as ARROW_SCHEMA, without a copy where the batch has no codec."""
-        batch = to_record_batch(
-            self._stored,
-            self.row_start + start,
-            self.row_start + self.count,
-            base_offset=self.base_offset - self.row_start,
-        )
+        columns = self.columns
+        if start:
+            columns = columns.slice(start, self.count)
         count = self.count - start
         return pa.RecordBatch.from_arrays(
             [
-                *batch.columns,
+                *record_arrays(
+                    columns, self.header, self.row_start + start, self.base_offset + start
+                ),
                 pa.repeat(pa.scalar(self.topic, pa.string()), count),
                 pa.repeat(pa.scalar(self.queue.queue_id, pa.int64()), count),
             ],

@@ -426,8 +426,18 @@ def to_record_batch(
     columns = decode_columns(batch, header)
     if row_end - row_start != header.count:
         columns = columns.slice(row_start, row_end)
-    count = row_end - row_start
     first = (broker.base_offset if base_offset is None else base_offset) + row_start
+    return pa.RecordBatch.from_arrays(
+        record_arrays(columns, header, row_start, first), schema=RECORD_SCHEMA
+    )
+
+
+def record_arrays(
+    columns: Columns, header: BatchHeader, row_start: int, base_offset: int
+) -> list[pa.Array]:
+    """The arrays of RECORD_SCHEMA for decoded columns, the first of whose rows is row `row_start`
+    of its batch and has offset `base_offset`."""
+    count = len(columns)
     keys, stamps, headers, sequences = (
         columns.keys,
         columns.timestamps,
@@ -442,18 +452,15 @@ def to_record_batch(
         headers = _no_headers(count)
     if sequences is None:
         sequences = _rising(header.base_sequence + row_start, count)
-    return pa.RecordBatch.from_arrays(
-        [
-            keys,
-            columns.values,
-            _rising(first, count),
-            stamps.view(_TIMESTAMP_TYPE),
-            headers,
-            pa.array(np.full(count, header.producer_id, np.int64)),
-            sequences,
-        ],
-        schema=RECORD_SCHEMA,
-    )
+    return [
+        keys,
+        columns.values,
+        _rising(base_offset, count),
+        stamps.view(_TIMESTAMP_TYPE),
+        headers,
+        pa.array(np.full(count, header.producer_id, np.int64)),
+        sequences,
+    ]
 
 
 def _rising(first: int, count: int) -> pa.Array:
