@@ -46,9 +46,10 @@ def write_lines(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.timeout(300)
 def test_it_proves_and_leaves_nothing_behind(tmp_path: Path) -> None:
     demo = start(tmp_path / "tmp", str(write_lines(tmp_path / "file", 50_000)))
-    out, err = demo.communicate(timeout=170)
+    out, err = demo.communicate(timeout=280)
     assert (demo.returncode, err) == (0, ""), out + err
     assert "SIGKILL to the master" in out
     assert "SIGKILL to the loader" in out
