@@ -198,3 +198,25 @@ def test_a_topic_created_again_is_another_topic(spark, shared_cluster, client):
     with pytest.raises(PySparkException, match="deleted and created again"):
         frame.collect()
     assert [row.value for row in load(spark, shared_cluster, "again").collect()] == [b"new"]
+
+
+def test_a_read_survives_the_masters_death(spark, cluster):
+    with connect(cluster.bootstrap) as own:
+        own.admin.create_topic("survivor", queues=2)
+        with own.producer() as producer:
+            producer.send_many("survivor", [b"%d" % number for number in range(1_000)])
+    frame = load(spark, cluster, "survivor").select("value")
+    # Planned with the master that dies now.
+    assert frame.rdd.getNumPartitions() >= 1
+    cluster.kill(cluster.master())
+    assert {int(row.value) for row in frame.collect()} == set(range(1_000))
+    assert load(spark, cluster, "survivor").count() == 1_000
+
+
+def test_sql_finds_the_format_too(spark, shared_cluster, orders):
+    spark.sql(
+        "CREATE TEMPORARY VIEW orders_view USING semel "
+        f"OPTIONS (bootstrap '{shared_cluster.bootstrap}', subscribe '{orders}')"
+    )
+    row = spark.sql("SELECT count(*), count(DISTINCT queue, offset) FROM orders_view").first()
+    assert tuple(row) == (COUNT, COUNT)
