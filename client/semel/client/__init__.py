@@ -3,13 +3,14 @@
 See `docs/client.md`. Errors live in `semel.protos.errors` and are re-exported here.
 """
 
+from semel.client import _fork as _fork  # first: before gRPC is imported
 from semel.client.aio import AsyncClient, AsyncProducer, connect_async
 from semel.client.aio_admin import AsyncAdmin
 from semel.client.aio_reading import AsyncConsumer, AsyncReader
 from semel.client.config import ClientConfig, ConsumerConfig, ProducerConfig, ReaderConfig
 from semel.client.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
-from semel.client.producer import ProducerStats
+from semel.client.producer_topic import ProducerStats
 from semel.client.sync import Client, Producer, connect
 from semel.client.sync_admin import Admin
 from semel.client.sync_reading import Consumer, Reader

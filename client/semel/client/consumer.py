@@ -29,9 +29,10 @@ from typing import Any, Final
 from semel.client.cluster import Cluster
 from semel.client.config import ConsumerConfig
 from semel.client.core.routing import QueueRoute
-from semel.client.fetch import Feed, FeedQueue, Puller
+from semel.client.fetch import Feed, FeedQueue
 from semel.client.message import Message
 from semel.client.offsets import queue_ref
+from semel.client.pulling import Puller
 from semel.client.runtime import Runtime
 from semel.protos.errors import (
     InvalidRequest,

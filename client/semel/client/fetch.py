@@ -24,18 +24,17 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 import grpc
 import grpc.aio
-import pyarrow as pa
 
 from semel.client.cluster import Cluster, translate
 from semel.client.connection import Purpose
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
-from semel.client.message import Message, Rows
+from semel.client.message import Rows
 from semel.protos.errors import (
     InternalError,
     NotMaster,
@@ -59,10 +58,6 @@ OVERDUE_S: Final = 1.5
 """A poll unanswered for so long after that: the broker hangs."""
 REST_S: Final = 0.05
 """After an answer that says "not now"."""
-GATHER_BYTES: Final = 64 << 10
-"""`arrow` puts batches together until they are so large: tiny ones would cost a call each."""
-WAIT_SLICE_S: Final = 1.0
-"""Blocking waits come up for air this often, so that Ctrl-C is heard everywhere."""
 LINK_POLICY: Final = BackoffPolicy(initial_ms=10, max_ms=300)
 
 
@@ -509,128 +504,3 @@ def _leaf(group: BaseExceptionGroup[SemelError]) -> SemelError:
         else:
             leaves.append(each)
     return min(leaves, key=lambda error: isinstance(error, Unavailable | TimedOut))
-
-
-class Puller:
-    """What a caller's thread does with a feed: messages, or Arrow batches, a few at a time."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-        self._rows: Rows | None = None
-        self._row = 0
-        self._queue: FeedQueue | None = None
-        self._turn = 0
-
-    def _current(self) -> Rows | None:
-        """Rows that are not given out yet, fetched from the line when needed."""
-        rows = self._rows
-        if rows is not None and self._queue is not None:
-            if self._row < rows.count and self._queue.turn == self._turn:
-                return rows
-            self._rows = None
-        delivery = self._feed.take()
-        if delivery is None:
-            return None
-        self._rows = rows = delivery.rows()
-        self._row = 0
-        self._queue = delivery.queue
-        self._turn = delivery.turn
-        return rows
-
-    def drain(self) -> Iterator[Message]:
-        """The messages that are here now. Each counts as given out when it is taken."""
-        feed = self._feed
-        while not feed.ended:
-            rows = self._current()
-            queue = self._queue
-            if rows is None or queue is None:
-                return
-            turn = self._turn
-            for message in rows.messages(self._row):
-                if queue.turn != turn:
-                    break
-                # Before the yield: the caller may commit, or never come back.
-                self._row += 1
-                queue.delivered = rows.base_offset + self._row
-                yield message
-
-    def messages(self, limit: int) -> list[Message]:
-        """Up to `limit` messages that are here now."""
-        found: list[Message] = []
-        while len(found) < limit:
-            rows = self._current()
-            if rows is None:
-                break
-            end = min(rows.count, self._row + limit - len(found))
-            found += rows.messages(self._row, end)
-            self._advance(rows, end)
-        return found
-
-    def arrow(self) -> pa.RecordBatch | None:
-        """The rest of one batch as Arrow, or several small ones together; None when nothing is
-        here."""
-        batches: list[pa.RecordBatch] = []
-        size = 0
-        while size < GATHER_BYTES and (rows := self._current()) is not None:
-            batches.append(rows.arrow(self._row))
-            size += rows.size
-            self._advance(rows, rows.count)
-        if len(batches) > 1:
-            return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-        return batches[0] if batches else None
-
-    def _advance(self, rows: Rows, row: int) -> None:
-        self._row = row
-        assert self._queue is not None
-        if self._queue.turn == self._turn:
-            self._queue.delivered = rows.base_offset + row
-
-    @property
-    def finished(self) -> bool:
-        """Everything up to the ends was given out."""
-        rows = self._rows
-        return (rows is None or self._row >= rows.count) and self._feed.finished
-
-
-def wait_ready(feed: Feed, timeout: float | None) -> bool:
-    """Blocks until `feed.ready`; False when it is not after `timeout` seconds."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while not feed.ready:
-        event = threading.Event()
-        feed.add_waiter(event.set)
-        try:
-            while not feed.ready:
-                left = WAIT_SLICE_S if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                if event.wait(min(left, WAIT_SLICE_S)):
-                    break
-        finally:
-            feed.remove_waiter(event.set)
-    return True
-
-
-async def await_ready(feed: Feed, timeout: float | None) -> bool:
-    """Like `wait_ready`, on the running loop."""
-    loop = asyncio.get_running_loop()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout):
-            while not feed.ready:
-                future: asyncio.Future[None] = loop.create_future()
-
-                def wake(future: asyncio.Future[None] = future) -> None:
-                    with contextlib.suppress(RuntimeError):
-                        loop.call_soon_threadsafe(_finish, future)
-
-                feed.add_waiter(wake)
-                try:
-                    if not feed.ready:
-                        await future
-                finally:
-                    feed.remove_waiter(wake)
-    return feed.ready
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

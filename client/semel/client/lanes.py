@@ -28,7 +28,8 @@ import grpc
 from semel.client.cluster import Cluster, translate
 from semel.client.config import ProducerConfig
 from semel.client.connection import Purpose
-from semel.client.core.batching import Outcome, Part, encode_mark, encode_part
+from semel.client.core.batching import Outcome, Part
+from semel.client.core.encoding import encode_mark, encode_part
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master, QueueRoute
 from semel.client.core.sequences import Decision, InFlight, Moved, SendWindow

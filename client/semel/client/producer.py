@@ -1,4 +1,4 @@
-"""A producer's heart on the I/O thread: identity, fences, routing of chunks, outcomes.
+"""A producer's heart on the I/O thread: fences, routing of chunks, outcomes.
 
 How it works. Chunks come from the door (`intake.py`), are routed to lanes (`lanes.py`) and come
 back as outcomes. A topic is *opened* before its first message goes out: its route is fetched, and a
@@ -13,18 +13,15 @@ Invariants
 3. With source positions the first failure ends the producer: what comes after a hole must not be
    stored, or an exact resume would skip the hole.
 
-Not here: the API (`sync.py`, `aio.py`).
+Not here: id and epoch (`identity.py`), the API (`sync.py`, `aio.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 import numpy as np
 
@@ -44,9 +41,10 @@ from semel.client.core.sequences import (
     Settled,
 )
 from semel.client.futures import await_settled
+from semel.client.identity import Identity
 from semel.client.intake import SEAL_BYTES_MAX, Intake, TopicIntake
 from semel.client.lanes import Lane, Link
-from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, MESSAGE_BYTES_MAX
+from semel.client.producer_topic import ProducerStats, ProducerTopic
 from semel.protos.errors import (
     Closed,
     DedupStateExpired,
@@ -57,64 +55,17 @@ from semel.protos.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from semel.protos.ids import GroupId, ProducerId
-from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
+from semel.protos.ids import GroupId
+from semel.protos.v1 import broker_pb2
 
 logger = logging.getLogger(__name__)
 
 FIRST_SESSION: Final = 1
-FENCE_QUEUES_MAX: Final = 1_000
-"""Queues in one FENCE."""
 ANSWERS_WAIT_S: Final = 1.0
 """How long a reopen waits for answers that are still on their way."""
 FAILURES_MAX: Final = 1_000
 """So many failures are kept for the next flush to look through."""
 EXPIRY_CHECK_S: Final = 0.25
-_BODY_ROOM: Final = HEADER_BYTES + 64 * 1024
-"""A batch is cut so much below the topic's limit: offsets and padding come on top."""
-
-
-@dataclass(slots=True)
-class ProducerStats:
-    """What a producer has done so far, in messages unless said otherwise."""
-
-    sent: int = 0
-    """Came in through `send` and `send_many`."""
-    stored: int = 0
-    """Acknowledged as new."""
-    duplicates: int = 0
-    """Acknowledged as stored before: retries that the broker recognised."""
-    skipped: int = 0
-    """Not sent: the queue had their positions when the producer was opened."""
-    failed: int = 0
-    batches: int = 0
-    """Batches acknowledged."""
-    retries: int = 0
-    """Batches that were sent again."""
-    bytes: int = 0
-    """Of acknowledged batches, as stored."""
-
-
-class _Topic:
-    """An opened topic of one producer."""
-
-    def __init__(self, route: TopicRoute, lanes: list[Lane], config: ProducerConfig) -> None:
-        self.route = route
-        self.lanes = lanes
-        self.by_key = {lane.key: lane for lane in lanes}
-        self.unsettled = 0
-        """Parts that were routed and are not settled."""
-        self.turn = 0
-        self.routed_position = -1
-        """Newest position whose message is in its lane, with all before it."""
-        self.linger: asyncio.TimerHandle | None = None
-        self.resume: np.ndarray[Any, np.dtype[np.int64]] | None = None
-        batch_bytes_max = route.batch_bytes_max or BATCH_BYTES_DEFAULT
-        message_bytes_max = route.message_bytes_max or MESSAGE_BYTES_MAX
-        self.batch_bytes = max(1, min(config.batch_bytes, batch_bytes_max - _BODY_ROOM))
-        self.message_bytes_max = min(message_bytes_max, MESSAGE_BYTES_MAX)
-        if config.source_positions:
-            self.resume = np.full(len(lanes), -1, np.int64)
 
 
 class ProducerCore:
@@ -122,17 +73,14 @@ class ProducerCore:
 
     def __init__(self, cluster: Cluster, name: str, config: ProducerConfig, intake: Intake) -> None:
         self.config = config
-        self.name = name
+        self.identity = Identity(cluster, name)
         self.intake = intake
         self.stats = ProducerStats()
-        self.producer_id = ProducerId(0)
-        self.epoch = 0
         self._failures: list[tuple[Chunk, Exception]] = []
         """Since the last flush; the first ones."""
         self._cluster = cluster
-        self._topics: dict[str, _Topic] = {}
-        self._opening: dict[str, asyncio.Task[_Topic]] = {}
-        self._identity: asyncio.Task[None] | None = None
+        self._topics: dict[str, ProducerTopic] = {}
+        self._opening: dict[str, asyncio.Task[ProducerTopic]] = {}
         self._links: dict[GroupId, Link] = {}
         self._lanes_to_fence: list[Lane] = []
         self._flushing = 0
@@ -199,7 +147,7 @@ class ProducerCore:
 
     # --- opening --------------------------------------------------------------------------------
 
-    async def open_topic(self, name: str) -> _Topic:
+    async def open_topic(self, name: str) -> ProducerTopic:
         """The topic, ready to be sent to. Raises SemelError."""
         if self._done:
             raise self.intake.failure() or Closed("the producer is closed")
@@ -213,10 +161,10 @@ class ProducerCore:
             task.add_done_callback(lambda _: self._opening.pop(name, None))
         return await asyncio.shield(task)
 
-    async def _open(self, name: str) -> _Topic:
-        route, _ = await asyncio.gather(self._cluster.topic(name), self._ensure_identity())
+    async def _open(self, name: str) -> ProducerTopic:
+        route, _ = await asyncio.gather(self._cluster.topic(name), self.identity.ensure())
         lanes = self._lanes_of(route)
-        if self.name:
+        if self.identity.name:
             try:
                 await self._fence(lanes)
             except (UnknownQueue, UnknownTopic):
@@ -227,7 +175,7 @@ class ProducerCore:
             except ProducerFenced as error:
                 self.fail(error)
                 raise
-        topic = _Topic(route, lanes, self.config)
+        topic = ProducerTopic(route, lanes, self.config)
         if topic.resume is not None:
             topic.resume[:] = [lane.resume for lane in lanes]
         intake = self.intake.topic(name)
@@ -250,28 +198,6 @@ class ProducerCore:
             lanes.append(Lane(self, queue, link))
         return lanes
 
-    async def _ensure_identity(self) -> None:
-        if self._identity is None or (self._identity.done() and not self.producer_id):
-            self._identity = self._cluster.spawn(self._open_identity(), "semel-open-producer")
-        await asyncio.shield(self._identity)
-
-    async def _open_identity(self) -> None:
-        request = controller_pb2.OpenProducerRequest(name=self.name, open_id=os.urandom(16))
-        reply = await self._cluster.controller("OpenProducer", request)
-        self.producer_id, self.epoch = ProducerId(reply.producer_id), reply.epoch
-
-    async def _reopen(self, old_epoch: int, old_id: ProducerId) -> None:
-        """A new epoch (for an anonymous producer: a new id), unless there is one already."""
-        if (self.producer_id, self.epoch) != (old_id, old_epoch):
-            return
-        self._identity = self._cluster.spawn(self._open_identity(), "semel-open-producer")
-        await asyncio.shield(self._identity)
-        if self.name and self.epoch > old_epoch + 1:
-            raise ProducerFenced(
-                f"producer {self.name!r} was opened elsewhere; this one ends",
-                current_epoch=self.epoch - 1,
-            )
-
     # --- fences ---------------------------------------------------------------------------------
 
     async def _fence(self, lanes: list[Lane]) -> None:
@@ -280,14 +206,14 @@ class ProducerCore:
         for lane in lanes:
             lane.session = session
         for attempt in range(3):
-            producer_id, epoch = self.producer_id, self.epoch
+            producer_id, epoch = self.identity.pair
             try:
                 rows = await self._ask_fence(lanes, session)
                 break
             except DedupStateExpired:
                 if attempt == 2:
                     raise
-                await self._reopen(epoch, producer_id)
+                await self.identity.reopen((producer_id, epoch))
         for lane, row in zip(lanes, rows, strict=True):
             lane.resume = row.last_sequence
             lane.window = SendWindow(
@@ -300,43 +226,8 @@ class ProducerCore:
             )
 
     async def _ask_fence(self, lanes: list[Lane], session: int) -> list[broker_pb2.ProducerRow]:
-        """Rows in the order of `lanes`."""
-        by_group: dict[GroupId, list[Lane]] = {}
-        for lane in lanes:
-            by_group.setdefault(lane.route.group_id, []).append(lane)
-        requests = [
-            (group_id, group[start : start + FENCE_QUEUES_MAX])
-            for group_id, group in by_group.items()
-            for start in range(0, len(group), FENCE_QUEUES_MAX)
-        ]
-        replies = await asyncio.gather(
-            *(
-                self._cluster.call_master(
-                    group_id,
-                    "FenceProducer",
-                    broker_pb2.FenceProducerRequest(
-                        queues=[
-                            common_pb2.QueueRef(
-                                topic_id=lane.key.topic_id, queue_id=lane.key.queue_id
-                            )
-                            for lane in some
-                        ],
-                        producer_id=self.producer_id,
-                        epoch=self.epoch,
-                        session=session,
-                        name=self.name,
-                    ),
-                    self.config.delivery_timeout_ms / 1000,
-                )
-                for group_id, some in requests
-            )
-        )
-        rows = {
-            lane.key: row
-            for (_, some), reply in zip(requests, replies, strict=True)
-            for lane, row in zip(some, reply.rows, strict=True)
-        }
-        return [rows[lane.key] for lane in lanes]
+        timeout_s = self.config.delivery_timeout_ms / 1000
+        return await self.identity.fence([lane.route for lane in lanes], session, timeout_s)
 
     def _fence_later(self, lane: Lane) -> None:
         """First fence of a lane in use; all lanes of one turn of the loop share a request."""
@@ -374,10 +265,10 @@ class ProducerCore:
                 give_up = time.monotonic() + ANSWERS_WAIT_S
                 while window.answers_open and time.monotonic() < give_up:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-                await self._reopen(window.epoch, window.producer_id)
-            same = (self.producer_id, self.epoch) == (window.producer_id, window.epoch)
+                await self.identity.reopen((window.producer_id, window.epoch))
+            producer_id, epoch = self.identity.pair
+            same = (producer_id, epoch) == (window.producer_id, window.epoch)
             session = lane.session = lane.session + 1 if same else FIRST_SESSION
-            producer_id, epoch = self.producer_id, self.epoch
             window.claimed = max(window.claimed, (epoch, session))
             (row,) = await self._ask_fence([lane], session)
         except ProducerFenced as error:
@@ -420,7 +311,7 @@ class ProducerCore:
                 if lane in topic.lanes:
                     self._forget(name, topic, error)
 
-    def _forget(self, name: str, topic: _Topic, error: SemelError) -> None:
+    def _forget(self, name: str, topic: ProducerTopic, error: SemelError) -> None:
         del self._topics[name]
         self._cluster.routes.on_topic_gone(name, topic.route.topic_id)
         self.intake.forget(name)
@@ -457,7 +348,9 @@ class ProducerCore:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self.pump)
 
-    def _pump_topic(self, intake: TopicIntake, topic: _Topic, lingered: bool = False) -> None:
+    def _pump_topic(
+        self, intake: TopicIntake, topic: ProducerTopic, lingered: bool = False
+    ) -> None:
         anywhere = topic.resume is None
         while True:
             sticky = self._next_lane(topic) if anywhere else 0
@@ -474,12 +367,12 @@ class ProducerCore:
                 self.config.linger_ms / 1000, self._lingered, intake, topic
             )
 
-    def _lingered(self, intake: TopicIntake, topic: _Topic) -> None:
+    def _lingered(self, intake: TopicIntake, topic: ProducerTopic) -> None:
         topic.linger = None
         if not self._done and self._topics.get(intake.name) is topic:
             self._pump_topic(intake, topic, lingered=True)
 
-    def _next_lane(self, topic: _Topic) -> int | None:
+    def _next_lane(self, topic: ProducerTopic) -> int | None:
         """Place of the next queue, in turn, that would send at once; None when none would."""
         count = len(topic.lanes)
         for step in range(count):
@@ -488,7 +381,7 @@ class ProducerCore:
                 return place
         return None
 
-    def _route(self, topic: _Topic, chunk: Chunk, sticky: int) -> None:
+    def _route(self, topic: ProducerTopic, chunk: Chunk, sticky: int) -> None:
         position = int(chunk.positions[-1]) if chunk.positions is not None else -1
         try:
             parts = route(
@@ -668,7 +561,7 @@ class ProducerCore:
 
     async def last_sequences(self, name: str) -> dict[int, int]:
         """Last sequence that is stored, by queue; -1 for none. Raises SemelError."""
-        if not self.name:
+        if not self.identity.name:
             raise InvalidRequest("only a named producer has a last sequence: producer(name)")
         topic = await self.open_topic(name)
         return {
@@ -688,6 +581,3 @@ class ProducerCore:
             retries=stats.retries,
             bytes=stats.bytes,
         )
-
-
-__all__: Many[str] = ["ProducerCore", "ProducerStats"]

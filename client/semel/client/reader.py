@@ -13,8 +13,9 @@ import logging
 
 from semel.client.cluster import Cluster
 from semel.client.config import ReaderConfig
-from semel.client.fetch import Feed, FeedQueue, Puller
+from semel.client.fetch import Feed, FeedQueue
 from semel.client.offsets import Places, check_places, resolve_places
+from semel.client.pulling import Puller
 from semel.client.runtime import Runtime
 from semel.protos.errors import InvalidRequest, SemelError
 

@@ -19,7 +19,8 @@ from semel.client.consumer import ConsumerCore
 from semel.client.futures import BulkFuture, SendFuture
 from semel.client.intake import Headers
 from semel.client.offsets import Places
-from semel.client.producer import ProducerCore, ProducerStats
+from semel.client.producer import ProducerCore
+from semel.client.producer_topic import ProducerStats
 from semel.client.reader import ReaderCore
 from semel.client.session import Session, consumer_arguments
 from semel.client.sync_admin import Admin

@@ -17,8 +17,9 @@ from typing import Self
 import pyarrow as pa
 
 from semel.client.consumer import ConsumerCore
-from semel.client.fetch import Feed, Puller, wait_ready
+from semel.client.fetch import Feed
 from semel.client.message import Message
+from semel.client.pulling import Puller, wait_ready
 from semel.client.reader import ReaderCore
 from semel.client.session import Session
 from semel.protos.errors import Closed, SemelError, TimedOut

@@ -17,13 +17,10 @@ from semel.client.core.batching import (
     Outcome,
     Part,
     cuts,
-    encode_mark,
-    encode_part,
     message_sizes,
-    rebase,
     route,
-    trim,
 )
+from semel.client.core.encoding import encode_mark, encode_part, rebase, trim
 from semel.client.core.routing import TopicRoute, topic_route
 from semel.client.futures import BulkFuture, SendFuture
 from semel.protos.batch import BatchFlags, Codec, check_batch

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.client.core.batching import Chunk, Part, encode_part
+from semel.client.core.batching import Chunk, Part
+from semel.client.core.encoding import encode_part
 from semel.client.core.sequences import (
     Failed,
     Fatal,

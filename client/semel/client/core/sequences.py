@@ -23,7 +23,7 @@ Invariants
 3. While a fence is wanted nothing goes out.
 4. `in_flight` never holds more than `max_in_flight` batches.
 
-Not here: bytes of batches (`batching.py`), streams and clocks (`../lanes.py`).
+Not here: bytes of batches (`encoding.py`), streams and clocks (`../lanes.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from semel.client.core.batching import rebase, trim
+from semel.client.core.encoding import rebase, trim
 from semel.protos.errors import (
     DedupStateExpired,
     DiskFull,

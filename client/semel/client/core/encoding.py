@@ -1,0 +1,146 @@
+"""Parts as batches, and batches under another identity, other sequences, or without some rows.
+
+A batch that was encoded is never encoded again to be sent again: only a fence changes its header
+(`rebase`), and only what the queue has already is cut off (`trim`).
+
+Not here: which rows belong together (`batching.py`), which sequences (`sequences.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+
+from semel.client.core.batching import Part
+from semel.protos.batch import HEADER_BYTES, BatchFlags, BatchHeader, Codec, decode_header
+from semel.protos.columns import decode_columns, encode_batch
+from semel.protos.ids import ProducerId, QueueKey, Sequence
+
+
+def encode_part(
+    part: Part,
+    *,
+    producer_id: ProducerId,
+    epoch: int,
+    session: int,
+    previous_sequence: Sequence,
+    codec: Codec,
+) -> tuple[bytes, Sequence, Sequence]:
+    """The batch of a part behind `previous_sequence`, and its first and last sequence.
+
+    Raises MessageTooLarge or InvalidRequest, and leaves everything as it was.
+    """
+    columns = part.columns
+    assert columns is not None, "part was encoded before"
+    if part.positions is None:
+        base = Sequence(previous_sequence + 1)
+        last = Sequence(previous_sequence + part.count)
+    else:
+        base, last = Sequence(int(part.positions[0])), Sequence(int(part.positions[-1]))
+        if last - base != part.count - 1:
+            columns = dataclasses.replace(columns, sequences=pa.array(part.positions))
+    payload = encode_batch(
+        columns,
+        topic_id=part.queue.topic_id,
+        queue_id=part.queue.queue_id,
+        producer_id=producer_id,
+        epoch=epoch,
+        session=session,
+        previous_sequence=previous_sequence,
+        base_sequence=base,
+        last_sequence=last,
+        timestamp_us=part.chunk.created_us,
+        codec=codec,
+        source_positions=part.positions is not None,
+    )
+    part.columns = None
+    return payload, base, last
+
+
+def encode_mark(
+    queue: QueueKey,
+    *,
+    producer_id: ProducerId,
+    epoch: int,
+    session: int,
+    previous_sequence: Sequence,
+    position: Sequence,
+    timestamp_us: int,
+) -> bytes:
+    """An empty batch that moves the queue's last sequence to `position`."""
+    return BatchHeader(
+        codec=Codec.NONE,
+        flags=BatchFlags.SOURCE_POSITIONS | BatchFlags.POSITION_MARK,
+        body_length=0,
+        uncompressed_length=0,
+        body_crc=0,
+        content_crc=0,
+        topic_id=queue.topic_id,
+        queue_id=queue.queue_id,
+        count=0,
+        producer_id=producer_id,
+        epoch=epoch,
+        session=session,
+        previous_sequence=previous_sequence,
+        base_sequence=position,
+        last_sequence=position,
+        first_timestamp_us=timestamp_us,
+        max_timestamp_us=timestamp_us,
+        deliver_at_us=0,
+    ).encode()
+
+
+def rebase(
+    payload: bytes,
+    *,
+    producer_id: ProducerId,
+    epoch: int,
+    session: int,
+    previous_sequence: Sequence,
+    base_sequence: Sequence,
+    last_sequence: Sequence,
+) -> bytes:
+    """The same messages under another identity and other sequences; the body stays as it is."""
+    header = dataclasses.replace(
+        decode_header(payload),
+        producer_id=producer_id,
+        epoch=epoch,
+        session=session,
+        previous_sequence=previous_sequence,
+        base_sequence=base_sequence,
+        last_sequence=last_sequence,
+    )
+    return header.encode() + payload[HEADER_BYTES:]
+
+
+def trim(payload: bytes, last_stored: Sequence) -> tuple[bytes, int, Sequence]:
+    """A batch without its rows up to `last_stored`, the number of rows cut off, and its new base.
+
+    `last_stored` lies inside the batch: base <= last_stored < last.
+    """
+    header = decode_header(payload)
+    columns = decode_columns(payload, header)
+    if columns.sequences is not None:
+        numbers = columns.sequences.to_numpy()
+        cut = int(np.searchsorted(numbers, last_stored, side="right"))
+        base = Sequence(int(numbers[cut]))
+    else:
+        cut = last_stored - header.base_sequence + 1
+        base = Sequence(last_stored + 1)
+    rest = encode_batch(
+        columns.slice(cut, header.count),
+        topic_id=header.topic_id,
+        queue_id=header.queue_id,
+        producer_id=header.producer_id,
+        epoch=header.epoch,
+        session=header.session,
+        previous_sequence=last_stored,
+        base_sequence=base,
+        last_sequence=header.last_sequence,
+        timestamp_us=header.first_timestamp_us,
+        codec=header.codec,
+        source_positions=bool(header.flags & BatchFlags.SOURCE_POSITIONS),
+    )
+    return rest, cut, base

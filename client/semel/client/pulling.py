@@ -1,0 +1,152 @@
+"""What a caller's thread does with a feed: takes messages or Arrow batches, or waits for some.
+
+How it works. A `Puller` decodes the delivery at the head of the line, gives out its rows and
+remembers how far the caller came. Waiting is a callable left with the feed, which calls it from the
+I/O thread; blocking and awaiting differ in nothing else.
+
+Not here: fetching (`fetch.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from semel.client.fetch import Feed, FeedQueue
+from semel.client.message import Message, Rows
+
+GATHER_BYTES: Final = 64 << 10
+"""`arrow` puts batches together until they are so large: tiny ones would cost a call each."""
+WAIT_SLICE_S: Final = 1.0
+"""Blocking waits come up for air this often, so that Ctrl-C is heard everywhere."""
+
+
+class Puller:
+    """The caller's place in a feed."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._rows: Rows | None = None
+        self._row = 0
+        self._queue: FeedQueue | None = None
+        self._turn = 0
+
+    def _current(self) -> Rows | None:
+        """Rows that are not given out yet, fetched from the line when needed."""
+        rows = self._rows
+        if rows is not None and self._queue is not None:
+            if self._row < rows.count and self._queue.turn == self._turn:
+                return rows
+            self._rows = None
+        delivery = self._feed.take()
+        if delivery is None:
+            return None
+        self._rows = rows = delivery.rows()
+        self._row = 0
+        self._queue = delivery.queue
+        self._turn = delivery.turn
+        return rows
+
+    def drain(self) -> Iterator[Message]:
+        """The messages that are here now. Each counts as given out when it is taken."""
+        feed = self._feed
+        while not feed.ended:
+            rows = self._current()
+            queue = self._queue
+            if rows is None or queue is None:
+                return
+            turn = self._turn
+            for message in rows.messages(self._row):
+                if queue.turn != turn:
+                    break
+                # Before the yield: the caller may commit, or never come back.
+                self._row += 1
+                queue.delivered = rows.base_offset + self._row
+                yield message
+
+    def messages(self, limit: int) -> list[Message]:
+        """Up to `limit` messages that are here now."""
+        found: list[Message] = []
+        while len(found) < limit:
+            rows = self._current()
+            if rows is None:
+                break
+            end = min(rows.count, self._row + limit - len(found))
+            found += rows.messages(self._row, end)
+            self._advance(rows, end)
+        return found
+
+    def arrow(self) -> pa.RecordBatch | None:
+        """The rest of one batch as Arrow, or several small ones together; None when nothing is
+        here."""
+        batches: list[pa.RecordBatch] = []
+        size = 0
+        while size < GATHER_BYTES and (rows := self._current()) is not None:
+            batches.append(rows.arrow(self._row))
+            size += rows.size
+            self._advance(rows, rows.count)
+        if len(batches) > 1:
+            return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        return batches[0] if batches else None
+
+    def _advance(self, rows: Rows, row: int) -> None:
+        self._row = row
+        assert self._queue is not None
+        if self._queue.turn == self._turn:
+            self._queue.delivered = rows.base_offset + row
+
+    @property
+    def finished(self) -> bool:
+        """Everything up to the ends was given out."""
+        rows = self._rows
+        return (rows is None or self._row >= rows.count) and self._feed.finished
+
+
+def wait_ready(feed: Feed, timeout: float | None) -> bool:
+    """Blocks until `feed.ready`; False when it is not after `timeout` seconds."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while not feed.ready:
+        event = threading.Event()
+        feed.add_waiter(event.set)
+        try:
+            while not feed.ready:
+                left = WAIT_SLICE_S if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                if event.wait(min(left, WAIT_SLICE_S)):
+                    break
+        finally:
+            feed.remove_waiter(event.set)
+    return True
+
+
+async def await_ready(feed: Feed, timeout: float | None) -> bool:
+    """Like `wait_ready`, on the running loop."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            while not feed.ready:
+                future: asyncio.Future[None] = loop.create_future()
+
+                def wake(future: asyncio.Future[None] = future) -> None:
+                    with contextlib.suppress(RuntimeError):
+                        loop.call_soon_threadsafe(_finish, future)
+
+                feed.add_waiter(wake)
+                try:
+                    if not feed.ready:
+                        await future
+                finally:
+                    feed.remove_waiter(wake)
+    return feed.ready
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
