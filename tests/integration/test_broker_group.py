@@ -10,6 +10,7 @@ import pytest
 from semel.broker.log import LogConfig
 from semel.protos.control_records import queue_ref
 from semel.protos.errors import ProducerFenced, StorageError, from_detail
+from semel.protos.streams import encode_produce
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 
@@ -257,3 +258,31 @@ async def test_a_damaged_entry_of_a_group_of_one_is_named_and_the_rest_served(
         found = (await client.verify())[QUEUE]
         assert found.messages == 4
         assert found.missing == 2, "the offset, and the link in its producer's chain"
+
+
+async def test_a_replica_whose_memory_contradicts_the_log_halts(tmp_path: Path) -> None:
+    async with BrokerGroup(tmp_path, nodes=1) as group:
+        node = await group.master()
+        halted = asyncio.Event()
+        reasons: list[str] = []
+
+        def on_fatal(reason: str) -> None:  # would end this process
+            reasons.append(reason)
+            halted.set()
+
+        async with RawClient(node.address) as client:
+            await client.create_queue()
+            await client.fence(1)
+            node.replica.on_fatal = on_fatal
+            append = node.replica.log.append
+
+            def append_and_corrupt(frames: list[bytes]) -> None:
+                append(frames)  # judged, not yet applied
+                node.replica.state.queues[QUEUE].log_end_offset += 1
+
+            node.replica.log.append = append_and_corrupt  # type: ignore[method-assign,assignment]
+            stream = client.produce_stream()
+            await stream.write(encode_produce([make_batch(-1, values(0, 1))]))
+            await asyncio.wait_for(halted.wait(), 10)
+            stream.cancel()
+        assert "StateDiverged" in reasons[0]

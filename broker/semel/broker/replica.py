@@ -36,6 +36,7 @@ from random import Random
 from semel.broker.config import BrokerConfig
 from semel.broker.confirmed_reads import ConfirmedReads
 from semel.broker.core_log import CoreLog
+from semel.broker.halting import halting
 from semel.broker.log import DamagedEntry, HardStateFile, Log
 from semel.broker.peers import PeerLink
 from semel.broker.proposer import Proposer
@@ -51,7 +52,6 @@ from semel.broker.raft import (
 )
 from semel.broker.state import (
     ApplyResult,
-    BatchApplied,
     CommitApplied,
     Judge,
     LockClock,
@@ -61,6 +61,7 @@ from semel.broker.state import (
     Released,
     State,
 )
+from semel.broker.watchers import QueueWatchers
 from semel.protos.batch import BatchHeader
 from semel.protos.errors import DiskFull, NotMaster, SemelError, Unavailable
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
@@ -106,7 +107,7 @@ class Replica:
         self.on_mastership_lost: Callable[[NotMaster], None] = lambda _: None
         self.on_role_changed: Callable[[], None] = lambda: None
         self._hard_state_file = hard_state
-        self._on_fatal = on_fatal
+        self.on_fatal = on_fatal
         self._core_log = CoreLog(log, memberships)
         saved = hard_state.load()
         term, voted_for = saved if saved is not None else (0, None)
@@ -129,7 +130,7 @@ class Replica:
         self._log_clock: LogClock | None = None
         self._master_ready = asyncio.Event()
         self._room = asyncio.Event()
-        self._watchers: dict[QueueKey, set[asyncio.Event]] = {}
+        self.watchers = QueueWatchers()
         self._reads = ConfirmedReads(self._start_read_round)
         self._applied_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._role_waiters: list[asyncio.Future[None]] = []
@@ -253,20 +254,6 @@ class Replica:
         self._role_waiters.append(future)
         await future
 
-    def watch_queues(self, keys: Sequence[QueueKey]) -> asyncio.Event:
-        event = asyncio.Event()
-        for key in keys:
-            self._watchers.setdefault(key, set()).add(event)
-        return event
-
-    def unwatch_queues(self, keys: Sequence[QueueKey], event: asyncio.Event) -> None:
-        for key in keys:
-            watching = self._watchers.get(key)
-            if watching is not None:
-                watching.discard(event)
-                if not watching:
-                    del self._watchers[key]
-
     def on_delivered(self, group: str, queue_key: QueueKey, token: int, end_offset: int) -> None:
         """Messages below `end_offset` leave for the holder of `token`."""
         if self.lock_clock is not None:
@@ -285,6 +272,7 @@ class Replica:
 
     # ------------------------------------------------------------------ inputs
 
+    @halting
     def on_message(self, message: Message, frames: Sequence[bytes]) -> None:
         """One message of a peer, its frames checked."""
         if self.muted and message.kind in (
@@ -302,10 +290,12 @@ class Replica:
         self.drain()
         self._frames_in_step = {}
 
+    @halting
     def on_peer_unreachable(self, peer: NodeId) -> None:
         self.core.on_peer_unreachable(peer, monotonic_ms())
         self.drain()
 
+    @halting
     def on_tick(self) -> None:
         """Called every TICK_MS by the node."""
         now_ms = monotonic_ms()
@@ -324,12 +314,13 @@ class Replica:
     def _on_synced_in_writer(self, index: int, term: int) -> None:
         self._loop.call_soon_threadsafe(self._on_synced, index, term)
 
+    @halting
     def _on_synced(self, index: int, term: int) -> None:
         self.core.on_synced(index, term, monotonic_ms())
         self.drain()
 
     def _on_log_failure(self, error: BaseException) -> None:
-        self._on_fatal(
+        self.on_fatal(
             f"the log of node {self.config.node_id} cannot be written: {error}. A failed write is "
             "never retried: this process ends; its data is whole up to the last sync"
         )
@@ -341,6 +332,7 @@ class Replica:
             self._turn_scheduled = True
             self._loop.call_soon(self._turn)
 
+    @halting
     def _turn(self) -> None:
         """Makes one entry of what is pending."""
         self._turn_scheduled = False
@@ -368,7 +360,7 @@ class Replica:
         entry = proposer.next_entry(index, term, time_us, now_ms, self.config.entry_bytes_target)
         if entry is not None:
             frame, _ = build_frame(index, term, time_us, entry.records)
-            self.log.append((frame,))
+            self._append((frame,))
             self.core.proposed(EntryMeta(index=index, term=term, size=len(frame)))
             self.drain()
         if proposer.pending_bytes <= self.config.pending_bytes_max:
@@ -378,6 +370,7 @@ class Replica:
 
     # ------------------------------------------------------------------ performing
 
+    @halting
     def drain(self) -> None:
         """Performs what the core has decided until it has nothing more to say."""
         while self.core.has_ready():
@@ -390,7 +383,7 @@ class Replica:
         if ready.append:
             for meta in ready.append:
                 self._core_log.appended(meta)
-            self.log.append([self._frames_in_step[meta.index] for meta in ready.append])
+            self._append([self._frames_in_step[meta.index] for meta in ready.append])
         if ready.hard_state is not None:
             saved = ready.hard_state
             self._hard_state_file.save(saved.term, saved.voted_for)
@@ -419,6 +412,13 @@ class Replica:
     def _log_time(clock: LogClock) -> int:
         return clock.now(wall_us=time.time_ns() // 1000, monotonic_us=time.monotonic_ns() // 1000)
 
+    def _append(self, frames: Sequence[bytes]) -> None:
+        """The core counts on these entries: a disk that fills up at this very moment is fatal."""
+        try:
+            self.log.append(frames)
+        except DiskFull as error:
+            raise RuntimeError(f"the disk filled up within a step: {error}") from error
+
     def _append_noop(self) -> None:
         index, term = self.core.next_index(), self.core.term
         newest_us = self.state.log_time_us
@@ -430,7 +430,7 @@ class Replica:
         )
         time_us = self._log_time(self._log_clock)
         frame, _ = build_frame(index, term, time_us, [(RecordKind.NOOP, ())])
-        self.log.append((frame,))
+        self._append((frame,))
         self.core.proposed(EntryMeta(index=index, term=term, size=len(frame)))
 
     def _on_role_changed(self, ready: Ready) -> None:
@@ -448,9 +448,7 @@ class Replica:
             proposer.on_lost(self.not_master)
             self._room.set()
             self.on_mastership_lost(self.not_master())
-            for events in self._watchers.values():
-                for event in events:
-                    event.set()
+            self.watchers.wake_all()
         if ready.role is not Role.MASTER:
             self._master_ready.set()
             self._reads.fail(self.not_master)
@@ -458,6 +456,7 @@ class Replica:
 
     # ------------------------------------------------------------------ applying
 
+    @halting
     def apply(self) -> None:
         """Applies what is committed: from the cache at once, from disk in the reader pool."""
         state = self.state
@@ -483,7 +482,7 @@ class Replica:
             logger.error("waiting for a peer's copy error=%s", error)
             return  # taken up again by Repair
         if error is not None:
-            self._on_fatal(
+            self.on_fatal(
                 f"node {self.config.node_id} cannot read its own committed log: {error}. Restore "
                 "the file, or delete this node's data directory to rebuild it from its peers"
             )
@@ -500,7 +499,7 @@ class Replica:
             if proposer is not None:
                 proposer.on_applied(state.applied_index, results)
                 self._tell_lock_clock(results)
-            self._wake_watchers(results)
+            self.watchers.wake(results)
 
     def _after_apply(self) -> None:
         applied = self.state.applied_index
@@ -567,15 +566,6 @@ class Replica:
                 clock.on_released(result.group, result.queue_key, result.token)
             elif isinstance(result, OffsetReset) and result.error is None:
                 clock.on_reset(result.group, result.queue_key)
-
-    def _wake_watchers(self, results: Sequence[ApplyResult]) -> None:
-        if not self._watchers:
-            return
-        for result in results:
-            key = result.queue_key if isinstance(result, BatchApplied | Released) else None
-            if key is not None:
-                for event in self._watchers.get(key, ()):
-                    event.set()
 
     def membership_of(self, state: State) -> Membership:
         """The Raft membership that a state speaks of; the initial one before any was logged."""

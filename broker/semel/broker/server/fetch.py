@@ -33,6 +33,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.server.stream import StreamContext
 from semel.broker.state import Extent, QueueState, State, queue_key_of
+from semel.broker.watchers import QueueWatchers
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
 from semel.protos.errors import (
     CorruptBatch,
@@ -75,11 +76,8 @@ class FetchNode(Protocol):
         self, group: str, queue_key: QueueKey, token: int, end_offset: int
     ) -> None: ...
 
-    def watch_queues(self, keys: Sequence[QueueKey]) -> asyncio.Event:
-        """Set once when one of the queues grows or changes hands."""
-        ...
-
-    def unwatch_queues(self, keys: Sequence[QueueKey], event: asyncio.Event) -> None: ...
+    @property
+    def watchers(self) -> QueueWatchers: ...
 
 
 class FetchHandler:
@@ -134,7 +132,7 @@ class FetchHandler:
         deadline = loop.time() + wait_ms / 1000
         keys = [queue_key_of(wanted.queue) for wanted in request.queues]
         while True:
-            grown = self._node.watch_queues(keys)
+            grown = self._node.watchers.watch(keys)
             try:
                 parts = await self._once(request, header)
                 if header.results:
@@ -147,7 +145,7 @@ class FetchHandler:
                 except TimeoutError:
                     return []
             finally:
-                self._node.unwatch_queues(keys, grown)
+                self._node.watchers.unwatch(keys, grown)
             if not request.any_replica:
                 self._node.check_master()
 
