@@ -124,22 +124,22 @@ def play(stage: Stage, file: Path | None) -> Figures:
     screen.tell(f"a controller and {len(nodes)} brokers serve at {bootstrap}")
     with connect(bootstrap) as client:
         client.admin.create_topic(TOPIC, queues=QUEUES)
-        spark = stage.start("spark", "tools.demo.spark_count")
+        spark = stage.start("spark", "tools.demo.spark_count", bootstrap, TOPIC)
         loaded = _load(screen, stage, cluster, client, source, bootstrap)
-        spark.wait_for(lambda said: said.line.get("event") == "ready", 120, "its ready line")
-        spark.say(f"{bootstrap} {TOPIC}")
-        screen.tell("Spark counts, a consumer group reads everything back")
+        screen.tell("a consumer group reads everything back")
         stored = sum(
             queue.log_end_offset - queue.log_start_offset
             for queue in client.admin.describe_topic(TOPIC).queues
         )
-        scratch = stage.scratch / "rebuilt"
-        with Rebuild.on_disk(source, scratch) as rebuilt:
+        with Rebuild.on_disk(source, stage.scratch / "rebuilt") as rebuilt:
             _read_back(screen, client, rebuilt, stored)
             digest = rebuilt.digest()
-        counted = spark.wait_for(lambda said: said.line.get("event") == "count", 120, "its count")
-        screen.tell(f"Spark counted {counted.line['count']:,}; every node's log is verified")
-        verdict = _verify(bootstrap)
+    screen.tell("every broker's log is read and compared")
+    verdict = _verify(bootstrap)
+    screen.tell("Spark counts")
+    spark.wait_for(lambda said: said.line.get("event") == "ready", 120, "its ready line")
+    spark.say("count")
+    counted = spark.wait_for(lambda said: said.line.get("event") == "count", 120, "its count")
     return Figures(
         lines=source.lines,
         stored=stored,

@@ -114,9 +114,12 @@ class Actor:
         self._reader.join(5)
         return at
 
-    def end(self) -> None:
-        """SIGTERM, and SIGKILL to its whole process group if that does not help in time."""
+    def terminate(self) -> None:
+        """SIGTERM."""
         self._process.terminate()
+
+    def end(self) -> None:
+        """Waits for its end after SIGTERM; SIGKILL to its process group if that takes too long."""
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -174,6 +177,8 @@ class Stage:
 
     def end_actors(self) -> None:
         """Ends every process that was started here, the newest first."""
+        for actor in reversed(self._actors):
+            actor.terminate()
         for actor in reversed(self._actors):
             actor.end()
 
