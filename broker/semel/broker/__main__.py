@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import ipaddress
 import json
 import logging
@@ -163,7 +162,6 @@ def main(
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from None
     _warn_unless_loopback(listen)
-    _die_with_parent()
     try:
         run = _uvloop_run() or asyncio.run
         sys.exit(run(_run(settings, as_json)))
@@ -214,12 +212,6 @@ def _warn_unless_loopback(listen: str) -> None:
             "authentication yet, keep it behind a firewall",
             listen,
         )
-
-
-def _die_with_parent() -> None:
-    """A supervised node must not outlive a supervisor that was killed (Linux only)."""
-    if os.environ.get("SEMEL_SUPERVISED") and sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":
