@@ -435,7 +435,7 @@ class _FetchLink:
                 continue
             queue.high_watermark = result.high_watermark
             for batch, stored in zip(batches, some, strict=True):
-                self._cut(deliveries, queue, turn, batch, stored)
+                cut(deliveries, queue, turn, batch, stored)
         if deliveries or any(queue.ended for queue, _ in turns.values()):
             self._feed.deliver(deliveries)
         self._wake.set()
@@ -445,33 +445,6 @@ class _FetchLink:
     def _rest(self, retry_after_ms: int) -> None:
         """Does not ask again at once."""
         self._not_before = time.monotonic() + max(REST_S, retry_after_ms / 1000)
-
-    def _cut(
-        self,
-        deliveries: list[Delivery],
-        queue: FeedQueue,
-        turn: int,
-        batch: broker_pb2.BatchRange,
-        stored: memoryview,
-    ) -> None:
-        """The rows of a batch that are wanted: not before the offset, not at or after the end."""
-        if queue.ended:
-            return
-        start, end = batch.row_start, batch.row_end
-        base = batch.base_offset
-        if base < queue.offset:
-            skip = min(end - start, queue.offset - base)
-            start, base = start + skip, base + skip
-        if queue.end is not None:
-            end = min(end, start + max(0, queue.end - base))
-        if base > queue.offset:
-            raise InternalError(
-                f"queue {queue.key.queue_id} of {queue.topic!r}: offset {queue.offset} was asked"
-                f" for, {base} came"
-            )
-        if start < end:
-            deliveries.append(Delivery(queue, turn, queue.token, stored, base, start, end))
-            queue.offset = base + end - start
 
     async def _watch(self, address: str) -> None:
         while True:
@@ -485,6 +458,33 @@ class _FetchLink:
                 }
             if any(deadline < now for deadline, _ in self._polls.values()):
                 raise TimedOut(f"{address} does not answer a fetch")
+
+
+def cut(
+    deliveries: list[Delivery],
+    queue: FeedQueue,
+    turn: int,
+    batch: broker_pb2.BatchRange,
+    stored: memoryview,
+) -> None:
+    """The rows of a batch that are wanted: not before the offset, not at or after the end."""
+    if queue.ended:
+        return
+    start, end = batch.row_start, batch.row_end
+    base = batch.base_offset
+    if base < queue.offset:
+        skip = min(end - start, queue.offset - base)
+        start, base = start + skip, base + skip
+    if queue.end is not None:
+        end = min(end, start + max(0, queue.end - base))
+    if base > queue.offset:
+        raise InternalError(
+            f"queue {queue.key.queue_id} of {queue.topic!r}: offset {queue.offset} was asked"
+            f" for, {base} came"
+        )
+    if start < end:
+        deliveries.append(Delivery(queue, turn, queue.token, stored, base, start, end))
+        queue.offset = base + end - start
 
 
 def _ended(error: BaseException, address: str) -> SemelError:

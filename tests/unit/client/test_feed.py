@@ -1,0 +1,281 @@
+"""What comes out of a feed: rows, messages, columns, and nothing that is void."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from semel.client.fetch import Delivery, Feed, FeedQueue, cut
+from semel.client.message import ARROW_SCHEMA
+from semel.client.pulling import Puller, await_ready, wait_ready
+from semel.protos.batch import BrokerHeader, Codec
+from semel.protos.columns import Columns, encode_batch
+from semel.protos.errors import CorruptBatch, InternalError, OffsetOutOfRange
+from semel.protos.ids import GroupId, Offset, QueueId, QueueKey, Term, TopicId
+from semel.protos.v1 import broker_pb2
+
+KEY = QueueKey(TopicId(1), QueueId(2))
+
+
+def stored(values: list[bytes], base_offset: int, **columns: Any) -> memoryview:
+    batch = encode_batch(
+        Columns.from_arrow(values, **columns),
+        topic_id=KEY.topic_id,
+        queue_id=KEY.queue_id,
+        producer_id=5,
+        epoch=1,
+        session=1,
+        previous_sequence=base_offset + 99,
+        base_sequence=base_offset + 100,
+        last_sequence=base_offset + 99 + len(values),
+        timestamp_us=777,
+        codec=Codec.NONE,
+    )
+    header = BrokerHeader(base_offset=Offset(base_offset), append_time_us=1, term=Term(1))
+    return memoryview(header.encode() + batch)
+
+
+class Box:
+    """A feed without a cluster: deliveries are put in by hand."""
+
+    group = ""
+
+    def __init__(self, prefetch_bytes: int = 1 << 20) -> None:
+        self.woken = 0
+        self.feed = Feed(
+            self,
+            None,  # type: ignore[arg-type]
+            fetch_bytes=1 << 20,
+            prefetch_bytes=prefetch_bytes,
+            call_soon=lambda function: self._wake(),
+        )
+        self.queue = FeedQueue("t", KEY, GroupId(1), 0)
+        self.feed.queues[KEY] = self.queue
+        self.puller = Puller(self.feed)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def on_queue_error(self, queue: FeedQueue, error: Exception) -> None:
+        raise AssertionError("not asked for")
+
+    def put(self, values: list[bytes], base_offset: int, **columns: Any) -> None:
+        count = len(values)
+        delivery = Delivery(
+            self.queue,
+            self.queue.turn,
+            9,
+            stored(values, base_offset, **columns),
+            base_offset,
+            0,
+            count,
+        )
+        self.queue.offset = base_offset + count
+        self.feed.deliver([delivery])
+
+
+def test_messages_come_in_pieces_and_are_whole() -> None:
+    box = Box()
+    box.put(
+        [b"a", b"b", b"c"],
+        10,
+        keys=[None, b"k", b""],
+        headers=[None, {"h": b"1"}, [("x", b""), ("x", b"2")]],
+        timestamps=[1, 2, 3],
+    )
+    box.put([b"d"], 13)
+    first = box.puller.messages(2)
+    assert box.queue.delivered == 12
+    rest = box.puller.messages(10)
+    assert box.queue.delivered == 14
+    messages = first + rest
+    assert [message.as_dict() for message in messages[1:3]] == [
+        {
+            "topic": "t",
+            "queue": 2,
+            "offset": 11,
+            "timestamp_us": 2,
+            "key": b"k",
+            "value": b"b",
+            "headers": [("h", b"1")],
+            "producer_id": 5,
+            "sequence": 111,
+        },
+        {
+            "topic": "t",
+            "queue": 2,
+            "offset": 12,
+            "timestamp_us": 3,
+            "key": b"",
+            "value": b"c",
+            "headers": [("x", b""), ("x", b"2")],
+            "producer_id": 5,
+            "sequence": 112,
+        },
+    ]
+    last = messages[-1]
+    assert (last.key, last.headers, last.timestamp_us, last.offset) == (None, [], 777, 13)
+    assert (last.rows.token, last.topic_id) == (9, 1)
+    assert "offset=13" in repr(last)
+    assert box.puller.messages(10) == []
+
+
+def test_rows_of_a_batch_that_are_not_wanted_are_left_out() -> None:
+    box = Box()
+    whole = stored([b"%d" % number for number in range(10)], 100)
+    box.feed.deliver([Delivery(box.queue, 0, 0, whole, 103, 3, 6)])
+    batch = box.puller.arrow()
+    assert batch is not None
+    assert batch.column("offset").to_pylist() == [103, 104, 105]
+    assert batch.column("value").to_pylist() == [b"3", b"4", b"5"]
+    assert batch.column("sequence").to_pylist() == [203, 204, 205]
+    assert box.queue.delivered == 106
+
+
+def test_small_batches_are_gathered_as_columns() -> None:
+    box = Box()
+    for number in range(5):
+        box.put([b"%d" % number], number)
+    assert [message.value for message in box.puller.messages(1)] == [b"0"]
+    batch = box.puller.arrow()
+    assert isinstance(batch, pa.RecordBatch)
+    assert batch.schema == ARROW_SCHEMA
+    assert batch.column("value").to_pylist() == [b"1", b"2", b"3", b"4"]
+    assert box.puller.arrow() is None
+
+
+def test_an_iteration_that_is_left_goes_on_where_it_was() -> None:
+    box = Box()
+    box.put([b"a", b"b", b"c"], 0)
+    for message in box.puller.drain():
+        if message.value == b"b":
+            break
+    assert box.queue.delivered == 2
+    assert [message.value for message in box.puller.drain()] == [b"c"]
+
+
+def test_what_was_fetched_before_a_seek_is_void() -> None:
+    box = Box()
+    box.put([b"a", b"b"], 0)
+    box.put([b"c"], 2)
+    running = box.puller.drain()
+    assert next(running).value == b"a"
+    box.queue.restart(50)
+    assert list(running) == []
+    assert box.queue.delivered == 50
+    box.put([b"z"], 50)
+    assert [message.value for message in box.puller.messages(9)] == [b"z"]
+    assert box.feed.buffered == box.queue.buffered == 0
+
+
+def test_a_lost_queue_gives_nothing_more() -> None:
+    box = Box()
+    box.put([b"a", b"b"], 0)
+    assert box.puller.messages(1)
+    box.feed.remove(KEY)
+    assert box.puller.messages(9) == []
+    assert box.puller.arrow() is None
+
+
+def test_a_failure_comes_after_what_was_there_before() -> None:
+    box = Box()
+    box.put([b"a"], 0)
+    box.feed.fail(OffsetOutOfRange("trimmed"))
+    assert len(box.puller.messages(1)) == 1
+    with pytest.raises(OffsetOutOfRange):
+        box.puller.messages(1)
+    assert box.puller.messages(1) == []
+
+
+def test_a_damaged_batch_is_refused() -> None:
+    box = Box()
+    damaged = bytearray(stored([b"value"], 0))
+    damaged[-1] ^= 1
+    box.feed.deliver([Delivery(box.queue, 0, 0, memoryview(damaged), 0, 0, 1)])
+    with pytest.raises(CorruptBatch):
+        box.puller.messages(1)
+
+
+def test_room_is_told_once() -> None:
+    box = Box(prefetch_bytes=400)
+    for number in range(4):
+        box.put([b"x" * 100], number)
+    assert box.feed.wanted(GroupId(1)) == []
+    box.puller.messages(10)
+    assert box.woken == 1
+    assert box.feed.wanted(GroupId(1)) == [box.queue]
+
+
+def test_the_end_is_reached_when_everything_was_given_out() -> None:
+    box = Box()
+    box.queue.end = 2
+    assert not box.puller.finished
+    box.put([b"a", b"b"], 0)
+    assert box.queue.ended
+    assert not box.puller.finished
+    box.puller.messages(1)
+    assert not box.puller.finished
+    box.puller.messages(1)
+    assert box.puller.finished
+
+
+@pytest.mark.parametrize(
+    ("offset", "end", "batch", "expected", "next_offset"),
+    [
+        (0, None, (0, 0, 5), (0, 0, 5), 5),
+        (3, None, (0, 0, 5), (3, 3, 5), 5),
+        (3, 4, (0, 0, 5), (3, 3, 4), 4),
+        (12, None, (10, 2, 7), (12, 4, 7), 15),
+        (5, None, (0, 0, 5), None, 5),
+        (0, 0, (0, 0, 5), None, 0),
+    ],
+)
+def test_batches_are_cut_to_what_was_asked(
+    offset: int,
+    end: int | None,
+    batch: tuple[int, int, int],
+    expected: tuple[int, int, int] | None,
+    next_offset: int,
+) -> None:
+    queue = FeedQueue("t", KEY, GroupId(1), offset)
+    queue.end = end
+    base, start, stop = batch
+    found: list[Delivery] = []
+    place = broker_pb2.BatchRange(base_offset=base, row_start=start, row_end=stop)
+    cut(found, queue, 0, place, memoryview(b""))
+    assert [(each.base_offset, each.row_start, each.row_end) for each in found] == (
+        [] if expected is None else [expected]
+    )
+    assert queue.offset == next_offset
+
+
+def test_a_gap_is_never_passed_on() -> None:
+    queue = FeedQueue("t", KEY, GroupId(1), 3)
+    place = broker_pb2.BatchRange(base_offset=4, row_start=0, row_end=1)
+    with pytest.raises(InternalError, match="offset 3 was asked for, 4 came"):
+        cut([], queue, 0, place, memoryview(b""))
+
+
+def test_waiting_ends_with_a_delivery_or_the_time() -> None:
+    box = Box()
+    assert not wait_ready(box.feed, 0.01)
+    assert box.feed._waiters == []
+    thread = threading.Thread(target=lambda: box.put([b"a"], 0))
+    thread.start()
+    assert wait_ready(box.feed, 10)
+    thread.join()
+
+
+async def test_awaiting_ends_with_a_delivery_or_the_time() -> None:
+    box = Box()
+    assert not await await_ready(box.feed, 0.01)
+    assert box.feed._waiters == []
+    thread = threading.Thread(target=lambda: box.put([b"a"], 0))
+    thread.start()
+    assert await await_ready(box.feed, 10)
+    thread.join()
+    box.feed.end()
+    assert await await_ready(box.feed, None)
