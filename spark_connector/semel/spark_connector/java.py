@@ -10,7 +10,8 @@ one is never changed under a running JVM.
 
 `spark_session` starts Spark on that Java: on this machine only, without a web page, logging errors
 only, its files in one temporary directory. When the interpreter ends, Spark is stopped, its JVM is
-waited for, and the directory is removed.
+waited for, and the directory is removed. What a killed process left there is removed by the next
+session: the directory of a living one is locked.
 
 Not here: the data source itself (`source.py`).
 """
@@ -18,6 +19,7 @@ Not here: the data source itself (`source.py`).
 from __future__ import annotations
 
 import atexit
+import fcntl
 import hashlib
 import os
 import re
@@ -26,8 +28,9 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -38,6 +41,9 @@ from pyspark.sql import SparkSession
 from semel.protos.errors import InvalidRequest, SemelError
 
 JAVA_VERSION_MIN: Final = 17
+
+_SCRATCH_PREFIX: Final = "semel-spark-"
+_SWEEP_AGE_SECONDS: Final = 300
 
 _WRAPPER: Final = """#!/bin/sh
 # Java without the module jdk.incubator.vector, which small runtimes lack and others warn about.
@@ -183,8 +189,10 @@ def spark_session(app_name: str = "semel", **conf: str) -> SparkSession:
     if SparkContext._active_spark_context is not None:
         raise InvalidRequest("Spark runs in this process already; use that session or stop it")
     home = java_home()
-    scratch = Path(tempfile.mkdtemp(prefix="semel-spark-"))
-    atexit.register(_clean_up, scratch)
+    _sweep(Path(tempfile.gettempdir()))
+    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX))
+    lock = _lock(scratch)
+    atexit.register(_clean_up, scratch, lock)
     log4j = scratch / "log4j2.properties"
     log4j.write_text(_LOG4J)
     settings = {
@@ -228,7 +236,34 @@ def _environment(**variables: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _clean_up(scratch: Path) -> None:
+def _lock(scratch: Path) -> int | None:
+    """Hold `scratch` for as long as this process lives; None when another process holds it."""
+    handle = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _sweep(temporary: Path) -> None:
+    """Remove what sessions left behind whose process was killed."""
+    for scratch in temporary.glob(f"{_SCRATCH_PREFIX}*"):
+        with suppress(OSError):
+            found = scratch.lstat()
+            # A directory that was just made may not be locked yet.
+            if time.time() - found.st_mtime < _SWEEP_AGE_SECONDS or found.st_uid != os.getuid():
+                continue
+            if not (scratch / "lock").exists():
+                continue
+            handle = _lock(scratch)
+            if handle is not None:
+                shutil.rmtree(scratch, ignore_errors=True)
+                os.close(handle)
+
+
+def _clean_up(scratch: Path, lock: int | None) -> None:
     """Stop Spark, wait for its JVM, which removes files of its own, and remove the rest."""
     context = SparkContext._active_spark_context
     if context is not None:
@@ -246,3 +281,5 @@ def _clean_up(scratch: Path) -> None:
                 process.wait()
         SparkContext._gateway = None
     shutil.rmtree(scratch, ignore_errors=True)
+    if lock is not None:
+        os.close(lock)

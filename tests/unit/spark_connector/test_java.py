@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,30 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path, env, monkeypatc
     own.chmod(0o777)
     with pytest.raises(java.JavaMissing, match="not this user's own"):
         java.java_home(env)
+
+
+def test_what_killed_sessions_left_is_swept_and_nothing_else(tmp_path):
+    def scratch(name: str, age_seconds: float) -> Path:
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "lock").touch()
+        then = time.time() - age_seconds
+        os.utime(directory, (then, then))
+        return directory
+
+    killed = scratch("semel-spark-killed", 1_000)
+    young = scratch("semel-spark-young", 10)
+    other = scratch("semel-other", 1_000)
+    unknown = scratch("semel-spark-without-lock", 1_000)
+    (unknown / "lock").unlink()
+    os.utime(unknown, (1, 1))
+    living = scratch("semel-spark-living", 1_000)
+    # Another open file of the same lock is another owner, also within one process.
+    held = java._lock(living)
+    assert held is not None
+    java._sweep(tmp_path)
+    assert not killed.exists()
+    assert all(each.exists() for each in (young, other, unknown, living))
+    os.close(held)
+    java._sweep(tmp_path)
+    assert not living.exists()
