@@ -9,7 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from semel.client import Client, Producer, SendFuture, connect
-from semel.protos.errors import BufferFull, Closed, SemelError, TimedOut, Unavailable
+from semel.protos.errors import (
+    BufferFull,
+    Closed,
+    ProducerFenced,
+    SemelError,
+    TimedOut,
+    Unavailable,
+)
 from tests.integration.cluster import Cluster
 
 
@@ -179,6 +186,48 @@ def test_a_consumer_outlives_its_master(cluster: Cluster, client: Client) -> Non
                 killed = True
     # Nothing was committed twice, so nothing came twice: the locks went over to the new master.
     assert sorted(seen) == sorted(values)
+
+
+def test_a_loader_is_replaced_in_mid_load_while_the_master_dies(
+    cluster: Cluster, client: Client
+) -> None:
+    lines = [b"line %d" % number for number in range(40_000)]
+    old = client.producer("loader", source_positions=True)
+    fenced: list[Exception] = []
+
+    def load_as_a_zombie() -> None:
+        try:
+            for start in range(0, len(lines), 200):
+                old.send_many("t", lines[start : start + 200], positions=range(start, start + 200))
+                time.sleep(0.005)
+            old.flush(30)
+        except ProducerFenced as error:
+            fenced.append(error)
+
+    zombie = threading.Thread(target=load_as_a_zombie)
+    zombie.start()
+    while old.stats.stored < 5_000:
+        time.sleep(0.01)
+    cluster.kill(cluster.master())
+    with client.producer("loader", source_positions=True) as new:
+        known = new.last_sequences("t")
+        assert max(known.values()) >= 0
+        summary = new.send_many("t", lines, positions=range(len(lines))).result(60)
+        assert summary.stored + summary.duplicates == len(lines)
+        new.flush(30)
+        assert new.last_sequence("t") == len(lines) - 1
+    zombie.join(60)
+    assert fenced, "the zombie was not told"
+    with client.reader("t", end="latest") as reader:
+        messages = list(reader)
+    assert sorted(message.sequence for message in messages) == list(range(len(lines)))
+    newest: dict[int, int] = {}
+    for message in messages:
+        assert message.value == lines[message.sequence]
+        assert newest.get(message.queue, -1) < message.sequence
+        newest[message.queue] = message.sequence
+    cluster.start()
+    assert client.admin.verify("t").ok
 
 
 def test_an_unreachable_cluster_is_told_in_time(cluster: Cluster) -> None:

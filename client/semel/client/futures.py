@@ -123,7 +123,7 @@ class SendFuture:
         outcome, part, place = found
         if outcome.error is not None:
             self._chunk.told = True
-            raise outcome.error
+            raise outcome.error.with_traceback(None)
         assert part is not None
         offset, sequence = outcome.base_offset, outcome.base_sequence
         place -= outcome.trimmed
@@ -200,7 +200,7 @@ class BulkFuture:
             for count, outcome in chunk.outcomes(start, end) or ():
                 if outcome.error is not None:
                     chunk.told = True
-                    raise outcome.error
+                    raise outcome.error.with_traceback(None)
                 messages += count
                 trimmed = min(outcome.trimmed, count)
                 if outcome.duplicate:

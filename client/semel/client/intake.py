@@ -89,6 +89,8 @@ class Intake:
         self._limit = config.buffer_bytes
         self._timeout = config.delivery_timeout_ms / 1000
         self._failure: Exception | None = None
+        self.told = False
+        """A caller was refused with the failure."""
         self.buffered = 0
         self.outstanding: dict[int, Chunk] = {}
         """Chunks that are not settled, by identity, oldest first."""
@@ -138,7 +140,8 @@ class Intake:
         size += ROW_BYTES
         with self._lock:
             if self._failure is not None:
-                raise self._failure
+                self.told = True
+                raise self._failure.with_traceback(None)
             if self.buffered >= self._limit:
                 self._wait_for_room(block)
             if self._positions or position is not None:
@@ -247,7 +250,8 @@ class Intake:
         columns, positions, size = piece
         with self._lock:
             if self._failure is not None:
-                raise self._failure
+                self.told = True
+                raise self._failure.with_traceback(None)
             if self.buffered >= self._limit:
                 self._wait_for_room(block)
             if positions is not None:
@@ -360,7 +364,7 @@ class Intake:
         if not isinstance(topic, str) or not topic:
             raise InvalidRequest(f"topic must be a name, not {topic!r}")
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
         if self._open_topic is not None:
             self._open_topic(topic)
         return self.topic(topic)
@@ -407,7 +411,7 @@ class Intake:
         while self.buffered >= self._limit:
             self._room.wait(0.5)
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.with_traceback(None)
 
 
 def _append(chunk: Chunk, name: str, item: Any, default: Any) -> None:

@@ -83,6 +83,8 @@ class ProducerCore:
         self._opening: dict[str, asyncio.Task[ProducerTopic]] = {}
         self._links: dict[GroupId, Link] = {}
         self._lanes_to_fence: list[Lane] = []
+        self._marks: list[Chunk] = []
+        """Position marks on their way; they did not come through the door."""
         self._flushing = 0
         self._pump_due = False
         self._expiry: asyncio.Task[None] | None = None
@@ -100,7 +102,7 @@ class ProducerCore:
         self._done = True
         for chunk in self.intake.fail(error):
             self._fail_chunk(chunk, error)
-        for chunk in self.intake.snapshot():
+        for chunk in [*self.intake.snapshot(), *self._marks]:
             self._fail_chunk(chunk, error)
         for link in self._links.values():
             link.close()
@@ -501,19 +503,22 @@ class ProducerCore:
 
     async def flush(self) -> None:
         """Waits until everything sent before is settled; with source positions idle queues get
-        marks, so that the minimum moves. Raises the first failure since the last flush that no
-        future has shown to anybody."""
+        marks, so that the minimum moves. Raises the first failure since the last flush that
+        nobody was told of, by a future or by `send`."""
         self._flushing += 1
         try:
             self.pump()
-            marks = await self._put_marks() if self.config.source_positions else []
+            marks: list[Chunk] = []
+            if self.config.source_positions and not self._done:
+                marks = await self._put_marks()
             for chunk in [*self.intake.snapshot(), *marks]:
                 await await_settled(chunk, lambda chunk=chunk: chunk.settled)  # type: ignore[misc]
         finally:
             self._flushing -= 1
         failures, self._failures = self._failures, []
         for chunk, error in failures:
-            if not chunk.told:
+            told = chunk.told or (self.intake.told and error is self.intake.failure())
+            if not told:
                 raise error
 
     async def _put_marks(self) -> list[Chunk]:
@@ -521,7 +526,9 @@ class ProducerCore:
         for name in list(self._opening):
             await self.open_topic(name)
         self.pump()
-        marks = []
+        marks: list[Chunk] = []
+        if self._done:
+            return marks
         for name, topic in self._topics.items():
             # Not the newest that was sent: another thread's may not be routed yet.
             position = topic.routed_position
@@ -539,6 +546,7 @@ class ProducerCore:
             for lane, part in zip(behind, list(chunk.parts), strict=True):
                 lane.put(part)
             marks.append(chunk)
+        self._marks = [mark for mark in self._marks if not mark.settled] + marks
         return marks
 
     def _deadline(self) -> float:
