@@ -283,6 +283,7 @@ async def test_a_replica_whose_memory_contradicts_the_log_halts(tmp_path: Path) 
             node.replica.log.append = append_and_corrupt  # type: ignore[method-assign,assignment]
             stream = client.produce_stream()
             await stream.write(encode_produce([make_batch(-1, values(0, 1))]))
-            await asyncio.wait_for(halted.wait(), 10)
+            async with asyncio.timeout(10):
+                await halted.wait()
             stream.cancel()
         assert "StateDiverged" in reasons[0]

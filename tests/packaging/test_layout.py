@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -81,3 +84,12 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
     here = str(ROOT).encode()
     names = [path for path in tracked("*") if path.is_file() and here in path.read_bytes()]
     assert names == []
+
+
+def test_every_dependency_is_pinned_with_its_hashes() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    names = {re.split(r"[^A-Za-z0-9._-]", line)[0] for line in wanted}
+    pins = (ROOT / "requirements" / "dev.txt").read_text().replace("\\\n", " ").splitlines()
+    assert [pin for pin in pins if "==" not in pin or "--hash=sha256:" not in pin] == []
+    assert names - {pin.split("==")[0] for pin in pins} == set()

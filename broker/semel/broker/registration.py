@@ -63,7 +63,6 @@ class Registration:
                             error_from_rpc(error),
                         )
                     reachable = False
-                # Not wait_for: Python 3.11's loses a cancellation that comes with the event itself.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._config.report_ms / 1000):
                         await changed.wait()

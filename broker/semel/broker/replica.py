@@ -193,7 +193,8 @@ class Replica:
                 raise self.not_master()
             self._master_ready.clear()
             try:
-                await asyncio.wait_for(self._master_ready.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._master_ready.wait()
             except TimeoutError:
                 raise self.not_master() from None
 
@@ -241,7 +242,8 @@ class Replica:
         future: asyncio.Future[None] = self._loop.create_future()
         self._applied_waiters.append((index, future))
         try:
-            await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await future
         except TimeoutError:
             raise Unavailable(
                 f"node {self.config.node_id} has applied entry {self.state.applied_index} and not "

@@ -91,7 +91,8 @@ class Cluster:
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.connections.close(), 1.0)
+            async with asyncio.timeout(1.0):
+                await self.connections.close()
 
     # --- controllers ----------------------------------------------------------------------------
 

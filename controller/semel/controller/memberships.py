@@ -91,7 +91,8 @@ class MembershipService:
         while True:
             planned_ms = self._loop_clock() + EXPIRY_MS
             try:
-                await asyncio.wait_for(self._wake.wait(), EXPIRY_MS / 1000)
+                async with asyncio.timeout(EXPIRY_MS / 1000):
+                    await self._wake.wait()
             except TimeoutError:
                 gap_ms = self._loop_clock() - planned_ms
                 if gap_ms > LOOP_GAP_MS:

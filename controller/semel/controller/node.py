@@ -233,7 +233,8 @@ async def _reconcile(topics: TopicService) -> None:
 async def _stop_server(server: grpc.aio.Server, grace_s: float) -> None:
     """Ends the server, at the latest twice `grace_s` from now: the process is about to end."""
     try:
-        await asyncio.wait_for(server.stop(grace_s), 2 * grace_s)
+        async with asyncio.timeout(2 * grace_s):
+            await server.stop(grace_s)
     except TimeoutError:
         log.warning("server did not stop in time")
 

@@ -365,7 +365,8 @@ class TopicService:
                 self._troubles[topic_id] = error
                 log.warning("topic waits topic=%s reason=%s", known.record.name, error)
             try:
-                await asyncio.wait_for(retry_now.wait(), pause_ms / 1000)
+                async with asyncio.timeout(pause_ms / 1000):
+                    await retry_now.wait()
             except TimeoutError:
                 pause_ms = min(pause_ms * 2, RETRY_MS_LAST)
 

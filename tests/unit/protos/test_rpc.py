@@ -182,7 +182,8 @@ async def test_a_cancelled_stream_closes_its_generator() -> None:
         waiting = asyncio.create_task(call("unary_stream"))
         await asyncio.wait([waiting], timeout=0.1)
         waiting.cancel()
-        await asyncio.wait_for(closed.wait(), 5)
+        async with asyncio.timeout(5):
+            await closed.wait()
     assert waiting.cancelled() or waiting.done()
 
 

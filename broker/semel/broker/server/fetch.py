@@ -141,7 +141,8 @@ class FetchHandler:
                 if left <= 0:
                     return []
                 try:
-                    await asyncio.wait_for(grown.wait(), left)
+                    async with asyncio.timeout(left):
+                        await grown.wait()
                 except TimeoutError:
                     return []
             finally:
