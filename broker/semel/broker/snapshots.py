@@ -317,6 +317,6 @@ class CatchUp:
 def _read_or_none(log: Log, ref: RecordRef) -> bytes | None:
     """None when the record is not (readable) here any more."""
     try:
-        return log.read_record(ref.index, ref.position, ref.length)
+        return bytes(log.read_record(ref.index, ref.position, ref.length))
     except (IndexUnavailable, CorruptSegment):
         return None

@@ -357,7 +357,7 @@ class Log:
         """
         return self._store.reader.frames(lo, hi)
 
-    def read_record(self, index: int, position: int, length: int) -> bytes:
+    def read_record(self, index: int, position: int, length: int) -> bytes | memoryview:
         """BLOCKING, any thread. A record's payload, checked; also below first_index, if kept.
 
         Raises IndexUnavailable, DamagedEntry, InvalidRequest (there is no such record).

@@ -135,8 +135,8 @@ class Reader:
                 lo += len(part)
         return found
 
-    def record(self, index: int, position: int, length: int) -> bytes:
-        """The payload of a record. Raises IndexUnavailable, DamagedEntry."""
+    def record(self, index: int, position: int, length: int) -> memoryview:
+        """The payload of a record, a view of its frame. Raises IndexUnavailable, DamagedEntry."""
         frame = self._tail.get(index)
         if frame is None:
             segment = self._index.locate(index)
@@ -145,7 +145,7 @@ class Reader:
             if frame is None:
                 frame = self._read(segment, index, index + 1)[0]
                 self._read_cache.put(key, frame)
-        return bytes(record_of(frame, position, length))
+        return record_of(frame, position, length)
 
     def _read(self, segment: Segment, lo: int, hi: int) -> list[bytes]:
         path = self._directory / segment.file_name

@@ -34,7 +34,6 @@ from semel.broker.log import IndexUnavailable, Log
 from semel.broker.server.stream import StreamContext
 from semel.broker.state import Extent, QueueState, State, queue_key_of
 from semel.broker.watchers import QueueWatchers
-from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
 from semel.protos.errors import (
     CorruptBatch,
     InvalidRequest,
@@ -239,7 +238,7 @@ class FetchHandler:
 
 
 def _read_records(log: Log, extents: Sequence[Extent]) -> list[Part]:
-    """Runs in the reader pool. Raises CorruptBatch, CorruptSegment."""
+    """Runs in the reader pool; the log checks frames. Raises CorruptBatch, CorruptSegment."""
     batches: list[Part] = []
     for extent in extents:
         try:
@@ -249,7 +248,6 @@ def _read_records(log: Log, extents: Sequence[Extent]) -> list[Part]:
                 f"offsets from {extent.base_offset} are not readable on this node: {error}; "
                 "another replica may have them"
             ) from None
-        check_batch(batch, BROKER_HEADER_BYTES)
         batches.append(batch)
     return batches
 

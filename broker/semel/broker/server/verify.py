@@ -177,7 +177,7 @@ def _read_queue(log: Log, one: _Wanted, progress: Callable[[int], None]) -> Queu
     )
     for extent in one.extents:
         try:
-            stored = log.read_record(extent.index, extent.position, extent.length)
+            stored = bytes(log.read_record(extent.index, extent.position, extent.length))
         except (StorageError, IndexUnavailable):
             continue  # the verifier counts the offsets as missing
         verifier.feed(extent.base_offset, extent.count, stored, extent.first_row)
