@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from semel.broker.log import LogConfig
+from semel.broker.log.files import OsFile
 from semel.protos.control_records import queue_ref
-from semel.protos.errors import ProducerFenced, StorageError, from_detail
+from semel.protos.errors import DiskFull, ProducerFenced, StorageError, from_detail
 from semel.protos.streams import encode_produce
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
@@ -146,7 +147,8 @@ async def test_an_empty_node_catches_up_by_snapshot_and_does_not_vote_before(
         node = await group.start(lost)
         assert node.replica.muted
         await group.settled()
-        assert not node.replica.muted
+        while node.replica.muted:
+            await asyncio.sleep(0.01)
         assert node.replica.log.first_index > 1
         async with RawClient(node.address) as client:
             start = node.replica.state.queues[QUEUE].log_start_offset
@@ -287,3 +289,49 @@ async def test_a_replica_whose_memory_contradicts_the_log_halts(tmp_path: Path) 
                 await halted.wait()
             stream.cancel()
         assert "StateDiverged" in reasons[0]
+
+
+async def test_a_full_disk_refuses_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No room for another segment: a clear error for producers, everything else goes on."""
+    full = False
+    allocate = OsFile.allocate
+
+    def allocate_unless_full(self: OsFile, length: int) -> None:
+        if full:
+            raise DiskFull("no space left on this device, by the test")
+        allocate(self, length)
+
+    monkeypatch.setattr(OsFile, "allocate", allocate_unless_full)
+    async with BrokerGroup(
+        tmp_path, nodes=1, log=LogConfig(segment_bytes=64 << 10, recycle_max=1)
+    ) as group:
+        node = await group.master()
+        async with RawClient(node.address) as client:
+            await client.create_queue()
+            await client.fence(1)
+            full = True
+            stored = 0
+            refused = None
+            while refused is None:  # until the segments that were prepared are full
+                batch = make_batch(stored - 1, values(stored, 1, size=8_000))
+                try:
+                    async with asyncio.timeout(2):
+                        (ack,) = await client.produce(batch)
+                except TimeoutError:
+                    continue  # it was taken just before: it waits for room and is not acknowledged
+                if ack.status == broker_pb2.PRODUCE_STATUS_FAILED:
+                    refused = from_detail(ack.error)
+                else:
+                    stored += 1
+            assert isinstance(refused, DiskFull)
+            assert len(await client.values()) == stored
+            full = False
+            while True:
+                (ack,) = await client.produce(batch)
+                if ack.status in (COMMITTED, DUPLICATE):
+                    break
+                await asyncio.sleep(0.05)
+            assert await client.values() == values(0, stored + 1, size=8_000)
+            assert (await client.verify())[QUEUE].table_matches

@@ -311,6 +311,8 @@ class Replica:
         self.core.tick(now_ms)
         if self.proposer is not None:
             self.proposer.expire_parked(now_ms)
+            if self.proposer.has_pending:
+                self._schedule_turn()  # the core may take proposals again, and nothing else says so
         self.drain()
 
     def _on_synced_in_writer(self, index: int, term: int) -> None:
@@ -339,22 +341,26 @@ class Replica:
         """Makes one entry of what is pending."""
         self._turn_scheduled = False
         proposer = self.proposer
-        if proposer is None or not proposer.has_pending or not self.core.accepts_proposals:
+        if proposer is None or not proposer.has_pending:
             return
         config = self.config
-        if proposer.unapplied_bytes > config.unapplied_bytes_max or (
-            proposer.entries_in_flight >= config.entries_in_flight_max
-            and proposer.pending_bytes < config.entry_bytes_target
-        ):
-            return  # taken up again when an entry is applied
         if self.log.disk_full:
             proposer.refuse_pending(
                 DiskFull(
-                    f"the disk of node {self.config.node_id}, master of group "
-                    f"{self.config.group_id}, is full: nothing was stored; free space and retry"
+                    f"the disk of node {config.node_id}, master of group {config.group_id}, is "
+                    "full: nothing was stored; free space and retry"
                 )
             )
             return
+        if (
+            not self.core.accepts_proposals
+            or proposer.unapplied_bytes > config.unapplied_bytes_max
+            or (
+                proposer.entries_in_flight >= config.entries_in_flight_max
+                and proposer.pending_bytes < config.entry_bytes_target
+            )
+        ):
+            return  # taken up again when an entry is applied
         assert self._log_clock is not None
         now_ms = monotonic_ms()
         time_us = self._log_time(self._log_clock)

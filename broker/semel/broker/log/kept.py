@@ -219,7 +219,8 @@ class _KeptWriter:
         self._parts_at = 0
         self.size = HEADER_BYTES
 
-    def add(self, ref: RecordRef, payload: bytes) -> None:
+    def add(self, ref: RecordRef, payload: bytes | memoryview) -> None:
+        payload = bytes(payload)  # a view would keep its whole frame in memory
         crc = google_crc32c.value(payload)
         header = _with_crc(RECORD_STRUCT, ref.index, ref.position, ref.length, crc, 0, 0)
         offset = self.size + RECORD_BYTES
