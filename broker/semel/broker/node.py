@@ -48,6 +48,7 @@ from semel.protos.v1 import broker_pb2, broker_pb2_grpc, raft_pb2_grpc
 logger = logging.getLogger(__name__)
 
 _READERS = 4
+_RECOVER_BYTES = 4 << 20
 _HAND_OVER_S = 1.0
 _STOP_GRACE_S = 0.5
 _ASK_TIMEOUT_S = 1.0
@@ -316,13 +317,17 @@ def _recover(log: Log) -> tuple[State, dict[int, Membership]]:
     checkpoint = log.checkpoint
     state = State() if checkpoint is None else State.from_bytes(checkpoint.payload)
     memberships: dict[int, Membership] = {}
-    for index in range(state.applied_index + 1, log.last_index + 1):
-        if index in log.damaged:
-            continue  # mended from a peer before it is applied
-        (frame,) = log.read_frames(index, index + 1)
-        meta = frame_meta(frame, decode_frame_header(frame))
-        if meta.membership is not None:
-            memberships[meta.index] = meta.membership
+    lo, end = state.applied_index + 1, log.last_index + 1
+    damaged = sorted(index for index in log.damaged if index >= lo)
+    for stop in (*damaged, end):  # a damaged entry is mended from a peer before it is applied
+        while lo < stop:
+            hi = log.fit(lo, stop, _RECOVER_BYTES)
+            for frame in log.read_frames(lo, hi):
+                meta = frame_meta(frame, decode_frame_header(frame))
+                if meta.membership is not None:
+                    memberships[meta.index] = meta.membership
+            lo = hi
+        lo = stop + 1
     return state, memberships
 
 
