@@ -68,6 +68,10 @@ def _address(_: click.Context, __: click.Parameter, value: str) -> str:
     return value
 
 
+def _optional_address(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    return _address(context, parameter, value) if value else value
+
+
 @click.command(
     epilog=EPILOG, context_settings={"auto_envvar_prefix": "SEMEL_BROKER", "show_default": True}
 )
@@ -89,6 +93,21 @@ def _address(_: click.Context, __: click.Parameter, value: str) -> str:
     multiple=True,
     callback=_members,
     help="NODE=HOST:PORT of an initial replica of the group, this one included. Repeat.",
+)
+@click.option(
+    "--advertise",
+    callback=_optional_address,
+    default="",
+    help="HOST:PORT under which clients reach this node.  [default: as it listens]",
+    show_default=False,
+)
+@click.option(
+    "--peer-at",
+    "peers_at",
+    multiple=True,
+    callback=_members,
+    help="NODE=HOST:PORT at which this node reaches a peer, where that is not the peer's member "
+    "address: port forwards, proxies. Repeat.",
 )
 @click.option("--controllers", default="", help="HOST:PORT[,HOST:PORT] of the controllers.")
 @click.option("--rack", default="", help="Rack or site label.")
@@ -125,6 +144,8 @@ def main(
     node: int,
     listen: str,
     members: dict[NodeId, str],
+    advertise: str,
+    peers_at: dict[NodeId, str],
     controllers: str,
     rack: str,
     segment_bytes: int,
@@ -152,6 +173,8 @@ def main(
             node_id=NodeId(node),
             listen=listen,
             members=members or {NodeId(node): listen},
+            advertise=advertise,
+            peers_at=peers_at,
             controllers=tuple(filter(None, controllers.split(","))),
             rack=rack,
             log=LogConfig(

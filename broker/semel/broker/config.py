@@ -35,6 +35,13 @@ class BrokerConfig:
     """Initial voters and their addresses, this node included. Used once, when the data directory
     is new; later memberships stand in the log."""
 
+    advertise: str = ""
+    """HOST:PORT under which clients and controllers reach this node. Default: as it listens. Needed
+    where an address is translated on the way: containers, port forwards, proxies."""
+
+    peers_at: Mapping[NodeId, str] = field(default_factory=dict)
+    """HOST:PORT at which *this* node reaches a peer whose member address does not lead there."""
+
     controllers: tuple[str, ...] = ()
     """Addresses of the controllers to report to; without any the node serves all the same."""
 
@@ -112,6 +119,8 @@ class BrokerConfig:
             )
         if len(self.members) not in (1, 3, 5):
             raise InvalidRequest(f"a broker group has 1, 3 or 5 nodes, not {len(self.members)}")
+        if self.node_id in self.peers_at:
+            raise InvalidRequest(f"node {self.node_id} is no peer of itself: --peer-at is wrong")
         if not self.cluster_id:
             raise InvalidRequest("a broker needs the id of its cluster: --cluster-id")
         for name in self.__slots__:

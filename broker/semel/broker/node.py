@@ -129,8 +129,8 @@ class BrokerNode:
             self._start(self._maybe_mute())
         for peer, address in config.members.items():
             if peer != config.node_id:
-                self._start_link(peer, address)
-        self.registration = Registration(config, self.replica, self.address)
+                self._start_link(peer, config.peers_at.get(peer, address))
+        self.registration = Registration(config, self.replica, config.advertise or self.address)
         self.replica.on_role_changed = self.registration.report_now
         self._start(self.registration.run())
         self._start(Maintenance(self.replica, self.checkpoints).run())
@@ -232,7 +232,9 @@ class BrokerNode:
         """Decides whether an empty node is new together with its group, or has lost its data."""
         replica, config = self.replica, self.config
         peers = {
-            node: address for node, address in config.members.items() if node != config.node_id
+            node: config.peers_at.get(node, address)
+            for node, address in config.members.items()
+            if node != config.node_id
         }
         empty: set[NodeId] = {config.node_id}
         while True:

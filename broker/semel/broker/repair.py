@@ -51,8 +51,9 @@ class Repair:
                 )
                 self._reported.update(fresh)
             if damaged:
-                for peer, address in replica.addresses().items():
-                    if peer != self._identity.node_id and replica.log.damaged:
+                for peer in replica.addresses():
+                    address = replica.peer_address(peer)
+                    if address and peer != self._identity.node_id and replica.log.damaged:
                         await self._mend_from(peer, address)
                 replica.apply()
             await asyncio.sleep(_LOOK_S)

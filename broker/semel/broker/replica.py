@@ -166,6 +166,11 @@ class Replica:
             return self.config.members
         return {node.node_id: node.address for node in (*known.voters, *known.learners)}
 
+    def peer_address(self, node: NodeId) -> str | None:
+        """Where this node reaches another member; None for a node that is none."""
+        member = self.addresses().get(node)
+        return member and self.config.peers_at.get(node, member)
+
     def not_master(self) -> NotMaster:
         """The error that sends a client to the master, if one is known."""
         master = self.core.master_id

@@ -177,7 +177,7 @@ class CatchUp:
     async def _pull(self, offer: Message) -> None:
         replica = self._replica
         assert offer.snapshot is not None
-        address = replica.addresses().get(offer.source)
+        address = replica.peer_address(offer.source)
         if address is None:
             raise Unavailable(f"node {offer.source} is not a member any more")
         loop = asyncio.get_running_loop()
