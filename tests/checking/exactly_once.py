@@ -1,0 +1,306 @@
+"""The checker: a history of clients and the raw logs of all nodes agree, or it says how not.
+
+How it works. `check` overlays and folds the nodes' logs (`raw_log.py`), then looks at every note of
+the history. It knows nothing of how the run was made, so the simulator and real processes share it.
+All logs together must reach from index 1 to the highest commit.
+
+What is checked, beside what `raw_log.py` checks
+1. OK ⇒ exactly one row, at that offset, with that digest; FAIL ⇒ none; nobody ⇒ never two.
+2. Nothing invented: every row was sent by somebody.
+3. One queue holds a client's messages in the order in which it sent them.
+4. Real time: of two OK messages of a queue, the one that ended before the other began comes first.
+5. A confirmed end is never below what had been acknowledged before it was asked for.
+6. Deliveries equal the log, are dense and rise under each token from the committed offset on.
+7. Tokens have one owner; a stale owner's commit is refused; accepted commits stand in the log and
+   rise; what lies below a group's commit was delivered to somebody of the group.
+8. One master a term, one vote a node and term.
+
+Not here: whether the run was worth anything: `require_evidence`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tests.checking.history import (
+    Commit,
+    Delivered,
+    EndRead,
+    Granted,
+    History,
+    Mastered,
+    Outcome,
+    Send,
+    Voted,
+)
+from tests.checking.raw_log import Fold, NodeLog, Queue, Row, check_states, fold, overlay
+
+_SHOWN = 10
+
+
+class Violation(AssertionError):
+    """The promise is broken; the message lists the first problems."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was there to be checked."""
+
+    ok: int
+    failed: int
+    unknown: int
+    unknown_stored: int
+    """Of the unknown ones, those that stand in the log."""
+    rows: int
+    entries: int
+    deliveries: int
+    commits_accepted: int
+    commits_refused: int
+    end_reads: int
+
+
+def check(history: History, logs: Sequence[NodeLog]) -> Report:
+    """Raises Violation with everything that is wrong."""
+    problems: list[str] = []
+    frames = overlay(logs, problems)
+    folded = fold(frames, {log.applied_index for log in logs})
+    problems += folded.problems
+    if not problems:
+        problems += check_states(frames, logs, folded)
+    sends: list[Send] = history.of(Send)
+    _check_sends(sends, folded, problems)
+    _check_order(sends, folded, problems)
+    _check_ends(sends, history.of(EndRead), folded, problems)
+    deliveries: list[Delivered] = history.of(Delivered)
+    grants: list[Granted] = history.of(Granted)
+    commits: list[Commit] = history.of(Commit)
+    _check_deliveries(deliveries, grants, folded, problems)
+    _check_commits(commits, grants, folded, problems)
+    _check_coverage(commits, deliveries, folded, problems)
+    _check_terms(history, problems)
+    if problems:
+        more = f"\n... and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise Violation("\n".join(problems[:_SHOWN]) + more)
+    outcomes = Counter(send.outcome for send in sends)
+    stored = {row.digest for row in folded.rows}
+    return Report(
+        ok=outcomes[Outcome.OK],
+        failed=outcomes[Outcome.FAIL],
+        unknown=outcomes[Outcome.UNKNOWN],
+        unknown_stored=sum(
+            send.outcome is Outcome.UNKNOWN and send.digest in stored for send in sends
+        ),
+        rows=len(folded.rows),
+        entries=folded.last_index,
+        deliveries=len(deliveries),
+        commits_accepted=sum(commit.accepted is True for commit in commits),
+        commits_refused=sum(commit.accepted is False for commit in commits),
+        end_reads=sum(read.ended_s is not None for read in history.of(EndRead)),
+    )
+
+
+def require_evidence(history: History, *, faults: Collection[str], ok: int) -> None:
+    """Raises AssertionError unless every fault has bitten and enough sends were acknowledged."""
+    silent = sorted(set(faults) - history.faults.keys())
+    assert not silent, f"faults that never bit: {silent}; a run without them shows nothing"
+    found = sum(send.outcome is Outcome.OK for send in history.of(Send))
+    assert found >= ok, f"only {found} messages were acknowledged, wanted {ok}"
+
+
+def _check_sends(sends: Sequence[Send], folded: Fold, problems: list[str]) -> None:
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row in folded.rows:
+        rows[row.digest].append(row)
+    known: set[str] = set()
+    for send in sends:
+        if send.digest in known:
+            problems.append(f"{send.digest} was sent twice: messages must be unique")
+        known.add(send.digest)
+        found = rows.get(send.digest, [])
+        where = [(row.queue, row.offset) for row in found]
+        what = f"message {send.number} of {send.client} ({send.digest})"
+        if len(found) > 1:
+            problems.append(f"duplicate: {what} is stored at {where}")
+        elif send.outcome is Outcome.OK and not found:
+            problems.append(f"loss: {what} was acknowledged and is not in the log")
+        elif send.outcome is Outcome.OK:
+            row = found[0]
+            if (
+                send.queue not in (None, row.queue)
+                or send.offset not in (-1, row.offset)
+                or send.sequence not in (-1, row.sequence)
+            ):
+                problems.append(
+                    f"{what} was acknowledged at {send.queue} offset {send.offset} sequence "
+                    f"{send.sequence}, and is stored as {row}"
+                )
+        elif send.outcome is Outcome.FAIL and found:
+            problems.append(f"{what} failed for certain, and is stored at {where}")
+    problems += [
+        f"invented: {found[0]} was sent by nobody"
+        for digest, found in rows.items()
+        if digest not in known
+    ]
+
+
+def _check_order(sends: Sequence[Send], folded: Fold, problems: list[str]) -> None:
+    by_digest = {send.digest: send for send in sends}
+    newest: dict[tuple[Queue, str], int] = {}
+    queues: dict[Queue, list[Send]] = defaultdict(list)
+    for row in folded.rows:  # in the order of offsets, queue by queue
+        send = by_digest.get(row.digest)
+        if send is None:
+            continue
+        before = newest.get((row.queue, send.client), -1)
+        if send.number < before:
+            problems.append(
+                f"queue {row.queue} holds message {send.number} of {send.client} behind {before}"
+            )
+        newest[row.queue, send.client] = send.number
+        if send.outcome is Outcome.OK:
+            queues[row.queue].append(send)
+    for queue, stored in queues.items():
+        earliest = float("inf")
+        for send in reversed(stored):
+            if earliest < send.began_s:
+                problems.append(
+                    f"queue {queue}: a message behind {send.digest} was acknowledged at "
+                    f"{earliest}, before that one was sent at {send.began_s}"
+                )
+            assert send.ended_s is not None
+            earliest = min(earliest, send.ended_s)
+
+
+def _check_ends(
+    sends: Sequence[Send], reads: Sequence[EndRead], folded: Fold, problems: list[str]
+) -> None:
+    where = {row.digest: row for row in folded.rows}
+    acknowledged: dict[Queue, list[tuple[float, int]]] = defaultdict(list)
+    for send in sends:
+        row = where.get(send.digest)
+        if send.outcome is Outcome.OK and send.ended_s is not None and row is not None:
+            acknowledged[row.queue].append((send.ended_s, row.offset + 1))
+    for read in reads:
+        if read.ended_s is None:
+            continue
+        floor = max((end for at, end in acknowledged[read.queue] if at < read.began_s), default=0)
+        if read.end_offset < floor:
+            problems.append(
+                f"stale read: queue {read.queue} was said to end at {read.end_offset}, "
+                f"{floor} had been acknowledged"
+            )
+        if read.end_offset > folded.end_offsets.get(read.queue, 0):
+            problems.append(f"{read} is beyond the end of the log")
+
+
+def _check_deliveries(
+    deliveries: Sequence[Delivered],
+    grants: Sequence[Granted],
+    folded: Fold,
+    problems: list[str],
+) -> None:
+    rows = {(row.queue, row.offset): row.digest for row in folded.rows}
+    starts = {(one.group, one.queue, one.token): one.committed_offset for one in grants}
+    following: dict[tuple[str, str, Queue, int], int] = {}
+    for one in deliveries:
+        if rows.get((one.queue, one.offset)) != one.digest:
+            problems.append(f"{one} is not what the log holds: {rows.get((one.queue, one.offset))}")
+        key = (one.client, one.group, one.queue, one.token)
+        expected = following.get(key, starts.get(key[1:]) if one.group else None)
+        skipped_to = folded.start_offsets.get(one.queue, 0)
+        if (
+            expected is not None
+            and one.offset != expected
+            and not (expected < one.offset <= skipped_to)
+        ):
+            problems.append(f"{one} was delivered where offset {expected} was due")
+        following[key] = one.offset + 1
+
+
+def _check_commits(
+    commits: Sequence[Commit], grants: Sequence[Granted], folded: Fold, problems: list[str]
+) -> None:
+    owners: dict[tuple[str, Queue, int], str] = {}
+    granted: dict[tuple[str, Queue], list[Granted]] = defaultdict(list)
+    for grant in grants:
+        key = (grant.group, grant.queue, grant.token)
+        if owners.setdefault(key, grant.client) != grant.client:
+            problems.append(f"token {key} belongs to {owners[key]} and to {grant.client}")
+        granted[key[:2]].append(grant)
+    accepted: dict[tuple[str, Queue], list[Commit]] = defaultdict(list)
+    for commit in commits:
+        if commit.accepted is not True:
+            continue
+        place = (commit.group, commit.queue)
+        if (*place, commit.token, commit.offset) not in folded.commits:
+            problems.append(f"{commit} was accepted and is not in the log")
+        owner = owners.get((*place, commit.token))
+        if owner is not None and owner != commit.client:
+            problems.append(f"{commit} was accepted from another than the owner {owner}")
+        for grant in granted[place]:
+            if grant.token > commit.token and grant.at_s < commit.began_s:
+                problems.append(f"stale owner: {commit} was accepted after {grant}")
+        accepted[place].append(commit)
+    for place, some in accepted.items():
+        if place in folded.resets:
+            continue
+        some.sort(key=lambda commit: commit.began_s)
+        reached: list[tuple[float, int, int]] = sorted(
+            (commit.ended_s or 0.0, commit.token, commit.offset) for commit in some
+        )
+        at = token = offset = 0
+        for commit in some:
+            while at < len(reached) and reached[at][0] < commit.began_s:
+                token, offset = max(token, reached[at][1]), max(offset, reached[at][2])
+                at += 1
+            if (commit.token, commit.offset) < (token, 0) or commit.offset < offset:
+                problems.append(
+                    f"progress falls back: {commit} was accepted after token {token}, "
+                    f"offset {offset}"
+                )
+
+
+def _check_coverage(
+    commits: Sequence[Commit],
+    deliveries: Sequence[Delivered],
+    folded: Fold,
+    problems: list[str],
+) -> None:
+    """What lies below a group's progress was given to somebody of the group."""
+    given: dict[tuple[str, Queue], set[int]] = defaultdict(set)
+    for one in deliveries:
+        given[one.group, one.queue].add(one.offset)
+    for group, queue in {(commit.group, commit.queue) for commit in commits}:
+        if (group, queue) in folded.resets:
+            continue
+        reached = max(
+            (
+                commit.offset
+                for commit in commits
+                if (commit.group, commit.queue) == (group, queue) and commit.accepted is True
+            ),
+            default=0,
+        )
+        start = folded.start_offsets.get(queue, 0)
+        skipped = [at for at in range(start, reached) if at not in given[group, queue]]
+        if skipped:
+            problems.append(
+                f"group {group} committed {reached} in queue {queue} and was never given "
+                f"{skipped[:_SHOWN]}"
+            )
+
+
+def _check_terms(history: History, problems: list[str]) -> None:
+    masters: dict[int, int] = {}
+    for one in history.of(Mastered):
+        if masters.setdefault(one.term, one.node) != one.node:
+            problems.append(f"term {one.term} has masters {masters[one.term]} and {one.node}")
+    votes: dict[tuple[int, int], int] = {}
+    for vote in history.of(Voted):
+        if votes.setdefault((vote.node, vote.term), vote.vote) != vote.vote:
+            problems.append(
+                f"node {vote.node} voted for {votes[vote.node, vote.term]} and {vote.vote} in "
+                f"term {vote.term}"
+            )

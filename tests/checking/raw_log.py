@@ -1,0 +1,267 @@
+"""What nodes' logs hold, folded from their raw frames alone.
+
+How it works. The frames that the nodes hold are laid over each other: below a node's commit index
+its frame of an index must be everybody's. The union is read from index 1 to the highest commit,
+batch by batch, into rows with their offsets, with plain dicts and none of the broker's rules: only
+the format's decoders are shared. A second fold, by the broker's own state machine, is compared with
+the state that each node says it is in.
+
+Invariants checked here
+1. Frames are byte-identical up to the commit; indexes are dense, terms never fall.
+2. Offsets of a queue are dense and rise, every CRC holds.
+3. Per (queue, producer): incarnations never go back, every batch is chained to the one before, and
+   only a fence makes a row.
+4. A node's sequence table, and its whole state, is the fold of the log up to its applied index.
+
+Not here: what clients saw (`exactly_once.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from semel.broker.state import State
+from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, check_batch, decode_broker_header
+from semel.protos.columns import decode_columns
+from semel.protos.errors import CorruptBatch, CorruptFrame
+from semel.protos.frames import RecordKind, check_frame, iter_records
+from semel.protos.v1 import common_pb2, control_pb2
+from tests.checking.history import digest_of
+
+Queue: TypeAlias = tuple[int, int]
+Table: TypeAlias = dict[tuple[Queue, int], tuple[int, int, int]]
+"""(epoch, session, last sequence) by queue and producer id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLog:
+    """One node at the end of a run."""
+
+    node: int
+    frames: Mapping[int, bytes]
+    """Whole frames by index; any range."""
+    commit_index: int
+    applied_index: int = 0
+    state: bytes | None = None
+    """Canonical bytes of its state at `applied_index`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stored message."""
+
+    queue: Queue
+    offset: int
+    digest: str
+    producer_id: int
+    epoch: int
+    session: int
+    sequence: int
+    index: int
+
+
+@dataclass(slots=True)
+class _Producer:
+    epoch: int
+    session: int
+    last: int
+
+
+@dataclass(slots=True)
+class Fold:
+    """What the committed log says."""
+
+    last_index: int = 0
+    rows: list[Row] = field(default_factory=list)
+    end_offsets: dict[Queue, int] = field(default_factory=dict)
+    start_offsets: dict[Queue, int] = field(default_factory=dict)
+    producers: dict[tuple[Queue, int], _Producer] = field(default_factory=dict)
+    commits: set[tuple[str, Queue, int, int]] = field(default_factory=set)
+    """(group, queue, token, offset) of every commit record, granted or not."""
+    resets: set[tuple[str, Queue]] = field(default_factory=set)
+    tables: dict[int, Table] = field(default_factory=dict)
+    """The sequence table at the indexes asked for."""
+    problems: list[str] = field(default_factory=list)
+
+
+def overlay(logs: Sequence[NodeLog], problems: list[str]) -> dict[int, bytes]:
+    """The committed frames by index; what differs between nodes is a problem."""
+    union: dict[int, bytes] = {}
+    owner: dict[int, int] = {}
+    for log in logs:
+        for index, frame in log.frames.items():
+            if index > log.commit_index:
+                continue
+            if union.setdefault(index, frame) != frame:
+                problems.append(
+                    f"entry {index} is committed with other bytes on node {log.node} than on "
+                    f"node {owner[index]}"
+                )
+            owner.setdefault(index, log.node)
+    return union
+
+
+def fold(frames: Mapping[int, bytes], tables_at: Collection[int] = ()) -> Fold:
+    """Reads committed frames, which must be all from index 1 on."""
+    result = Fold()
+    term = 0
+    for index in range(1, max(frames, default=0) + 1):
+        frame = frames.get(index)
+        if frame is None:
+            result.problems.append(f"committed entry {index} is on no node")
+            return result
+        try:
+            header = check_frame(frame)
+        except CorruptFrame as error:
+            result.problems.append(f"entry {index}: {error.message}")
+            return result
+        if header.index != index or header.term < term:
+            result.problems.append(
+                f"entry {index} says index {header.index} and term {header.term} after {term}"
+            )
+        term = header.term
+        for _, kind, payload in iter_records(frame):
+            if kind is RecordKind.BATCH:
+                _fold_batch(result, index, payload)
+            elif kind is RecordKind.CONTROL:
+                _fold_control(result, control_pb2.ControlRecord.FromString(bytes(payload)))
+        result.last_index = index
+        if index in tables_at:
+            result.tables[index] = {
+                key: (row.epoch, row.session, row.last) for key, row in result.producers.items()
+            }
+    return result
+
+
+def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
+    try:
+        placed = decode_broker_header(payload)
+        header = check_batch(payload, BROKER_HEADER_BYTES)
+    except CorruptBatch as error:
+        result.problems.append(f"entry {index}: {error.message}")
+        return
+    queue = (int(header.topic_id), int(header.queue_id))
+    who = f"producer {header.producer_id} in queue {queue}, entry {index}"
+    row = result.producers.get((queue, header.producer_id))
+    if row is None:
+        result.problems.append(f"{who}: a batch without a fence")
+    elif (header.epoch, header.session) != (row.epoch, row.session):
+        result.problems.append(
+            f"{who}: a batch of incarnation {(header.epoch, header.session)} after a fence of "
+            f"{(row.epoch, row.session)}"
+        )
+    elif header.previous_sequence != row.last or header.base_sequence <= row.last:
+        result.problems.append(
+            f"{who}: sequences {header.base_sequence} to {header.last_sequence} behind "
+            f"{header.previous_sequence}, the queue has {row.last}"
+        )
+    if row is not None:
+        row.last = max(row.last, header.last_sequence)
+    if header.flags & BatchFlags.POSITION_MARK:
+        return
+    expected = result.end_offsets.get(queue, 0)
+    if placed.base_offset != expected:
+        result.problems.append(f"{who}: base offset {placed.base_offset}, not {expected}")
+    batch = bytes(payload[BROKER_HEADER_BYTES:])
+    columns = decode_columns(batch, header)
+    keys = columns.keys.to_pylist() if columns.keys is not None else [None] * header.count
+    sequences = (
+        columns.sequences.to_pylist()
+        if columns.sequences is not None
+        else range(header.base_sequence, header.base_sequence + header.count)
+    )
+    for at, (value, key, sequence) in enumerate(
+        zip(columns.values.to_pylist(), keys, sequences, strict=True)
+    ):
+        result.rows.append(
+            Row(
+                queue,
+                placed.base_offset + at,
+                digest_of(value, key),
+                int(header.producer_id),
+                header.epoch,
+                header.session,
+                int(sequence),
+                index,
+            )
+        )
+    result.end_offsets[queue] = placed.base_offset + header.count
+
+
+def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
+    """Refusals are made at propose, so every fence and expiry in the log counts."""
+    match control.WhichOneof("record"):
+        case "fence":
+            fence = control.fence
+            for ref in fence.queues:
+                key = (_queue(ref), fence.producer_id)
+                row = result.producers.setdefault(key, _Producer(0, -1, -1))
+                if (fence.epoch, fence.session) < (row.epoch, row.session):
+                    result.problems.append(
+                        f"fence of {(fence.epoch, fence.session)} after "
+                        f"{(row.epoch, row.session)} for producer and queue {key}"
+                    )
+                row.epoch, row.session = fence.epoch, fence.session
+        case "expire_producers":
+            for producer_id in control.expire_producers.producer_ids:
+                result.producers.pop((_queue(control.expire_producers.queue), producer_id), None)
+        case "delete_queue":
+            queue = _queue(control.delete_queue.queue)
+            for key in [key for key in result.producers if key[0] == queue]:
+                del result.producers[key]
+        case "trim":
+            queue = _queue(control.trim.queue)
+            start = max(result.start_offsets.get(queue, 0), control.trim.log_start_offset)
+            result.start_offsets[queue] = start
+        case "commit_offsets":
+            for commit in control.commit_offsets.commits:
+                result.commits.add(
+                    (
+                        control.commit_offsets.group,
+                        _queue(commit.queue),
+                        commit.token,
+                        commit.offset,
+                    )
+                )
+        case "reset_offset":
+            result.resets.add((control.reset_offset.group, _queue(control.reset_offset.queue)))
+        case "delete_group":
+            group = control.delete_group.group
+            result.resets |= {(group, queue) for queue in result.end_offsets}
+
+
+def check_states(frames: Mapping[int, bytes], logs: Sequence[NodeLog], folded: Fold) -> list[str]:
+    """Each node's state against the fold of the log, by the broker's own machine and by ours."""
+    problems: list[str] = []
+    state = State()
+    for log in sorted(logs, key=lambda log: log.applied_index):
+        if log.state is None:
+            continue
+        while state.applied_index < log.applied_index:
+            state.apply_frame(frames[state.applied_index + 1])
+        if b"".join(state.to_parts()) != log.state:
+            problems.append(
+                f"the state of node {log.node} is not the fold of the log up to {log.applied_index}"
+            )
+        told: Table = {
+            (tuple(map(int, row.queue_key)), int(row.producer_id)): (  # type: ignore[misc]
+                row.epoch,
+                row.session,
+                row.last_sequence,
+            )
+            for row in State.from_bytes(log.state).producers.rows()
+        }
+        ours = folded.tables.get(log.applied_index, {})
+        for key in sorted(told.keys() | ours.keys()):
+            if told.get(key) != ours.get(key):
+                problems.append(
+                    f"node {log.node}: queue and producer {key} stand at {told.get(key)}, "
+                    f"the log says {ours.get(key)}"
+                )
+    return problems
+
+
+def _queue(ref: common_pb2.QueueRef) -> Queue:
+    return int(ref.topic_id), int(ref.queue_id)

@@ -1,0 +1,410 @@
+"""Every problem that the checker speaks of is planted once, and found; a good run passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from semel.broker.state import State, batch_record_parts
+from semel.protos.columns import Columns, encode_batch
+from semel.protos.frames import RecordKind, build_frame
+from semel.protos.ids import Offset, Term
+from semel.protos.v1 import common_pb2, control_pb2
+from tests.checking.exactly_once import Report, Violation, check, require_evidence
+from tests.checking.history import (
+    Commit,
+    Delivered,
+    EndRead,
+    Fault,
+    Granted,
+    History,
+    Mastered,
+    Outcome,
+    Send,
+    Voted,
+    digest_of,
+    merge_ends,
+)
+from tests.checking.raw_log import NodeLog
+
+QUEUE = (7, 0)
+REF = common_pb2.QueueRef(topic_id=7, queue_id=0)
+PRODUCER = 5
+START_US = 1_700_000_000_000_000
+
+
+class Run:
+    """A small run without faults, to be spoilt: frames of one queue, and what its clients saw."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.history = History()
+        self.last = -1
+        self.end = 0
+        self._frame(RecordKind.NOOP)
+        create = control_pb2.CreateQueue(
+            queue=REF, topic="t", slot_end=65_536, settings=common_pb2.TopicSettings()
+        )
+        self.control(create_queue=create)
+        self.fence(1)
+
+    def _frame(self, kind: RecordKind, *parts: bytes | memoryview) -> None:
+        index = len(self.frames) + 1
+        self.frames.append(build_frame(index, 1, START_US + index, [(kind, parts)])[0])
+
+    def control(self, **record: object) -> None:
+        message = control_pb2.ControlRecord(**record)  # type: ignore[arg-type]
+        self._frame(RecordKind.CONTROL, message.SerializeToString(deterministic=True))
+
+    def fence(self, session: int) -> None:
+        self.control(
+            fence=control_pb2.Fence(queues=[REF], producer_id=PRODUCER, epoch=1, session=session)
+        )
+
+    def store(self, value: bytes, *, session: int = 1, previous: int | None = None) -> int:
+        previous = self.last if previous is None else previous
+        offset = self.end
+        batch = encode_batch(
+            Columns(values=pa.array([value], pa.binary())),
+            topic_id=7,
+            queue_id=0,
+            producer_id=PRODUCER,
+            epoch=1,
+            session=session,
+            previous_sequence=previous,
+            base_sequence=previous + 1,
+            last_sequence=previous + 1,
+            timestamp_us=START_US,
+        )
+        self._frame(
+            RecordKind.BATCH,
+            *batch_record_parts(
+                batch, base_offset=Offset(offset), append_time_us=START_US, term=Term(1)
+            ),
+        )
+        self.last = previous + 1
+        self.end += 1
+        return offset
+
+    def send(self, number: int, **changes: object) -> Send:
+        value = f"m{number}".encode()
+        note = Send(
+            client="a",
+            number=number,
+            digest=digest_of(value),
+            began_s=number,
+            ended_s=number + 0.5,
+            outcome=Outcome.OK,
+            queue=QUEUE,
+            offset=number,
+        )
+        for name, change in changes.items():
+            setattr(note, name, change)
+        self.history.add(note)
+        return note
+
+    def both(self, number: int, **changes: object) -> Send:
+        self.store(f"m{number}".encode())
+        return self.send(number, **changes)
+
+    def logs(self) -> list[NodeLog]:
+        frames = dict(enumerate(self.frames, 1))
+        last = len(self.frames)
+        state: bytes | None = None
+        machine = State()
+        try:
+            for frame in self.frames:
+                machine.apply_frame(frame)
+            state = b"".join(machine.to_parts())
+        except Exception:
+            state = None  # the log itself is spoilt: the broker would have halted
+        return [
+            NodeLog(
+                node=node,
+                frames=frames,
+                commit_index=last,
+                applied_index=last if state else 0,
+                state=state,
+            )
+            for node in (1, 2, 3)
+        ]
+
+    def check(self) -> Report:
+        return check(self.history, self.logs())
+
+
+def consumed(run: Run) -> None:
+    """Two members, one after the other, each reads and commits one message."""
+    add = run.history.add
+    for token, client, offset in ((1, "c1", 0), (2, "c2", 1)):
+        at = 10.0 * token
+        add(
+            Granted(
+                client=client,
+                group="g",
+                queue=QUEUE,
+                token=token,
+                committed_offset=offset,
+                at_s=at,
+            )
+        )
+        digest = digest_of(f"m{offset}".encode())
+        add(
+            Delivered(
+                client=client,
+                at_s=at + 1,
+                queue=QUEUE,
+                offset=offset,
+                digest=digest,
+                group="g",
+                token=token,
+            )
+        )
+        add(
+            Commit(
+                client=client,
+                group="g",
+                queue=QUEUE,
+                token=token,
+                offset=offset + 1,
+                began_s=at + 2,
+                ended_s=at + 3,
+                accepted=True,
+            )
+        )
+        run.control(
+            commit_offsets=control_pb2.CommitOffsets(
+                group="g",
+                commits=[control_pb2.QueueCommit(queue=REF, token=token, offset=offset + 1)],
+            )
+        )
+
+
+def good() -> Run:
+    run = Run()
+    run.both(0)
+    run.both(1)
+    run.both(2, outcome=Outcome.UNKNOWN, ended_s=None, offset=-1)
+    run.send(3, outcome=Outcome.FAIL, offset=-1)
+    run.send(4, outcome=Outcome.UNKNOWN, ended_s=None, offset=-1)
+    run.history.add(EndRead(client="a", queue=QUEUE, began_s=2, ended_s=3, end_offset=2))
+    run.history.add(Mastered(node=1, term=1, at_s=0))
+    run.history.add(Voted(node=2, term=1, vote=1))
+    consumed(run)
+    return run
+
+
+def test_a_good_run_passes_and_is_counted() -> None:
+    report = good().check()
+    assert (report.ok, report.failed, report.unknown, report.unknown_stored) == (2, 1, 2, 1)
+    assert (report.rows, report.deliveries, report.commits_accepted) == (3, 2, 2)
+
+
+def test_a_history_survives_its_lines() -> None:
+    run = good()
+    lines = list(run.history.lines())
+    again = History.from_lines(lines[:4], [*lines[4:], '{"kind": "send", "clie'])
+    assert again.notes == run.history.notes
+
+
+def test_the_ended_one_of_two_lines_counts() -> None:
+    run = Run()
+    begun = run.send(0, outcome=Outcome.UNKNOWN, ended_s=None)
+    ended = run.send(0)
+    assert merge_ends([begun, ended]) == merge_ends([ended, begun]) == [ended]
+
+
+def _lose(run: Run) -> None:
+    run.send(9, offset=3)
+
+
+def _store_twice(run: Run) -> None:
+    run.store(b"m0")
+
+
+def _fail_but_store(run: Run) -> None:
+    run.both(3, outcome=Outcome.FAIL)
+    run.history.notes = [note for note in run.history.notes if getattr(note, "number", 0) != 4]
+
+
+def _invent(run: Run) -> None:
+    run.store(b"nobody sent this")
+
+
+def _misplace(run: Run) -> None:
+    run.history.of(Send)[0].offset = 1
+
+
+def _wrong_queue(run: Run) -> None:
+    run.history.of(Send)[0].queue = (7, 1)
+
+
+def _skip_offset(run: Run) -> None:
+    run.end += 1
+    run.both(5)
+
+
+def _break_chain(run: Run) -> None:
+    run.last += 3
+    run.both(5, offset=3)
+
+
+def _zombie(run: Run) -> None:
+    run.fence(4)
+    run.both(5, offset=3)
+
+
+def _disorder(run: Run) -> None:
+    run.both(5, offset=3).number = 0
+
+
+def _time_travel(run: Run) -> None:
+    run.both(5, offset=3, began_s=0.0, ended_s=0.1, client="b")
+    run.history.of(Send)[1].began_s = 0.2
+
+
+def _stale_end(run: Run) -> None:
+    run.history.add(EndRead(client="a", queue=QUEUE, began_s=8, ended_s=9, end_offset=1))
+
+
+def _end_beyond(run: Run) -> None:
+    run.history.add(EndRead(client="a", queue=QUEUE, began_s=8, ended_s=9, end_offset=9))
+
+
+def _wrong_delivery(run: Run) -> None:
+    run.history.of(Delivered)[0].digest = digest_of(b"m1")
+
+
+def _skip_delivery(run: Run) -> None:
+    run.history.of(Granted)[1].committed_offset = 0
+
+
+def _two_owners(run: Run) -> None:
+    first = run.history.of(Granted)[0]
+    run.history.add(
+        Granted(
+            client="thief",
+            group=first.group,
+            queue=first.queue,
+            token=first.token,
+            committed_offset=0,
+            at_s=5,
+        )
+    )
+
+
+def _stale_commit(run: Run) -> None:
+    run.history.of(Commit)[0].began_s = 25
+
+
+def _commit_not_logged(run: Run) -> None:
+    run.history.of(Commit)[1].offset = 3
+
+
+def _fall_back(run: Run) -> None:
+    run.control(
+        commit_offsets=control_pb2.CommitOffsets(
+            group="g", commits=[control_pb2.QueueCommit(queue=REF, token=2, offset=1)]
+        )
+    )
+    run.history.add(
+        Commit(
+            client="c2",
+            group="g",
+            queue=QUEUE,
+            token=2,
+            offset=1,
+            began_s=30,
+            ended_s=31,
+            accepted=True,
+        )
+    )
+
+
+def _never_delivered(run: Run) -> None:
+    run.history.notes.remove(run.history.of(Delivered)[0])
+
+
+def _two_masters(run: Run) -> None:
+    run.history.add(Mastered(node=3, term=1, at_s=0))
+
+
+def _two_votes(run: Run) -> None:
+    run.history.add(Voted(node=2, term=1, vote=3))
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (_lose, "loss"),
+        (_store_twice, "duplicate"),
+        (_fail_but_store, "failed for certain"),
+        (_invent, "invented"),
+        (_misplace, "acknowledged at"),
+        (_wrong_queue, "acknowledged at"),
+        (_skip_offset, "base offset 4, not 3"),
+        (_break_chain, "the queue has 2"),
+        (_zombie, "after a fence of"),
+        (_disorder, "behind 2"),
+        (_time_travel, "before that one was sent"),
+        (_stale_end, "stale read"),
+        (_end_beyond, "beyond the end"),
+        (_wrong_delivery, "not what the log holds"),
+        (_skip_delivery, "offset 0 was due"),
+        (_two_owners, "belongs to"),
+        (_stale_commit, "stale owner"),
+        (_commit_not_logged, "not in the log"),
+        (_fall_back, "progress falls back"),
+        (_never_delivered, "never given"),
+        (_two_masters, "has masters 1 and 3"),
+        (_two_votes, "voted for 1 and 3"),
+    ],
+)
+def test_a_planted_problem_is_found(plant: Callable[[Run], None], words: str) -> None:
+    run = good()
+    plant(run)
+    with pytest.raises(Violation, match=words):
+        run.check()
+
+
+def test_logs_that_differ_are_found() -> None:
+    run, other = good(), good()
+    other.frames[3] = build_frame(4, 1, START_US + 4, [(RecordKind.NOOP, ())])[0]
+    with pytest.raises(Violation, match="entry 4 is committed with other bytes on node 2"):
+        check(run.history, [run.logs()[0], other.logs()[1]])
+
+
+def test_an_entry_on_no_node_is_found() -> None:
+    run = good()
+    frames = dict(enumerate(run.frames, 1))
+    del frames[2]
+    with pytest.raises(Violation, match="entry 2 is on no node"):
+        check(run.history, [NodeLog(node=1, frames=frames, commit_index=len(run.frames))])
+
+
+def test_a_table_that_is_not_the_fold_is_found() -> None:
+    run, other = good(), good()
+    other.store(b"m4")
+    spoilt = other.logs()[0]
+    log = run.logs()[0]
+    wrong = NodeLog(
+        node=1,
+        frames=log.frames,
+        commit_index=log.commit_index,
+        applied_index=log.applied_index,
+        state=spoilt.state,
+    )
+    with pytest.raises(Violation, match="not the fold of the log"):
+        check(run.history, [wrong])
+
+
+def test_evidence_is_required() -> None:
+    run = good()
+    run.history.add(Fault(name="kill", at_s=1))
+    require_evidence(run.history, faults=["kill"], ok=2)
+    with pytest.raises(AssertionError, match="never bit: \\['pause'\\]"):
+        require_evidence(run.history, faults=["kill", "pause"], ok=2)
+    with pytest.raises(AssertionError, match="only 2 messages"):
+        require_evidence(run.history, faults=["kill"], ok=3)
