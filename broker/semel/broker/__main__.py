@@ -18,7 +18,7 @@ from typing import Any, cast
 import click
 
 from semel.broker.config import BrokerConfig
-from semel.broker.log import LogConfig
+from semel.broker.log import FileLayer, LogConfig
 from semel.broker.node import BrokerNode
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.ids import GroupId, NodeId
@@ -136,7 +136,9 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 )
 @click.option("--json", "as_json", is_flag=True, help="Say when it listens as one JSON line.")
 @click.option("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR.")
+@click.pass_obj
 def main(
+    files: FileLayer | None,
     config: Path | None,
     data: Path,
     cluster_id: str,
@@ -192,18 +194,19 @@ def main(
     _keep_freed_memory()
     try:
         run = _uvloop_run() or asyncio.run
-        sys.exit(run(_run(settings, as_json)))
+        sys.exit(run(_run(settings, as_json, files)))
     except (SemelError, OSError) as error:
         print(f"error: node {node}: {error}", file=sys.stderr)
         sys.exit(1)
 
 
-async def _run(config: BrokerConfig, as_json: bool) -> int:
+async def _run(config: BrokerConfig, as_json: bool, files: FileLayer | None) -> int:
+    """`files`: the file system; None for the operating system's, which no command line changes."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with BrokerNode(config) as node:
+    async with BrokerNode(config, files=files) as node:
         event = {
             "event": "listening",
             "kind": "broker",

@@ -26,7 +26,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.config import BrokerConfig
-from semel.broker.log import HardStateFile, Log, check_identity
+from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles, check_identity
 from semel.broker.maintenance import Maintenance
 from semel.broker.peers import Identity, PeerLink
 from semel.broker.raft import Membership, Role
@@ -61,9 +61,11 @@ class BrokerNode:
     start; nothing is left behind then.
     """
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, *, files: FileLayer | None = None) -> None:
+        """All of the node's data goes through `files`, by default the operating system's."""
         self.config = config
         self.address = config.listen
+        self._files = files or OsFiles()
         self._stack = contextlib.AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
         self._fatal: asyncio.Future[str] | None = None
@@ -111,7 +113,7 @@ class BrokerNode:
         log = await loop.run_in_executor(self.readers, self._open_log)
         self._stack.push_async_callback(loop.run_in_executor, None, log.close)
         state, memberships = await loop.run_in_executor(self.readers, _recover, log)
-        hard_state = HardStateFile(config.data / "hard_state")
+        hard_state = HardStateFile(config.data / "hard_state", self._files)
         self.replica = Replica(
             config,
             log=log,
@@ -145,8 +147,9 @@ class BrokerNode:
             cluster_id=config.cluster_id,
             group_id=config.group_id,
             node_id=config.node_id,
+            files=self._files,
         )
-        log = Log.open(config.data / "log", config.log)
+        log = Log.open(config.data / "log", config.log, files=self._files)
         if len(config.members) == 1 and (torn := log.cut_torn()) is not None:
             logger.warning("torn write at the log's end cut, never acknowledged index=%d", torn)
         return log
