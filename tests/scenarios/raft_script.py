@@ -12,6 +12,8 @@ Commands (A, B are node ids; `*` stands for all)
     log A 1 1 2 [hard TERM]                A's log begins durably with entries of these terms
     start [A…]                             from disk (all nodes without a name)
     crash A                                what is not synced is lost
+    wipe A                                 the disk of crashed A is lost: it starts empty and muted
+    unmute A                               A's shell has found all that was committed again
     config FIELD VALUE                     before the nodes start
     disks auto|manual [A…]                 sync at once, or on `sync` only (all, or these)
     sync A [log|hard|notice]               one thing of that kind, or all that waits
@@ -361,6 +363,21 @@ class Script:
         node.perform()
         return []
 
+    def do_wipe(self, name: str) -> list[str]:
+        node = self._node(name)
+        assert not node.up
+        founding = node.disk.checkpoint.mark.membership
+        self.disks[node.node_id] = SimDisk(founding, trust_completions=self._trust_completions)
+        self.nodes[node.node_id] = SimNode(self, node.node_id, self.disks[node.node_id])
+        self.checker.on_disk_lost(node.node_id)
+        self.do_start(name)
+        self._node(name).core.set_muted(True)
+        return []
+
+    def do_unmute(self, name: str) -> list[str]:
+        self._node(name).core.set_muted(False)
+        return []
+
     def do_electable(self, name: str, word: str) -> list[str]:
         self._node(name).core.set_electable({"yes": True, "no": False}[word])
         return []
@@ -399,7 +416,7 @@ class Script:
         assert node.core.role is Role.MASTER
         return [
             f"{peer} {seen.state} match={seen.match_index} next={seen.next_index} "
-            f"inflight={seen.inflight_bytes}"
+            f"inflight={seen.inflight_bytes}{'' if seen.counts else ' muted'}"
             for peer, seen in sorted(node.core.status().progress.items())
         ]
 
@@ -436,6 +453,8 @@ def describe(message: Message) -> str:
         parts.append(f"snapshot={message.snapshot.index}/{message.snapshot.term}")
     if message.force:
         parts.append("force")
+    if message.muted:
+        parts.append("muted")
     return " ".join(parts)
 
 

@@ -144,6 +144,11 @@ class Checker:
             known = self._durable_votes.setdefault((node, term), vote)
             require(known == vote, f"node {node} votes for {known} and {vote} in term {term}")
 
+    def on_disk_lost(self, node: NodeId) -> None:
+        """The node starts empty: what it once had on its disk counts no more."""
+        self.seen["disk lost"] += 1
+        del self._durable_terms[node]
+
     def on_send(self, message: Message, disk: SimDisk) -> None:
         node, term = message.source, message.term
         if message.kind in _PROMISES_NOTHING:

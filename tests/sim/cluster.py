@@ -17,7 +17,7 @@ from typing import assert_never
 
 from semel.broker.raft import EntryMeta, Membership, Message, RaftConfig, RaftCore, Role
 from semel.broker.raft.membership import add_learner, promote, remove
-from semel.protos.errors import InvalidRequest, NotMaster
+from semel.protos.errors import InvalidRequest, NotMaster, Throttled
 from semel.protos.ids import NodeId
 from tests.sim.checker import Checker, require
 from tests.sim.disk import SimDisk
@@ -317,7 +317,7 @@ class Cluster:
             chosen = self.random.choice(choices)
             try:
                 node.core.propose_membership_allowed(chosen)
-            except (InvalidRequest, NotMaster):
+            except (InvalidRequest, NotMaster, Throttled):
                 self.checker.seen["membership change refused"] += 1
                 continue
             node.propose(next(self._payloads), chosen)

@@ -127,7 +127,7 @@ class BrokerNode:
         await self._serve()
         self._stack.push_async_callback(self._cancel_tasks)
         if log.last_index == 0 and hard_state.load() is None and len(config.members) > 1:
-            self.replica.muted = True
+            self.replica.core.set_muted(True)
             self._start(self._maybe_mute())
         for peer, address in config.members.items():
             if peer != config.node_id:
@@ -252,7 +252,7 @@ class BrokerNode:
                     return
                 empty.add(node)
             if len(empty) > len(config.members) // 2 and replica.core.commit_index == 0:
-                replica.muted = False
+                replica.core.set_muted(False)
                 return
             if replica.core.commit_index:
                 await self._catch_up_muted(replica.core.commit_index)
@@ -270,7 +270,7 @@ class BrokerNode:
         await replica.wait_applied(commit_index, None)
         while replica.core.master_id is None:
             await replica.role_change()
-        replica.muted = False
+        replica.core.set_muted(False)
         logger.info("caught up, voting again applied_index=%d", replica.state.applied_index)
 
     async def _hand_over(self) -> None:

@@ -45,7 +45,6 @@ from semel.broker.raft import (
     HardState,
     Membership,
     Message,
-    MessageKind,
     RaftCore,
     Ready,
     Role,
@@ -101,8 +100,6 @@ class Replica:
         self.proposer: Proposer | None = None
         self.lock_clock: LockClock | None = None
         self.links: dict[NodeId, PeerLink] = {}
-        self.muted = False
-        """True while this node's data directory is newer than its group: it must not vote."""
         self.on_snapshot_offer: Callable[[Message], None] = lambda _: None
         self.on_mastership_lost: Callable[[NotMaster], None] = lambda _: None
         self.on_role_changed: Callable[[], None] = lambda: None
@@ -185,6 +182,11 @@ class Replica:
             master_id=master or 0,
             term=self.core.term,
         )
+
+    @property
+    def muted(self) -> bool:
+        """True while this node's data directory is newer than its group: nobody may count it."""
+        return self.core.muted
 
     def check_master(self) -> None:
         """Raises NotMaster unless this node may judge."""
@@ -282,12 +284,6 @@ class Replica:
     @halting
     def on_message(self, message: Message, frames: Sequence[bytes]) -> None:
         """One message of a peer, its frames checked."""
-        if self.muted and message.kind in (
-            MessageKind.VOTE,
-            MessageKind.PRE_VOTE,
-            MessageKind.TIMEOUT_NOW,
-        ):
-            return
         if frames and self.log.disk_full:
             return  # no space: as if the message were lost, so that nothing is acknowledged
         self._frames_in_step = {
@@ -407,7 +403,7 @@ class Replica:
             self._append_noop()
         for message in (*ready.messages_after_hard_state, *ready.messages):
             link = self.links.get(message.target)
-            if link is not None and not (self.muted and message.kind is MessageKind.PRE_VOTE):
+            if link is not None:
                 link.send(message)
         if ready.reads or ready.reads_failed:
             self._reads.on_rounds(ready.reads, ready.reads_failed, self.not_master)

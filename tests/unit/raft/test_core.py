@@ -20,7 +20,7 @@ from semel.broker.raft import (
     SnapshotMark,
 )
 from semel.broker.raft.state import last_at_most
-from semel.protos.errors import InvalidRequest, NotMaster
+from semel.protos.errors import InvalidRequest, NotMaster, Throttled
 from semel.protos.ids import NodeId
 from tests.sim.disk import Checkpoint, SimDisk, SimEntry
 
@@ -350,7 +350,7 @@ def test_a_change_of_membership_is_checked_before_it_is_appended() -> None:
     disk.write((entry(1, 1),))
     core.proposed(entry(1, 1).meta)
     two = Membership(voters=frozenset({ME}), learners=frozenset({OTHER}))
-    with pytest.raises(InvalidRequest, match="committed nothing"):
+    with pytest.raises(Throttled, match="committed nothing"):
         core.propose_membership_allowed(two)
     disk.start_flush()
     disk.end_flush()

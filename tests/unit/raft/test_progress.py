@@ -119,3 +119,26 @@ class ProgressMachine(RuleBasedStateMachine):
 
 
 TestProgressMachine = ProgressMachine.TestCase
+
+
+def test_a_peer_that_lost_its_disk_is_probed_from_the_end_and_not_counted() -> None:
+    progress = replicating()
+    progress.acked_round = 7
+    assert progress.on_muted(read_round=8, last_index=10)
+    assert (progress.match_index, progress.next_index) == (0, 10)
+    assert (progress.counted_match, progress.counted_round) == (0, 0)
+    assert progress.state is ProgressState.PROBE
+    assert not progress.on_muted(read_round=9, last_index=12), "no news: it is being probed"
+    progress.on_acknowledged(10)
+    assert (progress.match_index, progress.counted_match) == (10, 0)
+
+
+def test_only_a_round_that_began_later_makes_a_muted_peer_count_again() -> None:
+    progress = replicating()
+    progress.on_muted(read_round=8, last_index=10)
+    progress.on_muted(read_round=9, last_index=10)
+    assert not progress.on_not_muted(0)
+    assert not progress.on_not_muted(9), "it may have been on its way before the loss"
+    assert progress.on_not_muted(10)
+    progress.on_acknowledged(10)
+    assert progress.counted_match == 10

@@ -67,6 +67,7 @@ def messages(draw: st.DrawFn) -> Message:
         context=draw(_U64),
         snapshot=mark,
         force=draw(st.booleans()),
+        muted=draw(st.booleans()),
     )
 
 
@@ -168,7 +169,7 @@ def _with_crc(data: bytes) -> bytes:
         (1, b"\x07"),
         (1, b"\x0c"),
         (2, b"\x00"),
-        (2, b"\x0c"),
+        (2, b"\x1c"),
         (3, b"\x01"),
         (4, bytes(4)),
         (8, bytes(4)),
@@ -221,4 +222,5 @@ def test_kinds_and_flags_are_the_documented_ones() -> None:
         "REJECTED": wire.FLAG_REJECTED,
         "FORCE": wire.FLAG_FORCE,
         "SNAPSHOT": wire.FLAG_SNAPSHOT,
+        "MUTED": wire.FLAG_MUTED,
     }

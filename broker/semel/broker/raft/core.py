@@ -28,6 +28,7 @@ from semel.broker.raft.state import LONG_AGO
 from semel.protos.ids import NodeId
 
 _FROM_MASTER = frozenset({MessageKind.APPEND, MessageKind.HEARTBEAT, MessageKind.SNAPSHOT_OFFER})
+_ELECTIONS = frozenset({MessageKind.PRE_VOTE, MessageKind.VOTE, MessageKind.TIMEOUT_NOW})
 
 
 class RaftCore(Following, Electing):
@@ -61,6 +62,8 @@ class RaftCore(Following, Electing):
         assert message.target == self.node_id
         assert message.source != self.node_id
         self._observe(now_ms)
+        if self._muted and message.kind in _ELECTIONS:
+            return
         if message.term != self.term and not self._reconcile_term(message):
             return
         match message.kind:
@@ -126,10 +129,22 @@ class RaftCore(Following, Electing):
         self._reset_election_deadline()
 
     def _hear_peer(self, message: Message) -> Progress | None:
+        """The sender's progress; None for a stranger, and for news that is void."""
         progress = self.progress.get(message.source)
-        if progress is not None:
-            progress.last_contact_ms = self._now_ms
-        return progress
+        if progress is None:
+            return None
+        progress.last_contact_ms = self._now_ms
+        if message.muted:
+            if progress.on_muted(self._reads.round, self.log.last_index):
+                self._due.add(message.source)
+            return progress
+        if progress.counts:
+            return progress
+        is_answer = message.kind is MessageKind.HEARTBEAT_REPLY
+        if not progress.on_not_muted(message.context if is_answer else 0):
+            return None
+        self._maybe_commit()
+        return progress if self.role is Role.MASTER else None
 
     def on_synced(self, index: int, term: int, now_ms: int) -> None:
         """A write has completed: the log was durable up to (index, term) when it was started.
@@ -171,6 +186,19 @@ class RaftCore(Following, Electing):
         if self._stalled and not stalled:
             self._due.update(self.progress)
         self._stalled = stalled
+
+    @property
+    def muted(self) -> bool:
+        """See `set_muted`."""
+        return self._muted
+
+    def set_muted(self, muted: bool) -> None:
+        """True while this node may have lost what it once promised: its directory was empty.
+
+        It takes entries and says how far it is, but gives no vote, never stands, and tells
+        the master not to count it. The shell ends that when all that was committed is here again.
+        """
+        self._muted = muted
 
     def set_electable(self, electable: bool) -> None:
         """False while entries of the own log are damaged: it still votes, but never stands."""
@@ -277,6 +305,7 @@ class RaftCore(Following, Electing):
                     state=progress.state.name.lower(),
                     inflight_bytes=progress.inflight_bytes,
                     recently_active=progress.last_contact_ms >= oldest_ms,
+                    counts=progress.counts,
                 )
                 for node, progress in self.progress.items()
             },

@@ -97,3 +97,5 @@ class Message:
     snapshot: SnapshotMark | None = None
     force: bool = False
     """The election was ordered by the master: grant even while it is alive."""
+    muted: bool = False
+    """Any kind: the sender may have lost what it once acknowledged; it must not be counted."""

@@ -13,7 +13,7 @@ How it works. Three states, as in etcd/raft:
     SNAPSHOT -> PROBE       the peer gave its pull up
 
 Invariants
-1. match_index < next_index, and match_index never falls.
+1. match_index < next_index, and match_index falls only when the peer says that its disk was lost.
 2. inflight is empty outside of REPLICATE; inflight_bytes is the sum of its bytes.
 """
 
@@ -38,10 +38,12 @@ class Progress:
 
     __slots__ = (
         "acked_round",
+        "counts",
         "inflight",
         "inflight_bytes",
         "last_contact_ms",
         "match_index",
+        "muted_round",
         "next_index",
         "probe_sent",
         "state",
@@ -61,6 +63,43 @@ class Progress:
         self.last_contact_ms = now_ms
         self.acked_round = 0
         """Highest read round that the peer has answered."""
+        self.counts = True
+        """False from a muted message on: the peer is fed, but no quorum counts it."""
+        self.muted_round = 0
+        """The read round under way when the peer last said that it is muted."""
+
+    @property
+    def counted_match(self) -> int:
+        """match_index, for a quorum that commits."""
+        return self.match_index if self.counts else 0
+
+    @property
+    def counted_round(self) -> int:
+        """acked_round, for a quorum that confirms."""
+        return self.acked_round if self.counts else 0
+
+    def on_muted(self, read_round: int, last_index: int) -> bool:
+        """The peer says that it may have lost what it acknowledged; true when that is news.
+
+        Nothing that it said before is believed any more: it is probed from the log's end.
+        """
+        self.muted_round = read_round
+        if not self.counts:
+            return False
+        self.counts = False
+        self.match_index = 0
+        self.acked_round = 0
+        self.become_probe(max(last_index, 1))
+        return True
+
+    def on_not_muted(self, answered_round: int) -> bool:
+        """A message without the flag, of a peer that had it; true when it counts again.
+
+        A message of before the loss may still be on its way. Only the answer to a round that began
+        after the last muted message proves that the peer has caught up since.
+        """
+        self.counts = answered_round > self.muted_round
+        return self.counts
 
     def may_send(self, config: RaftConfig) -> bool:
         """True when an APPEND with entries may leave now."""

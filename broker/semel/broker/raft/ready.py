@@ -113,6 +113,8 @@ class PeerProgress:
     state: str
     inflight_bytes: int
     recently_active: bool
+    counts: bool
+    """False while the peer is muted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ Invariants
    committed with it.
 2. The master counts itself like any other voter: for what is synced here.
 3. Nothing with entries leaves before the no-op stands in the log.
-4. With a stalled disk nothing leaves at all, so that another node can take over.
+4. A muted peer is fed like any other, and counted nowhere.
+5. With a stalled disk nothing leaves at all, so that another node can take over.
 
 Not here: what a peer may have in flight (`progress.py`), reads (`read_index.py`).
 """
@@ -23,7 +24,7 @@ from semel.broker.raft.messages import EntryMeta, Message, MessageKind, Snapshot
 from semel.broker.raft.progress import Progress, ProgressState
 from semel.broker.raft.ready import Role
 from semel.broker.raft.state import RaftState, last_at_most
-from semel.protos.errors import InvalidRequest, NotMaster
+from semel.protos.errors import InvalidRequest, NotMaster, Throttled
 from semel.protos.ids import NodeId
 
 
@@ -69,7 +70,7 @@ class Replicating(RaftState):
         self._due.update(self.progress)
 
     def propose_membership_allowed(self, membership: Membership) -> None:
-        """Raises NotMaster, or InvalidRequest saying why not, or not yet.
+        """Raises NotMaster, InvalidRequest saying why not, or Throttled saying why not yet.
 
         An entry of the own term must be committed before: without that two masters could each
         change a different node on top of the same membership, with quorums that do not meet.
@@ -79,14 +80,14 @@ class Replicating(RaftState):
         self._check_change(membership)
         for node in membership.voters - self.membership.voters:
             lag = self.log.last_index - self.progress[node].match_index
-            if lag > self.config.promote_lag_max:
-                raise InvalidRequest(f"node {node} is {lag} entries behind; let it catch up first")
+            if lag > self.config.promote_lag_max or not self.progress[node].counts:
+                raise Throttled(f"node {node} is {lag} entries behind; let it catch up first")
 
     def _check_change(self, membership: Membership) -> None:
         if self.commit_index < self._term_start:
-            raise InvalidRequest("the new master has committed nothing yet; try again")
+            raise Throttled("the new master has committed nothing yet; try again")
         if self._history.index > self.commit_index:
-            raise InvalidRequest("another change of membership is under way; try again")
+            raise Throttled("another change of membership is under way; try again")
         check_step(self.membership, membership)
 
     def _on_membership_changed(self) -> None:
@@ -262,7 +263,7 @@ class Replicating(RaftState):
         progress, own = self.progress, self.node_id
         matches = sorted(
             [
-                self.synced_index if node == own else progress[node].match_index
+                self.synced_index if node == own else progress[node].counted_match
                 for node in self.membership.voters
             ]
         )
@@ -284,7 +285,7 @@ class Replicating(RaftState):
         progress, own = self.progress, self.node_id
         rounds = sorted(
             [
-                self._reads.round if node == own else progress[node].acked_round
+                self._reads.round if node == own else progress[node].counted_round
                 for node in self.membership.voters
             ]
         )
@@ -295,7 +296,8 @@ class Replicating(RaftState):
         heard = sum(
             1
             for node in self.membership.voters
-            if node == self.node_id or self.progress[node].last_contact_ms >= oldest_ms
+            if node == self.node_id
+            or (self.progress[node].counts and self.progress[node].last_contact_ms >= oldest_ms)
         )
         return heard >= self.membership.quorum
 
@@ -304,13 +306,15 @@ class Replicating(RaftState):
     def transfer_leadership(self, target: NodeId, now_ms: int) -> None:
         """Take no more proposals, bring `target` up to date, and tell it to stand.
 
-        Given up after transfer_ms. Raises NotMaster, InvalidRequest.
+        Given up after transfer_ms. Raises NotMaster, InvalidRequest, Throttled.
         """
         self._observe(now_ms)
         if self.role is not Role.MASTER:
             raise NotMaster(f"node {self.node_id} is not the master", master_id=self.master_id or 0)
         if target == self.node_id or target not in self.membership.voters:
             raise InvalidRequest(f"node {target} is not another voter of the group")
+        if not self.progress[target].counts:
+            raise Throttled(f"node {target} has not caught up yet; try again")
         self._transferee = target
         self._transfer_deadline_ms = now_ms + self.config.transfer_ms
         self._transfer_sent = False

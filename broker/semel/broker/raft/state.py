@@ -22,6 +22,7 @@ Not here: anything that looks at a message's fields.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from semel.broker.raft.config import RaftConfig
@@ -79,6 +80,7 @@ class RaftState:
         self._last_master_contact_ms = LONG_AGO
         self._stalled = False
         self._electable = True
+        self._muted = False
         self._installing = False
         """Between begin_snapshot and its end: entries are neither taken nor acknowledged."""
         self._offered: tuple[NodeId, int, int] | None = None
@@ -141,6 +143,7 @@ class RaftState:
     def _may_stand(self) -> bool:
         return (
             self._electable
+            and not self._muted
             and not self._stalled
             and not self._installing
             and self._history.may_be_voter(self.node_id)
@@ -163,6 +166,8 @@ class RaftState:
 
     def _send(self, message: Message) -> None:
         assert message.target != self.node_id
+        if self._muted:
+            message = replace(message, muted=True)
         if self._hard_state_durable:
             self._messages.append(message)
         else:

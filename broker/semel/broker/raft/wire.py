@@ -42,7 +42,8 @@ ENTRIES_MAX: Final = 1 << 20
 FLAG_REJECTED: Final = 1
 FLAG_FORCE: Final = 2
 FLAG_SNAPSHOT: Final = 4
-_FLAGS: Final = FLAG_REJECTED | FLAG_FORCE | FLAG_SNAPSHOT
+FLAG_MUTED: Final = 8
+_FLAGS: Final = FLAG_REJECTED | FLAG_FORCE | FLAG_SNAPSHOT | FLAG_MUTED
 _UNCHECKED: Final = Struct("<BBBBIIIQQQQQQQI")
 _CRC: Final = Struct("<I")
 _LENGTH_AT: Final = 72
@@ -58,6 +59,7 @@ def encode_message(message: Message) -> bytes:
         (FLAG_REJECTED if message.rejected else 0)
         | (FLAG_FORCE if message.force else 0)
         | (FLAG_SNAPSHOT if mark is not None else 0)
+        | (FLAG_MUTED if message.muted else 0)
     )
     head = _UNCHECKED.pack(
         VERSION,
@@ -153,6 +155,7 @@ def decode_message(data: bytes | memoryview, metas: Sequence[EntryMeta] = ()) ->
         context=context,
         snapshot=_decode_mark(bytes(data[ENVELOPE_BYTES:length])) if has_mark else None,
         force=bool(flags & FLAG_FORCE),
+        muted=bool(flags & FLAG_MUTED),
     )
 
 
