@@ -9,6 +9,7 @@ from typing import Final
 SOAKS: Final = {
     "raft": ("tests.sim.soak", "the Raft core in a simulated cluster, many thousand seeds"),
     "kills": ("tests.soak.kills", "real loads while masters, loaders and controllers are killed"),
+    "mutants": ("tools.mutation.__main__", "small changes of the code, and what the tests notice"),
 }
 
 

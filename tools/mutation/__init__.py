@@ -1,0 +1,1 @@
+"""Mutants of the product's code, and how many of them the tests kill."""

@@ -1,0 +1,62 @@
+"""What is mutated, and which tests have to notice.
+
+A target names files of the product and the tests that are run against their mutants; a test that
+does not execute the changed line is left out for that mutant. Tests of whole processes are no part
+of this: they take seconds each, and what only they notice deserves a test of its own.
+
+`tests/sim` enters with a few seeds (`few_seeds.py`); its full run would only kill more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+_BROKER: Final = "broker/semel/broker"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Files and tests, relative to the repository; a folder stands for all its files."""
+
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    def paths(self) -> list[Path]:
+        """The Python files, without those that only re-export. Raises FileNotFoundError."""
+        found: list[Path] = []
+        for name in self.files:
+            path = ROOT / name
+            if not path.exists():
+                raise FileNotFoundError(path)
+            found += sorted(path.glob("*.py")) if path.is_dir() else [path]
+        return [path for path in found if path.name != "__init__.py"]
+
+
+TARGETS: Final = {
+    "raft": Target(
+        files=(f"{_BROKER}/raft",),
+        tests=(
+            "tests/unit/raft",
+            "tests/scenarios",
+            "tests/known_bugs/test_raft.py",
+            "tools/mutation/few_seeds.py",
+        ),
+    ),
+    "log": Target(
+        files=tuple(
+            f"{_BROKER}/log/{name}.py"
+            for name in ("recovery", "segment", "hard_state", "checkpoint", "writer", "index")
+        ),
+        tests=("tests/unit/log", "tests/known_bugs"),
+    ),
+    "state": Target(
+        files=tuple(
+            f"{_BROKER}/state/{name}.py"
+            for name in ("producers", "judge", "results", "parking", "expired", "queues", "spec")
+        ),
+        tests=("tests/unit/state", "tests/known_bugs/test_produce.py"),
+    ),
+}
