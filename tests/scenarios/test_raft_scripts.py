@@ -32,6 +32,7 @@ def test_a_script_prints_what_it_says(path: Path) -> None:
         ("figure7", planted.MatchesWithoutLooking, False),
         ("figure7", planted.NeverTruncates, False),
         ("figure8", planted.CommitsPriorTermsByCounting, False),
+        ("figure8e", planted.VotesForOldLogs, False),
         ("high_commit", planted.CommitsBeyondMatched, False),
         ("duplicates", planted.TruncatesWithoutConflict, False),
         ("single_node", planted.CommitsBeforeOwnSync, False),
@@ -43,6 +44,7 @@ def test_a_script_prints_what_it_says(path: Path) -> None:
         ("stopped_process", planted.ReadsWithoutAsking, False),
         ("check_quorum", planted.MasterForever, False),
         ("membership", planted.ChangesMembersTooEarly, False),
+        ("membership_2015", planted.ChangesMembersTooEarly, False),
         ("membership_truncated", planted.KeepsTruncatedMembership, False),
     ],
 )

@@ -27,11 +27,11 @@ TERM = 9
 class Follower:
     """A core on a disk; every entry's payload is its term, so that logs can be compared."""
 
-    def __init__(self, terms: list[int]) -> None:
+    def __init__(self, terms: list[int], core_class: type[RaftCore] = RaftCore) -> None:
         self.disk = SimDisk(GROUP)
         self.disk.durable.entries.extend(_entry(i, term) for i, term in enumerate(terms, 1))
         self.disk.view = self.disk.durable.copy()
-        self.core = RaftCore(
+        self.core = core_class(
             RaftConfig(),
             node_id=ME,
             hard_state=HardState(term=TERM),
