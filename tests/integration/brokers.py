@@ -118,9 +118,7 @@ class BrokerGroup:
             for node in self.running.values():
                 if node.replica.is_master:
                     return node
-            changes = [
-                asyncio.ensure_future(node.replica.role_change()) for node in self.running.values()
-            ]
+            changes = [node.replica.role_change() for node in self.running.values()]
             await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
             for change in changes:
                 change.cancel()

@@ -109,6 +109,19 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
     help="NODE=HOST:PORT at which this node reaches a peer, where that is not the peer's member "
     "address: port forwards, proxies. Repeat.",
 )
+@click.option(
+    "--peer-port",
+    type=click.IntRange(0, 65_535),
+    default=0,
+    help="Port for the other replicas' streams, on the host of --listen; 0 takes a free one.",
+)
+@click.option(
+    "--peer-stream-at",
+    "peer_streams_at",
+    multiple=True,
+    callback=_members,
+    help="NODE=HOST:PORT where a peer's stream port is reached, if not directly. Repeat.",
+)
 @click.option("--controllers", default="", help="HOST:PORT[,HOST:PORT] of the controllers.")
 @click.option("--rack", default="", help="Rack or site label.")
 @click.option(
@@ -148,6 +161,8 @@ def main(
     members: dict[NodeId, str],
     advertise: str,
     peers_at: dict[NodeId, str],
+    peer_port: int,
+    peer_streams_at: dict[NodeId, str],
     controllers: str,
     rack: str,
     segment_bytes: int,
@@ -177,6 +192,8 @@ def main(
             members=members or {NodeId(node): listen},
             advertise=advertise,
             peers_at=peers_at,
+            peer_port=peer_port,
+            peer_streams_at=peer_streams_at,
             controllers=tuple(filter(None, controllers.split(","))),
             rack=rack,
             log=LogConfig(

@@ -42,6 +42,14 @@ class BrokerConfig:
     peers_at: Mapping[NodeId, str] = field(default_factory=dict)
     """HOST:PORT at which *this* node reaches a peer whose member address does not lead there."""
 
+    peer_port: int = 0
+    """Port for the peers' streams, on the host of `listen`; 0 takes a free one, which peers are
+    told. A fixed one is for firewalls."""
+
+    peer_streams_at: Mapping[NodeId, str] = field(default_factory=dict)
+    """HOST:PORT under which this node reaches a peer's stream port, where it is not the one that
+    the peer tells (port forwarding, a proxy)."""
+
     controllers: tuple[str, ...] = ()
     """Addresses of the controllers to report to; without any the node serves all the same."""
 
@@ -123,7 +131,9 @@ class BrokerConfig:
             raise InvalidRequest(f"node {self.node_id} is no peer of itself: --peer-at is wrong")
         if not self.cluster_id:
             raise InvalidRequest("a broker needs the id of its cluster: --cluster-id")
+        if not 0 <= self.peer_port <= 65_535:
+            raise InvalidRequest(f"peer_port is {self.peer_port}, ports end at 65535")
         for name in self.__slots__:
             value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
+            if isinstance(value, int) and value < 1 and name != "peer_port":
                 raise InvalidRequest(f"{name} is {value}, it must be at least 1")

@@ -36,7 +36,7 @@ from semel.broker.replica import TICK_MS, Replica, monotonic_ms
 from semel.broker.server.admin import AdminService
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.produce import ProduceHandler
-from semel.broker.server.replicate import ReplicateHandler, frame_meta
+from semel.broker.server.replicate import PeerPort, frame_meta
 from semel.broker.snapshots import CatchUp, Checkpoints, SnapshotService
 from semel.broker.state import State
 from semel.protos.errors import SemelError, Unavailable
@@ -171,17 +171,15 @@ class BrokerNode:
         replica.on_snapshot_offer = catch_up.on_offer
         produce = ProduceHandler(replica)
         replica.on_mastership_lost = produce.on_mastership_lost
-        receive = ReplicateHandler(
-            replica, identity, lambda node: node in replica.addresses()
-        ).receive
+        peer_port = PeerPort(replica, identity, lambda node: node in replica.addresses())
         server = grpc.aio.server(interceptors=[ServerInterceptor()], options=SERVER_OPTIONS)
         streams = {
             "semel.protos.v1.BrokerStream": {
                 "Produce": produce.produce,
                 "Fetch": FetchHandler(replica).fetch,
             },
-            "semel.protos.v1.RaftPeer": {"Control": receive, "Bulk": receive},
         }
+        raft_pb2_grpc.add_RaftPeerServicer_to_server(peer_port, server)
         raft_pb2_grpc.add_SnapshotsServicer_to_server(
             SnapshotService(replica, self.checkpoints), server
         )
@@ -211,6 +209,14 @@ class BrokerNode:
                 "this machine's; choose another with --listen"
             )
         self.address = f"{host}:{port}"
+        try:
+            await peer_port.serve(host.strip("[]"), config.peer_port)
+        except OSError as error:
+            raise OSError(
+                f"cannot listen for peers on {host}:{config.peer_port}: {error.strerror}; choose "
+                "another port with --peer-port"
+            ) from error
+        self._stack.push_async_callback(peer_port.close)
         await server.start()
         self._stack.push_async_callback(server.stop, _STOP_GRACE_S)
 
@@ -222,6 +228,7 @@ class BrokerNode:
             log=self.replica.log,
             readers=self.readers,
             on_unreachable=self.replica.on_peer_unreachable,
+            route=self.config.peer_streams_at.get(peer, ""),
         )
         self.replica.links[peer] = link
         self._start(link.run())

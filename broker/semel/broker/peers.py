@@ -1,18 +1,22 @@
 """Outgoing streams to the other replicas of the group.
 
-How it works. To each peer this node opens one gRPC channel for control messages (votes, heartbeats,
+How it works. To each peer this node opens one stream for control messages (votes, heartbeats,
 acknowledgements) and one for entries, so that a heartbeat never queues behind a megabyte. Messages
 go one way; what the peer answers comes through the peer's own streams. Raft survives lost messages,
 so nothing is kept for a peer that is not connected: the core is told, and probes anew.
 
-Entries are named by index range and turned into bytes when they are sent: from the log's cache,
-else read in the reader pool, so that a slow disk holds up one peer's stream and nothing else.
+A message is written in the call that sends it, so that it costs no turn of the loop. It waits in
+line only where it cannot: behind others, while the socket is full, or when its entries must be read
+from disk, which happens in the reader pool, so that a slow disk holds up one peer's stream and
+nothing else.
 
 Invariants
 1. Per peer and stream, messages leave in the order in which they were given.
-2. `outstanding_bytes_max` bounds what waits for a slow peer; the core's byte window stays below it.
+2. Of what waits, only messages are kept, not entries' bytes: the socket's buffer holds
+   `_BUFFER_BYTES` and one message more, the core's byte window bounds the rest.
 
-Not here: what is sent and when (`raft/`, `node.py`), the receiving side (`server/replicate.py`).
+Not here: what is sent and when (`raft/`, `node.py`), the receiving side (`server/replicate.py`),
+the bytes (`peer_stream.py`).
 """
 
 from __future__ import annotations
@@ -23,29 +27,33 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Final, cast
 
 import grpc
 import grpc.aio
 
 from semel.broker.log import IndexUnavailable, Log
-from semel.broker.raft import Message, MessageKind, encode_message
+from semel.broker.peer_stream import ACCEPTED, encode_head, encode_hello, tune
+from semel.broker.raft import Message, encode_message
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import NodeId
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS
-from semel.protos.streams import frame_prefix
+from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-CONTROL_METHOD = "/semel.protos.v1.RaftPeer/Control"
-BULK_METHOD = "/semel.protos.v1.RaftPeer/Bulk"
 _RECONNECT_MIN_S = 0.02
 _RECONNECT_MAX_S = 0.2
-_QUEUE_MAX = 4096
+_OPEN_TIMEOUT_S = 2.0
+_WAITING_MAX = 4096
+_BUFFER_BYTES = 2 << 20
+_CONTROL: Final = 0
+_BULK: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a node says of itself at the start of each stream."""
+    """What a node says of itself when it asks a peer for something."""
 
     cluster_id: str
     group_id: int
@@ -72,150 +80,192 @@ class PeerLink:
         log: Log,
         readers: Executor,
         on_unreachable: Callable[[NodeId], None],
+        route: str = "",
     ) -> None:
+        """`route` is HOST:PORT under which the peer's stream port is reached, if not directly."""
         self.peer_id = peer_id
         self.address = address
+        self._identity = identity
         self._log = log
         self._readers = readers
         self._on_unreachable = on_unreachable
-        self._control = _Outbox(CONTROL_METHOD, address, identity)
-        self._bulk = _Outbox(BULK_METHOD, address, identity)
+        self._route = route
+        self._streams: list[_Stream | None] = [None, None]
+        """For control messages and for entries; None while not open."""
 
     def send(self, message: Message) -> None:
-        """Queues one message; drops it when the peer is not connected."""
-        if message.kind is MessageKind.APPEND and message.entries:
-            self._bulk.put(message)
-        else:
-            self._control.put(message)
+        """Sends one message; drops it when the peer is not connected."""
+        stream = self._streams[_BULK if message.entries else _CONTROL]
+        if stream is not None:
+            stream.send(message)
 
     async def run(self) -> None:
         """Opens, feeds and reopens both streams."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep(self._control))
-            tasks.create_task(self._keep(self._bulk))
+            tasks.create_task(self._keep(_CONTROL))
+            tasks.create_task(self._keep(_BULK))
 
-    async def _keep(self, outbox: _Outbox) -> None:
+    async def _keep(self, kind: int) -> None:
         delay = _RECONNECT_MIN_S
-        channel = grpc.aio.insecure_channel(self.address, options=PEER_CHANNEL_OPTIONS)
-        try:
-            while True:
-                try:
-                    if await outbox.open(channel):
-                        delay = _RECONNECT_MIN_S
-                        await self._feed(outbox)
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                        logger.error(
-                            "peer refuses this node peer=%s reason=%s",
-                            self.peer_id,
-                            error.details(),
-                        )
-                        delay = _RECONNECT_MAX_S
-                except (grpc.aio.UsageError, asyncio.InvalidStateError):
-                    pass  # the stream ended while a message was being written
-                finally:
-                    outbox.close()
-                self._on_unreachable(self.peer_id)
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, _RECONNECT_MAX_S)
-        finally:
-            await channel.close(grace=0)
-
-    async def _feed(self, outbox: _Outbox) -> None:
-        """Writes what is queued until the stream breaks."""
         while True:
-            message = await outbox.get()
-            if message is None:
-                return
-            frames: list[bytes] = []
-            if message.entries:
-                found = await self._frames(message)
-                if found is None:
-                    continue
-                frames = found
-            head = encode_message(message)
-            length = len(head) + sum(map(len, frames))
-            await outbox.write(b"".join((frame_prefix(length), head, *frames)))
-
-    async def _frames(self, message: Message) -> list[bytes] | None:
-        """The entries' frames; None when they are gone by now (the core will offer a snapshot)."""
-        lo = message.entries[0].index
-        hi = message.entries[-1].index + 1
-        frames = self._log.cached_frames(lo, hi)
-        if frames is None:
-            loop = asyncio.get_running_loop()
+            stream = _Stream(self.peer_id, self._log, self._readers)
             try:
-                frames = await loop.run_in_executor(self._readers, self._log.read_frames, lo, hi)
-            except (IndexUnavailable, CorruptSegment) as error:
-                logger.warning("entries not sent peer=%s reason=%s", self.peer_id, error)
-                return None
-        if self._log.term_at(hi - 1) != message.entries[-1].term:
-            return None  # truncated and replaced meanwhile: the message speaks of other entries
-        return frames
+                async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                    await self._open(stream)
+                delay = _RECONNECT_MIN_S
+                self._streams[kind] = stream
+                await stream.run()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    logger.error(
+                        "peer refuses this node peer=%s reason=%s", self.peer_id, error.details()
+                    )
+                    delay = _RECONNECT_MAX_S
+            except (OSError, TimeoutError):
+                pass  # not up yet, or gone meanwhile
+            finally:
+                self._streams[kind] = None
+                stream.close()
+            self._on_unreachable(self.peer_id)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _RECONNECT_MAX_S)
 
-
-class _Outbox:
-    """One outgoing stream and the messages that wait for it."""
-
-    def __init__(self, method: str, address: str, identity: Identity) -> None:
-        self._method = method
-        self._address = address
-        self._identity = identity
-        self._queue: deque[Message] = deque()
-        self._wake = asyncio.Event()
-        self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._broken = True
-
-    async def open(self, channel: grpc.aio.Channel) -> bool:
-        """Starts the stream; True once the peer has accepted it."""
-        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(self._method)(
-            metadata=self._identity.metadata
+    async def _open(self, stream: _Stream) -> None:
+        """Asks for a ticket and connects with it; returns once the peer has let it in."""
+        own = self._identity
+        async with grpc.aio.insecure_channel(self.address, options=PEER_CHANNEL_OPTIONS) as channel:
+            reply: raft_pb2.OpenStreamReply = await raft_pb2_grpc.RaftPeerStub(channel).OpenStream(
+                raft_pb2.OpenStreamRequest(
+                    cluster_id=own.cluster_id, group_id=own.group_id, node_id=own.node_id
+                ),
+                timeout=_OPEN_TIMEOUT_S,
+            )
+        host, _, port = (self._route or f"{_host(self.address)}:{reply.port}").rpartition(":")
+        await asyncio.get_running_loop().create_connection(
+            lambda: stream, host.strip("[]"), int(port)
         )
-        await call.initial_metadata()  # sent by the peer as soon as it accepts
-        self._call = call
-        self._broken = False
-        self._queue.clear()
-        self._watch = asyncio.create_task(self._until_end(call))
-        return True
+        await stream.accepted(reply.ticket)
 
-    async def _until_end(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
-        """The peer says nothing on this stream, so a read returns only when it is over."""
-        try:
-            await call.read()
-        except grpc.aio.AioRpcError:
-            pass
-        finally:
-            self._broken = True
-            self._wake.set()
 
-    def put(self, message: Message) -> None:
-        if self._broken:
-            return
-        if len(self._queue) >= _QUEUE_MAX:
-            self._queue.popleft()  # as good as lost on the way: Raft sends what matters again
-        self._queue.append(message)
+class _Stream(asyncio.Protocol):
+    """One connection to the peer and the messages that wait for it."""
+
+    def __init__(self, peer_id: NodeId, log: Log, readers: Executor) -> None:
+        self._peer_id = peer_id
+        self._log = log
+        self._readers = readers
+        self._transport: asyncio.Transport | None = None
+        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting: deque[Message] = deque()
+        self._wake = asyncio.Event()
+        self._paused = False
+        self._lost = False
+
+    # ------------------------------------------------------------------ asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        tune(transport)
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_BUFFER_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._accepted.done() and data == ACCEPTED:
+            self._accepted.set_result(None)
+        else:
+            self.close()  # a peer says nothing else
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
         self._wake.set()
 
-    async def get(self) -> Message | None:
-        """The next message; None when the stream is broken."""
-        while not self._queue:
-            if self._broken:
-                return None
-            self._wake.clear()
-            await self._wake.wait()
-        return None if self._broken else self._queue.popleft()
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
+        self._wake.set()
+        if not self._accepted.done():
+            self._accepted.set_exception(ConnectionResetError("the peer closed the stream"))
+            self._accepted.exception()  # nobody may be waiting
 
-    async def write(self, data: bytes) -> None:
-        assert self._call is not None
-        await self._call.write(data)
+    # ------------------------------------------------------------------ sending
+
+    async def accepted(self, ticket: bytes) -> None:
+        """Shows the ticket and waits for the peer's word. Raises OSError."""
+        assert self._transport is not None
+        self._transport.write(encode_hello(ticket))
+        await self._accepted
+
+    def send(self, message: Message) -> None:
+        """At once if that is possible, else in line."""
+        if self._lost:
+            return
+        if not self._waiting and not self._paused:
+            frames = self._cached(message)
+            if frames is not None:
+                self._write(message, frames)
+                return
+        if len(self._waiting) >= _WAITING_MAX:
+            self._waiting.popleft()  # as good as lost on the way: Raft sends what matters again
+        self._waiting.append(message)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Sends what waits in line, until the connection is lost."""
+        waiting = self._waiting
+        while not self._lost:
+            if self._paused or not waiting:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            message = waiting[0]  # in line until it is written, so that nothing overtakes it
+            frames = self._cached(message) or await self._read(message)
+            if waiting and waiting[0] is message:
+                waiting.popleft()
+            if frames is not None and not self._lost:
+                self._write(message, frames)
 
     def close(self) -> None:
-        self._broken = True
-        self._queue.clear()
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+        self._lost = True
+        self._waiting.clear()
+        self._wake.set()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _write(self, message: Message, frames: list[bytes]) -> None:
+        assert self._transport is not None
+        head = encode_message(message)
+        if not frames:
+            self._transport.write(encode_head(len(head)) + head)
+            return
+        length = len(head) + sum(map(len, frames))
+        self._transport.writelines((encode_head(length) + head, *frames))
+
+    def _cached(self, message: Message) -> list[bytes] | None:
+        """The entries' frames, if none of them must be read from disk."""
+        entries = message.entries
+        if not entries:
+            return []
+        return self._of_this_term(
+            message, self._log.cached_frames(entries[0].index, entries[-1].index + 1)
+        )
+
+    async def _read(self, message: Message) -> list[bytes] | None:
+        """The entries' frames; None when they are gone by now (the core will offer a snapshot)."""
+        lo, hi = message.entries[0].index, message.entries[-1].index + 1
+        loop = asyncio.get_running_loop()
+        try:
+            frames = await loop.run_in_executor(self._readers, self._log.read_frames, lo, hi)
+        except (IndexUnavailable, CorruptSegment) as error:
+            logger.warning("entries not sent peer=%s reason=%s", self._peer_id, error)
+            return None
+        return self._of_this_term(message, frames)
+
+    def _of_this_term(self, message: Message, frames: list[bytes] | None) -> list[bytes] | None:
+        """None if the entries were truncated and replaced: the message speaks of others."""
+        last = message.entries[-1]
+        return frames if self._log.term_at(last.index) == last.term else None
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

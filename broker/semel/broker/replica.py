@@ -257,11 +257,14 @@ class Replica:
                 f"yet {index}; try again"
             ) from None
 
-    async def role_change(self) -> None:
-        """Returns at the next change of role, term or master, or when this node begins to serve."""
+    def role_change(self) -> asyncio.Future[None]:
+        """Done at the next change of role, term or master, or when this node begins to serve.
+
+        No coroutine, which would begin to listen a turn after the caller looked at the role.
+        """
         future: asyncio.Future[None] = self._loop.create_future()
         self._role_waiters.append(future)
-        await future
+        return future
 
     def on_delivered(self, group: str, queue_key: QueueKey, token: int, end_offset: int) -> None:
         """Messages below `end_offset` leave for the holder of `token`."""

@@ -1,25 +1,38 @@
 """The receiving side of replication: streams of Raft messages from the other replicas.
 
-How it works. Each peer sends on two streams (`peers.py`); nothing is ever answered on them. A
-message is decoded, its frames are checked (both CRCs), and the node gets it in the same loop turn.
+How it works. A peer asks over gRPC for a stream; who it says to be is checked there, and a ticket
+given. With that it connects to the peer port and sends Raft messages, on which nothing is answered
+(`peer_stream.py`). A message is decoded, its frames are checked (both CRCs), and the node gets it
+in the same loop turn in which its last byte arrived.
 
-Not here: snapshots' bytes (`snapshots.py`), what a message does (`raft/`, `node.py`).
+Invariants
+1. A connection says nothing before it has shown a ticket, and a ticket serves once.
+2. A stream whose bytes make no sense, or which speaks for another node, ends; no node does.
+3. Connections without a ticket are few and short-lived, however many knock.
+
+Not here: the sending side (`peers.py`), snapshots' bytes (`snapshots.py`), what a message does
+(`raft/`, `node.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
-import grpc
-import grpc.aio
-
+from semel.broker.peer_stream import (
+    ACCEPTED,
+    TICKET_BYTES,
+    MessageBuffer,
+    decode_hello,
+    tune,
+)
 from semel.broker.peers import Identity
 from semel.broker.raft import EntryMeta, Membership, Message, decode_message, envelope_length
-from semel.broker.server.stream import StreamContext
 from semel.protos.control_records import membership_nodes
-from semel.protos.errors import SemelError
+from semel.protos.errors import DataDirectoryError, InvalidRequest, SemelError
 from semel.protos.frames import (
     FRAME_HEADER_BYTES,
     RECORD_HEADER_STRUCT,
@@ -30,9 +43,13 @@ from semel.protos.frames import (
     iter_records,
 )
 from semel.protos.ids import NodeId
-from semel.protos.streams import frame_data
+from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 
 logger = logging.getLogger(__name__)
+
+_TICKET_S = 5.0
+_TICKETS_MAX = 256
+_STRANGERS_MAX = 64
 
 
 class MessageSink(Protocol):
@@ -66,8 +83,8 @@ def split_message(data: memoryview) -> tuple[Message, list[bytes]]:
     return decode_message(data, tuple(metas)), frames
 
 
-class ReplicateHandler:
-    """Handles RaftPeer's Control and Bulk."""
+class PeerPort(raft_pb2_grpc.RaftPeerServicer):
+    """Lets peers in and hands their messages on; `serve` and `close` open and shut the port."""
 
     def __init__(
         self, sink: MessageSink, identity: Identity, is_member: Callable[[NodeId], bool]
@@ -75,45 +92,135 @@ class ReplicateHandler:
         self._sink = sink
         self._identity = identity
         self._is_member = is_member
+        self._server: asyncio.Server | None = None
+        self._port = 0
+        self._tickets: dict[bytes, tuple[NodeId, float]] = {}
+        """Node and end of life (loop time, s) by ticket."""
+        self._strangers: dict[_Incoming, None] = {}
+        """Connected and without a ticket so far, oldest first."""
+        self._peers: set[_Incoming] = set()
 
-    async def receive(self, _: object, context: StreamContext) -> None:
-        """One peer's stream, until it ends or says something malformed."""
-        peer = await self._check_identity(context)
-        await context.send_initial_metadata(())
-        while True:
-            data = await context.read()
-            if data is grpc.aio.EOF:
-                return
-            try:
-                message, frames = split_message(frame_data(data))
-            except SemelError as error:
-                logger.error(
-                    "malformed message dropped with its stream peer=%s error=%s", peer, error
-                )
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            if message.source != peer or message.target != self._identity.node_id:
-                await context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"message of node {message.source} to node {message.target} "
-                    f"on a stream of node {peer} to node {self._identity.node_id}",
-                )
-            self._sink.on_message(message, frames)
+    async def serve(self, host: str, port: int) -> None:
+        """Listens; port 0 takes a free one. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Incoming(self), host, port)
+        self._port = self._server.sockets[0].getsockname()[1]
 
-    async def _check_identity(self, context: StreamContext) -> NodeId:
-        told = {key: str(value) for key, value in context.invocation_metadata() or ()}
-        cluster = told.get("semel-cluster")
-        group = told.get("semel-group")
-        node = told.get("semel-node", "")
+    async def close(self) -> None:
+        """Ends every stream."""
+        if self._server is not None:
+            self._server.close()
+        for stream in (*self._strangers, *self._peers):
+            stream.abort()
+
+    async def OpenStream(  # noqa: N802
+        self, request: raft_pb2.OpenStreamRequest, context: object
+    ) -> raft_pb2.OpenStreamReply:
+        """A ticket for one stream. Raises DataDirectoryError when the caller belongs elsewhere."""
         own = self._identity
-        if cluster != own.cluster_id or group != str(own.group_id):
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
+        if request.cluster_id != own.cluster_id or request.group_id != own.group_id:
+            raise DataDirectoryError(
                 f"this is node {own.node_id} of group {own.group_id} of cluster "
-                f"{own.cluster_id}, the caller belongs to group {group} of cluster {cluster}",
+                f"{own.cluster_id}, the caller belongs to group {request.group_id} of cluster "
+                f"{request.cluster_id}"
             )
-        if not node.isdecimal() or not self._is_member(NodeId(int(node))):
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"node {node or '?'} is not a member of group {own.group_id}",
+        peer = NodeId(request.node_id)
+        if not self._is_member(peer):
+            raise DataDirectoryError(
+                f"node {request.node_id or '?'} is not a member of group {own.group_id}"
             )
-        return NodeId(int(node))
+        now = asyncio.get_running_loop().time()
+        if len(self._tickets) >= _TICKETS_MAX:
+            self._tickets = {
+                ticket: holder for ticket, holder in self._tickets.items() if holder[1] > now
+            }
+            if len(self._tickets) >= _TICKETS_MAX:
+                del self._tickets[next(iter(self._tickets))]
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        self._tickets[ticket] = (peer, now + _TICKET_S)
+        return raft_pb2.OpenStreamReply(port=self._port, ticket=ticket)
+
+    # ------------------------------------------------------------------ what a stream tells
+
+    def on_connected(self, stream: _Incoming) -> None:
+        if len(self._strangers) >= _STRANGERS_MAX:
+            # Not the newest: a peer shows its ticket at once, a flood would keep it out.
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.abort()
+        self._strangers[stream] = None
+
+    def on_hello(self, stream: _Incoming, ticket: bytes) -> NodeId:
+        """The node that the ticket was given to. Raises InvalidRequest."""
+        peer, end = self._tickets.pop(ticket, (NodeId(0), 0.0))
+        if end <= asyncio.get_running_loop().time():
+            raise InvalidRequest("a stream was opened with a ticket that was not given out")
+        self._strangers.pop(stream, None)
+        self._peers.add(stream)
+        return peer
+
+    def on_message(self, peer: NodeId, data: memoryview) -> None:
+        """Raises InvalidRequest and other SemelErrors when `data` is malformed."""
+        message, frames = split_message(data)
+        if message.source != peer or message.target != self._identity.node_id:
+            raise InvalidRequest(
+                f"message of node {message.source} to node {message.target} on a stream of node "
+                f"{peer} to node {self._identity.node_id}"
+            )
+        self._sink.on_message(message, frames)
+
+    def on_lost(self, stream: _Incoming) -> None:
+        self._strangers.pop(stream, None)
+        self._peers.discard(stream)
+
+
+class _Incoming(asyncio.BufferedProtocol):
+    """One connection at the peer port."""
+
+    def __init__(self, port: PeerPort) -> None:
+        self._port = port
+        self._transport: asyncio.Transport | None = None
+        self._peer: NodeId | None = None
+        self._buffer = MessageBuffer(self._on_message)
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        tune(transport)
+        self._transport = cast("asyncio.Transport", transport)
+        self._patience = asyncio.get_running_loop().call_later(_TICKET_S, self.abort)
+        self._port.on_connected(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer.target()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._buffer.received(nbytes)
+        except SemelError as error:
+            logger.error(
+                "malformed message dropped with its stream peer=%s error=%s", self._peer, error
+            )
+            self.abort()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._port.on_lost(self)
+
+    def abort(self) -> None:
+        """Ends the connection, whatever is under way."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _on_message(self, data: memoryview) -> None:
+        if self._peer is not None:
+            self._port.on_message(self._peer, data)
+            return
+        self._peer = self._port.on_hello(self, decode_hello(data))
+        assert self._patience is not None
+        assert self._transport is not None
+        self._patience.cancel()
+        self._transport.write(ACCEPTED)

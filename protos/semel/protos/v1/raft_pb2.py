@@ -22,34 +22,37 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from semel.protos.v1 import common_pb2 as semel_dot_protos_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asemel/protos/v1/raft.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\"8\n\x15PullCheckpointRequest\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\"x\n\x0f\x43heckpointChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x13\n\x0bpayload_crc\x18\x06 \x01(\r\"<\n\tRecordRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\"\'\n\x08\x45ntryRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\"?\n\x11PullFramesRequest\x12*\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.EntryRef\")\n\nFrameChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"A\n\x12PullRecordsRequest\x12+\n\x07records\x18\x01 \x03(\x0b\x32\x1a.semel.protos.v1.RecordRef\"b\n\x0bRecordChunk\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x03 \x01(\r\x12\x0c\n\x04gone\x18\x04 \x01(\x08\x32\x85\x01\n\x08RaftPeer\x12=\n\x07\x43ontrol\x12\x16.semel.protos.v1.Frame\x1a\x16.semel.protos.v1.Frame(\x01\x30\x01\x12:\n\x04\x42ulk\x12\x16.semel.protos.v1.Frame\x1a\x16.semel.protos.v1.Frame(\x01\x30\x01\x32\x8e\x02\n\tSnapshots\x12\\\n\x0ePullCheckpoint\x12&.semel.protos.v1.PullCheckpointRequest\x1a .semel.protos.v1.CheckpointChunk0\x01\x12O\n\nPullFrames\x12\".semel.protos.v1.PullFramesRequest\x1a\x1b.semel.protos.v1.FrameChunk0\x01\x12R\n\x0bPullRecords\x12#.semel.protos.v1.PullRecordsRequest\x1a\x1c.semel.protos.v1.RecordChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asemel/protos/v1/raft.proto\x12\x0fsemel.protos.v1\"J\n\x11OpenStreamRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\r\x12\x0f\n\x07node_id\x18\x03 \x01(\r\"/\n\x0fOpenStreamReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\"8\n\x15PullCheckpointRequest\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\"x\n\x0f\x43heckpointChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x13\n\x0bpayload_crc\x18\x06 \x01(\r\"<\n\tRecordRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\"\'\n\x08\x45ntryRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\"?\n\x11PullFramesRequest\x12*\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.EntryRef\")\n\nFrameChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"A\n\x12PullRecordsRequest\x12+\n\x07records\x18\x01 \x03(\x0b\x32\x1a.semel.protos.v1.RecordRef\"b\n\x0bRecordChunk\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x03 \x01(\r\x12\x0c\n\x04gone\x18\x04 \x01(\x08\x32^\n\x08RaftPeer\x12R\n\nOpenStream\x12\".semel.protos.v1.OpenStreamRequest\x1a .semel.protos.v1.OpenStreamReply2\x8e\x02\n\tSnapshots\x12\\\n\x0ePullCheckpoint\x12&.semel.protos.v1.PullCheckpointRequest\x1a .semel.protos.v1.CheckpointChunk0\x01\x12O\n\nPullFrames\x12\".semel.protos.v1.PullFramesRequest\x1a\x1b.semel.protos.v1.FrameChunk0\x01\x12R\n\x0bPullRecords\x12#.semel.protos.v1.PullRecordsRequest\x1a\x1c.semel.protos.v1.RecordChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semel.protos.v1.raft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PULLCHECKPOINTREQUEST']._serialized_start=77
-  _globals['_PULLCHECKPOINTREQUEST']._serialized_end=133
-  _globals['_CHECKPOINTCHUNK']._serialized_start=135
-  _globals['_CHECKPOINTCHUNK']._serialized_end=255
-  _globals['_RECORDREF']._serialized_start=257
-  _globals['_RECORDREF']._serialized_end=317
-  _globals['_ENTRYREF']._serialized_start=319
-  _globals['_ENTRYREF']._serialized_end=358
-  _globals['_PULLFRAMESREQUEST']._serialized_start=360
-  _globals['_PULLFRAMESREQUEST']._serialized_end=423
-  _globals['_FRAMECHUNK']._serialized_start=425
-  _globals['_FRAMECHUNK']._serialized_end=466
-  _globals['_PULLRECORDSREQUEST']._serialized_start=468
-  _globals['_PULLRECORDSREQUEST']._serialized_end=533
-  _globals['_RECORDCHUNK']._serialized_start=535
-  _globals['_RECORDCHUNK']._serialized_end=633
-  _globals['_RAFTPEER']._serialized_start=636
-  _globals['_RAFTPEER']._serialized_end=769
-  _globals['_SNAPSHOTS']._serialized_start=772
-  _globals['_SNAPSHOTS']._serialized_end=1042
+  _globals['_OPENSTREAMREQUEST']._serialized_start=47
+  _globals['_OPENSTREAMREQUEST']._serialized_end=121
+  _globals['_OPENSTREAMREPLY']._serialized_start=123
+  _globals['_OPENSTREAMREPLY']._serialized_end=170
+  _globals['_PULLCHECKPOINTREQUEST']._serialized_start=172
+  _globals['_PULLCHECKPOINTREQUEST']._serialized_end=228
+  _globals['_CHECKPOINTCHUNK']._serialized_start=230
+  _globals['_CHECKPOINTCHUNK']._serialized_end=350
+  _globals['_RECORDREF']._serialized_start=352
+  _globals['_RECORDREF']._serialized_end=412
+  _globals['_ENTRYREF']._serialized_start=414
+  _globals['_ENTRYREF']._serialized_end=453
+  _globals['_PULLFRAMESREQUEST']._serialized_start=455
+  _globals['_PULLFRAMESREQUEST']._serialized_end=518
+  _globals['_FRAMECHUNK']._serialized_start=520
+  _globals['_FRAMECHUNK']._serialized_end=561
+  _globals['_PULLRECORDSREQUEST']._serialized_start=563
+  _globals['_PULLRECORDSREQUEST']._serialized_end=628
+  _globals['_RECORDCHUNK']._serialized_start=630
+  _globals['_RECORDCHUNK']._serialized_end=728
+  _globals['_RAFTPEER']._serialized_start=730
+  _globals['_RAFTPEER']._serialized_end=824
+  _globals['_SNAPSHOTS']._serialized_start=827
+  _globals['_SNAPSHOTS']._serialized_end=1097
 # @@protoc_insertion_point(module_scope)

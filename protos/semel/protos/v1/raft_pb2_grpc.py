@@ -3,7 +3,6 @@
 import grpc
 import warnings
 
-from semel.protos.v1 import common_pb2 as semel_dot_protos_dot_v1_dot_common__pb2
 from semel.protos.v1 import raft_pb2 as semel_dot_protos_dot_v1_dot_raft__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -27,8 +26,7 @@ if _version_not_supported:
 
 
 class RaftPeerStub:
-    """Each node opens these streams to each of its peers and sends in one direction only; the peer's answers
-    come back through the peer's own streams. Metadata names cluster, group, sender and its address.
+    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/peer-stream.md.
     """
 
     def __init__(self, channel):
@@ -37,32 +35,19 @@ class RaftPeerStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Control = channel.stream_stream(
-                '/semel.protos.v1.RaftPeer/Control',
-                request_serializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.SerializeToString,
-                response_deserializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.FromString,
-                _registered_method=True)
-        self.Bulk = channel.stream_stream(
-                '/semel.protos.v1.RaftPeer/Bulk',
-                request_serializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.SerializeToString,
-                response_deserializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.FromString,
+        self.OpenStream = channel.unary_unary(
+                '/semel.protos.v1.RaftPeer/OpenStream',
+                request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.OpenStreamRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.OpenStreamReply.FromString,
                 _registered_method=True)
 
 
 class RaftPeerServicer:
-    """Each node opens these streams to each of its peers and sends in one direction only; the peer's answers
-    come back through the peer's own streams. Metadata names cluster, group, sender and its address.
+    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/peer-stream.md.
     """
 
-    def Control(self, request_iterator, context):
-        """Votes, heartbeats and acknowledgements: small, never queued behind bulk.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Bulk(self, request_iterator, context):
-        """Entries; see docs/formats/raft-messages.md.
+    def OpenStream(self, request, context):
+        """Asks for one stream; who may call is decided here, as for every call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,15 +56,10 @@ class RaftPeerServicer:
 
 def add_RaftPeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Control': grpc.stream_stream_rpc_method_handler(
-                    servicer.Control,
-                    request_deserializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.FromString,
-                    response_serializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.SerializeToString,
-            ),
-            'Bulk': grpc.stream_stream_rpc_method_handler(
-                    servicer.Bulk,
-                    request_deserializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.FromString,
-                    response_serializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.SerializeToString,
+            'OpenStream': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenStream,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.OpenStreamRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.OpenStreamReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,12 +70,11 @@ def add_RaftPeerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RaftPeer:
-    """Each node opens these streams to each of its peers and sends in one direction only; the peer's answers
-    come back through the peer's own streams. Metadata names cluster, group, sender and its address.
+    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/peer-stream.md.
     """
 
     @staticmethod
-    def Control(request_iterator,
+    def OpenStream(request,
             target,
             options=(),
             channel_credentials=None,
@@ -105,39 +84,12 @@ class RaftPeer:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
-            '/semel.protos.v1.RaftPeer/Control',
-            semel_dot_protos_dot_v1_dot_common__pb2.Frame.SerializeToString,
-            semel_dot_protos_dot_v1_dot_common__pb2.Frame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Bulk(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/semel.protos.v1.RaftPeer/Bulk',
-            semel_dot_protos_dot_v1_dot_common__pb2.Frame.SerializeToString,
-            semel_dot_protos_dot_v1_dot_common__pb2.Frame.FromString,
+            '/semel.protos.v1.RaftPeer/OpenStream',
+            semel_dot_protos_dot_v1_dot_raft__pb2.OpenStreamRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_raft__pb2.OpenStreamReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,177 @@
+"""The peers' port: who is let in, and what a stream that makes no sense does to a node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from semel.broker.peer_stream import ACCEPTED, encode_head, encode_hello
+from semel.broker.peers import Identity
+from semel.broker.raft import Message, MessageKind, encode_message
+from semel.broker.server.replicate import PeerPort
+from semel.protos.errors import DataDirectoryError
+from semel.protos.ids import NodeId
+from semel.protos.v1 import raft_pb2
+
+OWN = Identity(cluster_id="c", group_id=1, node_id=1)
+
+
+class Sink:
+    """Keeps what arrives."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[Message] = asyncio.Queue()
+
+    def on_message(self, message: Message, frames: Sequence[bytes]) -> None:
+        self.messages.put_nowait(message)
+
+
+@pytest.fixture
+def sink() -> Sink:
+    return Sink()
+
+
+@pytest.fixture
+async def port(sink: Sink) -> AsyncIterator[PeerPort]:
+    port = PeerPort(sink, OWN, lambda node: node in (1, 2, 3))
+    await port.serve("127.0.0.1", 0)
+    yield port
+    await port.close()
+
+
+async def ask(port: PeerPort, node: int = 2) -> raft_pb2.OpenStreamReply:
+    request = raft_pb2.OpenStreamRequest(cluster_id="c", group_id=1, node_id=node)
+    return await port.OpenStream(request, None)
+
+
+class Peer:
+    """Connections of this test, closed at its end."""
+
+    def __init__(self, port: PeerPort) -> None:
+        self._port = port
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection that says nothing."""
+        reply = await ask(self._port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", reply.port)
+        self.writers.append(writer)
+        return reader, writer
+
+    async def dial(
+        self, ticket: bytes | None = None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection that shows a ticket of its own, or `ticket`."""
+        given = (await ask(self._port)).ticket
+        reader, writer = await self.connect()
+        writer.write(encode_hello(given if ticket is None else ticket))
+        return reader, writer
+
+
+@pytest.fixture
+async def peer(port: PeerPort) -> AsyncIterator[Peer]:
+    peer = Peer(port)
+    yield peer
+    for writer in peer.writers:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def heartbeat(source: int = 2, target: int = 1) -> bytes:
+    message = Message(
+        kind=MessageKind.HEARTBEAT, source=NodeId(source), target=NodeId(target), term=3
+    )
+    data = encode_message(message)
+    return encode_head(len(data)) + data
+
+
+async def test_a_peer_with_a_ticket_is_heard(peer: Peer, sink: Sink) -> None:
+    reader, writer = await peer.dial()
+    assert await reader.readexactly(1) == ACCEPTED
+    writer.write(heartbeat() + heartbeat())
+    for _ in range(2):
+        message = await sink.messages.get()
+        assert (message.kind, message.source) == (MessageKind.HEARTBEAT, 2)
+
+
+@pytest.mark.parametrize("ticket", [bytes(16), b"\xff" * 16])
+async def test_a_wrong_ticket_is_shown_the_door(peer: Peer, ticket: bytes) -> None:
+    reader, _ = await peer.dial(ticket)
+    assert await closed(reader)
+
+
+async def test_a_ticket_serves_once(port: PeerPort, peer: Peer) -> None:
+    reply = await ask(port)
+    first, _ = await peer.dial(reply.ticket)
+    assert await first.readexactly(1) == ACCEPTED
+    second, _ = await peer.dial(reply.ticket)
+    assert await closed(second)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(heartbeat(source=3), id="in another node's name"),
+        pytest.param(heartbeat(target=2), id="to another node"),
+        pytest.param(heartbeat()[:-1] + b"\x00", id="damaged message"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="another protocol"),
+        pytest.param(encode_head(3) + b"abc", id="cut short"),
+    ],
+)
+async def test_nonsense_ends_its_stream_and_nothing_else(
+    peer: Peer, sink: Sink, data: bytes
+) -> None:
+    reader, writer = await peer.dial()
+    assert await reader.readexactly(1) == ACCEPTED
+    writer.write(data)
+    assert await closed(reader)
+    assert sink.messages.empty()
+    reader, writer = await peer.dial()
+    assert await reader.readexactly(1) == ACCEPTED
+    writer.write(heartbeat())
+    assert (await sink.messages.get()).source == 2
+
+
+async def test_another_protocol_is_not_let_in(peer: Peer) -> None:
+    reader, writer = await peer.connect()
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert await closed(reader)
+
+
+async def test_strangers_are_few_and_do_not_keep_peers_out(peer: Peer) -> None:
+    """Of a flood that shows no ticket 64 wait and older ones are closed; a peer gets in."""
+    flood = [await peer.connect() for _ in range(100)]
+    reader, _ = await peer.dial()
+    assert await reader.readexactly(1) == ACCEPTED
+    assert all([await closed(reader) for reader, _ in flood[:36]])
+    newest, _ = flood[-1]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await newest.read(1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (raft_pb2.OpenStreamRequest(cluster_id="other", group_id=1, node_id=2), "cluster other"),
+        (raft_pb2.OpenStreamRequest(cluster_id="c", group_id=9, node_id=2), "group 9"),
+        (raft_pb2.OpenStreamRequest(cluster_id="c", group_id=1, node_id=7), "node 7 is not a"),
+        (raft_pb2.OpenStreamRequest(cluster_id="c", group_id=1), "not a member"),
+    ],
+)
+async def test_who_belongs_elsewhere_gets_no_ticket(
+    port: PeerPort, request_: raft_pb2.OpenStreamRequest, reason: str
+) -> None:
+    with pytest.raises(DataDirectoryError, match=reason):
+        await port.OpenStream(request_, None)
