@@ -28,6 +28,7 @@ from semel.broker.raft import RaftConfig
 from semel.protos.batch import Codec
 from semel.protos.columns import Columns, encode_batch, to_record_batch
 from semel.protos.control_records import queue_ref
+from semel.protos.errors import NotMaster, Throttled
 from semel.protos.ids import GroupId, NodeId, ProducerId, QueueId, QueueKey, TopicId
 from semel.protos.ids import Sequence as Seq
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
@@ -68,6 +69,7 @@ class BrokerGroup:
         self.addresses = {
             NodeId(number): f"127.0.0.1:{port}" for number, port in enumerate(ports, 1)
         }
+        self.founding = dict(self.addresses)
         self.running: dict[NodeId, BrokerNode] = {}
 
     def config(self, node: int) -> BrokerConfig:
@@ -78,12 +80,13 @@ class BrokerGroup:
             group_id=GroupId(1),
             node_id=NodeId(node),
             listen=self.addresses[NodeId(node)],
-            members=self.addresses,
+            members=self.founding if node in self.founding else {},
+            join=() if node in self.founding else tuple(self.founding.values()),
         )
         return dataclasses.replace(config, **self.settings)
 
     async def __aenter__(self) -> Self:
-        for node in self.addresses:
+        for node in self.founding:
             await self.start(node)
         return self
 
@@ -102,6 +105,26 @@ class BrokerGroup:
         await started.__aenter__()
         self.running[NodeId(node)] = started
         return started
+
+    async def join(self, node: int) -> BrokerNode:
+        """Starts a node that is no member, and waits for an operator to add it."""
+        self.addresses[NodeId(node)] = f"127.0.0.1:{free_ports(1)[0]}"
+        return await self.start(node)
+
+    async def change(self, node: int, standing: Any) -> Any:
+        """One step of membership, asked of the master."""
+        request = broker_pb2.ChangeMemberRequest(
+            cluster_id=CLUSTER,
+            group_id=1,
+            node=common_pb2.NodeAddress(node_id=node, address=self.addresses[NodeId(node)]),
+            standing=standing,
+        )
+        while True:
+            async with RawClient((await self.master()).address) as client:
+                try:
+                    return await client.call("ChangeMember", request)
+                except (NotMaster, Throttled):
+                    await asyncio.sleep(0.02)
 
     async def stop(self, node: int) -> None:
         """Stops it in good order; a master hands over."""
@@ -137,6 +160,7 @@ class RawClient:
     def __init__(self, address: str) -> None:
         self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self.stub = broker_pb2_grpc.BrokerStub(self.channel)  # type: ignore[no-untyped-call]
+        self.members = broker_pb2_grpc.MembersStub(self.channel)  # type: ignore[no-untyped-call]
 
     async def __aenter__(self) -> Self:
         return self
@@ -146,8 +170,9 @@ class RawClient:
 
     async def call(self, method: str, request: Any) -> Any:
         """One ordinary call; raises the SemelError that the node sent."""
+        stub = self.members if hasattr(self.members, method) else self.stub
         try:
-            return await getattr(self.stub, method)(request, timeout=10)
+            return await getattr(stub, method)(request, timeout=10)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
 

@@ -30,6 +30,8 @@ EPILOG = """\b
 Examples:
   python -m semel.broker --data data/1 --cluster-id c1 --group 1 --node 1 \\
       --listen 127.0.0.1:7171 --member 1=127.0.0.1:7171 --controllers 127.0.0.1:7070
+  python -m semel.broker --data data/4 --cluster-id c1 --group 1 --node 4 \\
+      --listen 127.0.0.1:7174 --join 127.0.0.1:7171 --controllers 127.0.0.1:7070
   SEMEL_BROKER_CONFIG=node.toml python -m semel.broker
 """
 
@@ -95,6 +97,12 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
     help="NODE=HOST:PORT of an initial replica of the group, this one included. Repeat.",
 )
 @click.option(
+    "--join",
+    default="",
+    help="HOST:PORT[,HOST:PORT] of members of a running group that this node is to join, instead "
+    "of --member. It waits until `semel node replace` or `semel cluster grow` adds it.",
+)
+@click.option(
     "--advertise",
     callback=_optional_address,
     default="",
@@ -147,6 +155,12 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
     help="sync: an ack means durable on a majority. interval: synced every 100 ms; an "
     "acknowledged message can be lost when the power of a majority fails at once.",
 )
+@click.option(
+    "--catch-up-rate",
+    type=click.IntRange(1 << 10),
+    default=256 << 20,
+    help="Bytes a second at which a snapshot is pulled from a peer at most.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Say when it listens as one JSON line.")
 @click.option("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR.")
 @click.pass_obj
@@ -159,6 +173,7 @@ def main(
     node: int,
     listen: str,
     members: dict[NodeId, str],
+    join: str,
     advertise: str,
     peers_at: dict[NodeId, str],
     peer_port: int,
@@ -171,6 +186,7 @@ def main(
     retained_log_bytes: int,
     checkpoint_records: int,
     durability: str,
+    catch_up_rate: int,
     as_json: bool,
     log_level: str,
 ) -> None:
@@ -189,7 +205,8 @@ def main(
             group_id=GroupId(group),
             node_id=NodeId(node),
             listen=listen,
-            members=members or {NodeId(node): listen},
+            members=members or ({} if join else {NodeId(node): listen}),
+            join=tuple(filter(None, join.split(","))),
             advertise=advertise,
             peers_at=peers_at,
             peer_port=peer_port,
@@ -204,6 +221,7 @@ def main(
             retention_check_ms=retention_check_ms,
             retained_log_bytes=retained_log_bytes,
             checkpoint_records=checkpoint_records,
+            catch_up_bytes_per_second=catch_up_rate,
         )
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from None

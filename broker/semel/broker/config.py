@@ -50,6 +50,10 @@ class BrokerConfig:
     """HOST:PORT under which this node reaches a peer's stream port, where it is not the one that
     the peer tells (port forwarding, a proxy)."""
 
+    join: tuple[str, ...] = ()
+    """Addresses of members of an existing group that this node is to join, instead of `members`.
+    It waits, muted, until an operator adds it. Asked only while its own log names no members."""
+
     controllers: tuple[str, ...] = ()
     """Addresses of the controllers to report to; without any the node serves all the same."""
 
@@ -120,12 +124,16 @@ class BrokerConfig:
             raise InvalidRequest(
                 f"node and group ids start at 1, not {self.node_id} and {self.group_id}"
             )
-        if self.node_id not in self.members:
+        if self.join and self.members:
+            raise InvalidRequest(
+                "a node either founds its group (--member) or joins it (--join), not both"
+            )
+        if not self.join and self.node_id not in self.members:
             raise InvalidRequest(
                 f"node {self.node_id} is not among the members {sorted(self.members)}; "
                 "name it with --member as well"
             )
-        if len(self.members) not in (1, 3, 5):
+        if not self.join and len(self.members) not in (1, 3, 5):
             raise InvalidRequest(f"a broker group has 1, 3 or 5 nodes, not {len(self.members)}")
         if self.node_id in self.peers_at:
             raise InvalidRequest(f"node {self.node_id} is no peer of itself: --peer-at is wrong")

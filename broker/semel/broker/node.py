@@ -2,8 +2,8 @@
 
 How it works. Opening reads the disk: identity, log, hard state, newest checkpoint. Then the server
 listens, links to the peers open, and the replica ticks. A node whose data directory is new asks its
-peers first whether the group has a history: if so it must not vote until it has caught up, since it
-may have acknowledged entries that it does not remember (`_maybe_mute`).
+peers first whether the group has a history: if so nobody may count it until it has caught up
+(`standing.py`). Links to the peers follow the members that the log names.
 
 Order of stopping: no new calls, a master hands over, streams end, the log syncs and closes.
 
@@ -18,9 +18,10 @@ import gc
 import logging
 import os
 import sys
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -28,22 +29,26 @@ import grpc.aio
 from semel.broker.config import BrokerConfig
 from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles, check_identity
 from semel.broker.maintenance import Maintenance
+from semel.broker.members import Members
+from semel.broker.membership import MembershipChanges
 from semel.broker.peers import Identity, PeerLink
-from semel.broker.raft import Membership, Role
+from semel.broker.raft import Role
 from semel.broker.registration import Registration
 from semel.broker.repair import Repair
-from semel.broker.replica import TICK_MS, Replica, monotonic_ms
+from semel.broker.replica import TICK_MS, Replica
 from semel.broker.server.admin import AdminService
 from semel.broker.server.fetch import FetchHandler
+from semel.broker.server.members import MembersService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.server.replicate import PeerPort, frame_meta
 from semel.broker.snapshots import CatchUp, Checkpoints, SnapshotService
+from semel.broker.standing import Standing, ask_members
 from semel.broker.state import State
 from semel.protos.errors import SemelError, Unavailable
 from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
-from semel.protos.rpc import PEER_CHANNEL_OPTIONS, SERVER_OPTIONS, ServerInterceptor
-from semel.protos.v1 import broker_pb2, broker_pb2_grpc, raft_pb2_grpc
+from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
+from semel.protos.v1 import broker_pb2_grpc, raft_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +56,6 @@ _READERS = 4
 _RECOVER_BYTES = 4 << 20
 _HAND_OVER_S = 1.0
 _STOP_GRACE_S = 0.5
-_ASK_TIMEOUT_S = 1.0
 
 
 class BrokerNode:
@@ -68,6 +72,7 @@ class BrokerNode:
         self._files = files or OsFiles()
         self._stack = contextlib.AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._links: dict[NodeId, tuple[str, asyncio.Task[None]]] = {}
         self._fatal: asyncio.Future[str] | None = None
 
     async def __aenter__(self) -> Self:
@@ -112,32 +117,40 @@ class BrokerNode:
         config.data.mkdir(parents=True, exist_ok=True)
         log = await loop.run_in_executor(self.readers, self._open_log)
         self._stack.push_async_callback(loop.run_in_executor, None, log.close)
-        state, memberships = await loop.run_in_executor(self.readers, _recover, log)
+        state, logged = await loop.run_in_executor(self.readers, _recover, log)
+        founding = await self._founding(state, logged)
+        known = next(reversed(logged.values()), Members.of_state(state.membership) or founding)
+        alone = set(known.addresses) == {config.node_id}
+        if alone and (torn := log.cut_torn()) is not None:
+            logger.warning("torn write at the log's end cut, never acknowledged index=%d", torn)
         hard_state = HardStateFile(config.data / "hard_state", self._files)
         self.replica = Replica(
             config,
             log=log,
             hard_state=hard_state,
             state=state,
-            memberships=memberships,
+            founding=founding,
+            logged_members=logged,
             readers=self.readers,
             on_fatal=self._on_fatal,
         )
-        self.checkpoints = Checkpoints(self.replica)
+        replica = self.replica
+        standing = Standing(config, replica, self._files)
+        empty = log.last_index == 0 and hard_state.load() is None
+        if await loop.run_in_executor(self.readers, lambda: standing.begin(empty=empty)):
+            replica.core.set_muted(True)
+        self.checkpoints = Checkpoints(replica)
+        self.changes = MembershipChanges(config, replica)
         await self._serve()
         self._stack.push_async_callback(self._cancel_tasks)
-        if log.last_index == 0 and hard_state.load() is None and len(config.members) > 1:
-            self.replica.core.set_muted(True)
-            self._start(self._maybe_mute())
-        for peer, address in config.members.items():
-            if peer != config.node_id:
-                self._start_link(peer, config.peers_at.get(peer, address))
+        self._start(standing.run())
         self.registration = Registration(config, self.replica, config.advertise or self.address)
         self.replica.on_role_changed = self.registration.report_now
+        replica.on_members_changed = self._on_members_changed
+        self._follow_members()
         self._start(self.registration.run())
         self._start(Maintenance(self.replica, self.checkpoints).run())
-        if len(config.members) > 1:
-            self._start(Repair(self.replica, self._identity).run())
+        self._start(Repair(self.replica, self._identity).run())
         self._start(self._tick())
 
     def _open_log(self) -> Log:
@@ -149,10 +162,15 @@ class BrokerNode:
             node_id=config.node_id,
             files=self._files,
         )
-        log = Log.open(config.data / "log", config.log, files=self._files)
-        if len(config.members) == 1 and (torn := log.cut_torn()) is not None:
-            logger.warning("torn write at the log's end cut, never acknowledged index=%d", torn)
-        return log
+        return Log.open(config.data / "log", config.log, files=self._files)
+
+    async def _founding(self, state: State, logged: Mapping[int, Members]) -> Members:
+        """The members before any were logged; a node that joins asks, until its own log knows."""
+        config = self.config
+        if not config.join:
+            return Members(voters=config.members)
+        known = Members.of_state(state.membership) or next(iter(logged.values()), None)
+        return await ask_members(config) if known is None else known
 
     async def _serve(self) -> None:
         """Starts the gRPC server. Raises OSError when the port is in use."""
@@ -195,6 +213,9 @@ class BrokerNode:
                     ),
                 )
             )
+        broker_pb2_grpc.add_MembersServicer_to_server(
+            MembersService(config, replica, self.changes), server
+        )
         broker_pb2_grpc.add_BrokerServicer_to_server(
             AdminService(config, replica, self.checkpoints), server
         )
@@ -220,6 +241,27 @@ class BrokerNode:
         await server.start()
         self._stack.push_async_callback(server.stop, _STOP_GRACE_S)
 
+    def _on_members_changed(self) -> None:
+        self._follow_members()
+        self.registration.report_now()
+
+    def _follow_members(self) -> None:
+        """A link to every other member; one that left or moved loses its link."""
+        replica = self.replica
+        wanted = {
+            peer: address
+            for peer in replica.addresses()
+            if peer != self.config.node_id and (address := replica.peer_address(peer))
+        }
+        for peer, (address, task) in list(self._links.items()):
+            if wanted.get(peer) != address:
+                del self._links[peer]
+                del replica.links[peer]
+                task.cancel()
+        for peer, address in wanted.items():
+            if peer not in self._links:
+                self._start_link(peer, address)
+
     def _start_link(self, peer: NodeId, address: str) -> None:
         link = PeerLink(
             peer_id=peer,
@@ -231,79 +273,27 @@ class BrokerNode:
             route=self.config.peer_streams_at.get(peer, ""),
         )
         self.replica.links[peer] = link
-        self._start(link.run())
+        self._links[peer] = address, self._start(link.run())
 
     async def _tick(self) -> None:
         while True:
             self.replica.on_tick()
             await asyncio.sleep(TICK_MS / 1000)
 
-    async def _maybe_mute(self) -> None:
-        """Decides whether an empty node is new together with its group, or has lost its data."""
-        replica, config = self.replica, self.config
-        peers = {
-            node: config.peers_at.get(node, address)
-            for node, address in config.members.items()
-            if node != config.node_id
-        }
-        empty: set[NodeId] = {config.node_id}
-        while True:
-            answers = await asyncio.gather(
-                *(_ask_status(address) for address in peers.values()), return_exceptions=True
-            )
-            for node, answer in zip(peers, answers, strict=True):
-                if isinstance(answer, BaseException):
-                    continue
-                if answer.commit_index:
-                    await self._catch_up_muted(answer.commit_index)
-                    return
-                empty.add(node)
-            if len(empty) > len(config.members) // 2 and replica.core.commit_index == 0:
-                replica.core.set_muted(False)
-                return
-            if replica.core.commit_index:
-                await self._catch_up_muted(replica.core.commit_index)
-                return
-            await asyncio.sleep(0.1)
-
-    async def _catch_up_muted(self, commit_index: int) -> None:
-        """Stays mute until everything that this node may have acknowledged is here again."""
-        logger.warning(
-            "data directory is empty but the group has a history: this node does not vote before "
-            "it has caught up commit_index=%d",
-            commit_index,
-        )
-        replica = self.replica
-        await replica.wait_applied(commit_index, None)
-        while replica.core.master_id is None:
-            await replica.role_change()
-        replica.core.set_muted(False)
-        logger.info("caught up, voting again applied_index=%d", replica.state.applied_index)
-
     async def _hand_over(self) -> None:
         """A master that stops gives its place to the slave that is furthest, if there is one."""
-        replica = self.replica
-        if replica.core.role is not Role.MASTER:
-            return
-        progress = replica.core.status().progress
-        candidates = [
-            (peer.match_index, node) for node, peer in progress.items() if peer.recently_active
-        ]
-        if not candidates:
+        if self.replica.core.role is not Role.MASTER:
             return
         try:
-            replica.core.transfer_leadership(max(candidates)[1], monotonic_ms())
-            replica.drain()
-        except SemelError as error:
-            logger.info("mastership not handed over: %s", error)
-            return
-        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HAND_OVER_S):
-                while replica.core.role is Role.MASTER:
-                    await replica.role_change()
+                await self.changes.transfer(None)
+        except (SemelError, TimeoutError) as error:
+            logger.info("mastership not handed over: %s", error)
 
-    def _start(self, coroutine: object) -> None:
-        self._keep(asyncio.create_task(coroutine))  # type: ignore[arg-type]
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._keep(task)
+        return task
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -324,11 +314,11 @@ class BrokerNode:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _recover(log: Log) -> tuple[State, dict[int, Membership]]:
-    """The state of the newest checkpoint, and memberships that stand in the log behind it."""
+def _recover(log: Log) -> tuple[State, dict[int, Members]]:
+    """The state of the newest checkpoint, and members that stand in the log behind it."""
     checkpoint = log.checkpoint
     state = State() if checkpoint is None else State.from_bytes(checkpoint.payload)
-    memberships: dict[int, Membership] = {}
+    logged: dict[int, Members] = {}
     lo, end = state.applied_index + 1, log.last_index + 1
     damaged = sorted(index for index in log.damaged if index >= lo)
     for stop in (*damaged, end):  # a damaged entry is mended from a peer before it is applied
@@ -337,17 +327,7 @@ def _recover(log: Log) -> tuple[State, dict[int, Membership]]:
             for frame in log.read_frames(lo, hi):
                 meta = frame_meta(frame, decode_frame_header(frame))
                 if meta.membership is not None:
-                    memberships[meta.index] = meta.membership
+                    logged[meta.index] = Members.of_frame(frame)
             lo = hi
         lo = stop + 1
-    return state, memberships
-
-
-async def _ask_status(address: str) -> broker_pb2.NodeStatusReply:
-    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS) as channel:
-        stub = broker_pb2_grpc.BrokerStub(channel)
-        request = broker_pb2.NodeStatusRequest()
-        reply: broker_pb2.NodeStatusReply = await stub.GetNodeStatus(
-            request, timeout=_ASK_TIMEOUT_S
-        )
-        return reply
+    return state, logged

@@ -43,7 +43,7 @@ class Repair:
         replica = self._replica
         while True:
             damaged = replica.log.damaged
-            replica.core.set_electable(not damaged)
+            replica.set_fit("entries are damaged", not damaged or len(replica.addresses()) == 1)
             fresh = sorted(damaged.keys() - self._reported)
             if fresh:
                 logger.error(

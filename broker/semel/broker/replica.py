@@ -21,6 +21,8 @@ Invariants
 2. State is applied in index order, each entry once, and only entries that are committed.
 3. A failed write or sync ends the process (`on_fatal`): it is never retried, never answered around.
 
+One file, although it is long: the order in which things happen is read from top to bottom here.
+
 Not here: gRPC (`server/`), start and end (`node.py`), snapshots and checkpoints (`snapshots.py`).
 """
 
@@ -38,6 +40,7 @@ from semel.broker.confirmed_reads import ConfirmedReads
 from semel.broker.core_log import CoreLog
 from semel.broker.halting import halting
 from semel.broker.log import DamagedEntry, HardStateFile, Log
+from semel.broker.members import MemberBook, Members
 from semel.broker.peers import PeerLink
 from semel.broker.proposer import Proposer
 from semel.broker.raft import (
@@ -51,13 +54,9 @@ from semel.broker.raft import (
 )
 from semel.broker.state import (
     ApplyResult,
-    CommitApplied,
     Judge,
     LockClock,
-    LockGranted,
     LogClock,
-    OffsetReset,
-    Released,
     State,
 )
 from semel.broker.watchers import QueueWatchers
@@ -72,6 +71,7 @@ logger = logging.getLogger(__name__)
 TICK_MS = 25
 _LOOP_GAP_MS = 300
 _APPLY_FRAMES = 64
+_CHANGE_TIMEOUT_S = 10.0
 
 
 def monotonic_ms() -> int:
@@ -89,7 +89,8 @@ class Replica:
         log: Log,
         hard_state: HardStateFile,
         state: State,
-        memberships: dict[int, Membership],
+        founding: Members,
+        logged_members: dict[int, Members],
         readers: Executor,
         on_fatal: Callable[[str], None],
     ) -> None:
@@ -103,9 +104,20 @@ class Replica:
         self.on_snapshot_offer: Callable[[Message], None] = lambda _: None
         self.on_mastership_lost: Callable[[NotMaster], None] = lambda _: None
         self.on_role_changed: Callable[[], None] = lambda: None
+        self.on_members_changed: Callable[[], None] = lambda: None
+        self.members = MemberBook(
+            Members.of_state(state.membership) or founding, state.membership.index, logged_members
+        )
+        self.removed_at = 0
+        """Index of the entry that removed this node, as a member told; 0 while it is not known."""
+        self.founding = founding
+        """Members before any were logged."""
+        self._unfit: set[str] = set()
         self._hard_state_file = hard_state
         self.on_fatal = on_fatal
-        self._core_log = CoreLog(log, memberships)
+        self._core_log = CoreLog(
+            log, {index: members.membership for index, members in logged_members.items()}
+        )
         saved = hard_state.load()
         term, voted_for = saved if saved is not None else (0, None)
         self.core = RaftCore(
@@ -149,19 +161,21 @@ class Replica:
 
     @property
     def role(self) -> str:
-        """master, slave, candidate or learner."""
+        """master, slave, candidate, learner, joining or removed."""
+        own, membership = self.config.node_id, self.core.membership
         if self.core.role is Role.MASTER:
             return "master"
-        if self.core.role in (Role.PRE_CANDIDATE, Role.CANDIDATE):
-            return "candidate"
-        return "learner" if self.config.node_id in self.core.membership.learners else "slave"
+        if self.removed_at or (own not in membership.nodes and not self.muted):
+            return "removed"
+        if own not in membership.nodes:
+            return "joining"
+        if own in membership.learners:
+            return "learner"
+        return "slave" if self.core.role is Role.FOLLOWER else "candidate"
 
     def addresses(self) -> Mapping[NodeId, str]:
-        """Where the members of the group listen."""
-        known = self.state.membership
-        if not known.voters:
-            return self.config.members
-        return {node.node_id: node.address for node in (*known.voters, *known.learners)}
+        """Where the members of the group listen, by the newest entry in the log."""
+        return self.members.current.addresses
 
     def peer_address(self, node: NodeId) -> str | None:
         """Where this node reaches another member; None for a node that is none."""
@@ -174,6 +188,12 @@ class Replica:
         if master == self.config.node_id and self.core.role is not Role.MASTER:
             master = None
         address = self.addresses().get(master, "") if master is not None else ""
+        if self.role in ("joining", "removed"):
+            return NotMaster(
+                f"node {self.config.node_id} is no member of group {self.config.group_id}; "
+                "refresh the routes and ask another node",
+                term=self.core.term,
+            )
         where = f"ask node {master} at {address}" if address else "an election is on; try again"
         return NotMaster(
             f"node {self.config.node_id} is not the master of group {self.config.group_id}; "
@@ -220,6 +240,59 @@ class Replica:
         future = self.proposer.submit_control(record)
         self._schedule_turn()
         return await future
+
+    async def change_members(self, membership: Membership, addresses: Mapping[NodeId, str]) -> None:
+        """Proposes a membership and returns once it is applied; `addresses` are of who is new.
+
+        Raises NotMaster, InvalidRequest, Throttled (not yet), Unavailable (fate unknown).
+        """
+        self.core.propose_membership_allowed(membership)
+        if self._log_clock is None:
+            raise self.not_master()
+        index, term = self.core.next_index(), self.core.term
+        members = self.members.current.with_membership(membership, addresses)
+        record = (RecordKind.MEMBERSHIP, (members.encode(),))
+        frame, _ = build_frame(index, term, self._log_time(self._log_clock), [record])
+        self._append((frame,))
+        meta = EntryMeta(index=index, term=term, size=len(frame), membership=membership)
+        self._core_log.appended(meta)
+        self.core.proposed(meta)
+        self.members.append(index, members)
+        self.on_members_changed()
+        self.drain()
+        await self.wait_applied(index, _CHANGE_TIMEOUT_S)
+        if self.state.membership.index < index or self.log.term_at(index) not in (None, term):
+            raise self.not_master()  # another entry took its place
+
+    def hand_over(self, successor: NodeId) -> None:
+        """Takes no more proposals and tells `successor` to stand, once it has everything.
+
+        Given up after RaftConfig.transfer_ms. Raises NotMaster, InvalidRequest, Throttled.
+        """
+        self.core.transfer_leadership(successor, monotonic_ms())
+        self.drain()
+
+    def set_fit(self, reason: str, fit: bool) -> None:
+        """This node may become master while no reason against it stands."""
+        if fit:
+            self._unfit.discard(reason)
+        else:
+            self._unfit.add(reason)
+        self.core.set_electable(not self._unfit)
+
+    @property
+    def electable(self) -> bool:
+        """It would take mastership if it were handed over."""
+        return not self._unfit and not self.muted
+
+    def install_state(self, state: State) -> None:
+        """A snapshot has taken the place of log and state."""
+        self.state = state
+        self._core_log.truncated(0)
+        self.members.reset(
+            Members.of_state(state.membership) or self.founding, state.membership.index
+        )
+        self.on_members_changed()
 
     async def produce_room(self) -> None:
         """Returns at once unless too many bytes wait to be proposed."""
@@ -392,10 +465,13 @@ class Replica:
         if ready.truncate_from is not None:
             self.log.truncate(ready.truncate_from)
             self._core_log.truncated(ready.truncate_from)
+            if self.members.truncate(ready.truncate_from):
+                self.on_members_changed()
         if ready.append:
             for meta in ready.append:
                 self._core_log.appended(meta)
             self._append([self._frames_in_step[meta.index] for meta in ready.append])
+            self._follow_members(ready.append)
         if ready.hard_state is not None:
             saved = ready.hard_state
             self._hard_state_file.save(saved.term, saved.voted_for)
@@ -413,6 +489,13 @@ class Replica:
         if ready.snapshot_wanted is not None:
             self.on_snapshot_offer(ready.snapshot_wanted)
         self.apply()
+
+    def _follow_members(self, appended: Sequence[EntryMeta]) -> None:
+        changes = [meta.index for meta in appended if meta.membership is not None]
+        for index in changes:
+            self.members.append(index, Members.of_frame(self._frames_in_step[index]))
+        if changes:
+            self.on_members_changed()
 
     def log_time_us(self) -> int:
         """What the next entry's time would be: retention and expiry go by this clock."""
@@ -510,11 +593,13 @@ class Replica:
             results = state.apply_frame(frame)
             if proposer is not None:
                 proposer.on_applied(state.applied_index, results)
-                self._tell_lock_clock(results)
+                if self.lock_clock is not None:
+                    self.lock_clock.on_applied(results, monotonic_ms())
             self.watchers.wake(results)
 
     def _after_apply(self) -> None:
         applied = self.state.applied_index
+        self.members.commit(applied)
         if self.core.role is Role.MASTER and self.proposer is None:
             self._maybe_become_judge()
         elif self.proposer is not None and self.proposer.has_pending:
@@ -553,41 +638,9 @@ class Replica:
                 waiter.set_result(None)
         self.on_role_changed()
 
-    def _tell_lock_clock(self, results: Sequence[ApplyResult]) -> None:
-        clock = self.lock_clock
-        if clock is None:
-            return
-        now_ms = monotonic_ms()
-        for result in results:
-            if isinstance(result, LockGranted):
-                clock.on_granted(
-                    result.group,
-                    result.queue_key,
-                    result.token,
-                    lock_ms=result.lock_ms,
-                    session_ms=result.session_ms,
-                    now_ms=now_ms,
-                )
-            elif isinstance(result, CommitApplied):
-                for outcome in result.outcomes:
-                    if outcome.error is None:
-                        clock.on_committed(
-                            result.group, outcome.queue_key, outcome.token, outcome.offset, now_ms
-                        )
-            elif isinstance(result, Released):
-                clock.on_released(result.group, result.queue_key, result.token)
-            elif isinstance(result, OffsetReset) and result.error is None:
-                clock.on_reset(result.group, result.queue_key)
-
     def membership_of(self, state: State) -> Membership:
-        """The Raft membership that a state speaks of; the initial one before any was logged."""
-        known = state.membership
-        if not known.voters:
-            return Membership(voters=frozenset(self.config.members))
-        return Membership(
-            voters=frozenset(node.node_id for node in known.voters),
-            learners=frozenset(node.node_id for node in known.learners),
-        )
+        """The Raft membership that a state speaks of; the founding one before any was logged."""
+        return (Members.of_state(state.membership) or self.founding).membership
 
     def fail_all(self, error: Callable[[], SemelError]) -> None:
         """The node stops: everybody who waits hears so."""

@@ -205,7 +205,7 @@ class CatchUp:
                 term,
                 records,
             )
-        replica.state = state
+        replica.install_state(state)
         self._checkpoints.index = max(self._checkpoints.index, index)
         replica.core.on_snapshot_installed(mark, monotonic_ms())
         logger.info("snapshot installed index=%d records=%d", index, len(refs))

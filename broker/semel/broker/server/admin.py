@@ -16,6 +16,7 @@ from importlib.metadata import version
 
 from semel.broker.config import BrokerConfig
 from semel.broker.replica import Replica, monotonic_ms
+from semel.broker.server.members import member_statuses
 from semel.broker.server.verify import verify_queues
 from semel.broker.snapshots import Checkpoints
 from semel.broker.state import (
@@ -329,13 +330,20 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             disk_bytes=log.segment_bytes + log.kept_bytes,
             peers=[
                 broker_pb2.PeerStatus(
-                    node_id=peer, match_index=progress.match_index, active=progress.recently_active
+                    node_id=peer,
+                    match_index=progress.match_index,
+                    active=progress.recently_active,
+                    counts=progress.counts,
                 )
                 for peer, progress in sorted(status.progress.items())
             ],
             version=_VERSION,
             resident_bytes=resident_bytes(),
             pid=os.getpid(),
+            members=member_statuses(replica),
+            membership_index=state.membership.index,
+            muted=replica.muted,
+            electable=replica.electable,
         )
 
     async def VerifyQueues(  # noqa: N802

@@ -19,6 +19,13 @@ from typing import Final
 
 from semel.broker.state.locks import GroupQueue
 from semel.broker.state.queues import QueueState
+from semel.broker.state.results import (
+    ApplyResult,
+    CommitApplied,
+    LockGranted,
+    OffsetReset,
+    Released,
+)
 from semel.protos.ids import QueueKey
 
 REPEAT_MS: Final = 1_000
@@ -69,6 +76,29 @@ class LockClock:
             end = queues[key].log_end_offset
             if state.committed_offset < end:
                 self.on_delivered(group, key, state.token, end, now_ms)
+
+    def on_applied(self, results: Iterable[ApplyResult], now_ms: float) -> None:
+        """What an entry did to locks."""
+        for result in results:
+            if isinstance(result, LockGranted):
+                self.on_granted(
+                    result.group,
+                    result.queue_key,
+                    result.token,
+                    lock_ms=result.lock_ms,
+                    session_ms=result.session_ms,
+                    now_ms=now_ms,
+                )
+            elif isinstance(result, CommitApplied):
+                for outcome in result.outcomes:
+                    if outcome.error is None:
+                        self.on_committed(
+                            result.group, outcome.queue_key, outcome.token, outcome.offset, now_ms
+                        )
+            elif isinstance(result, Released):
+                self.on_released(result.group, result.queue_key, result.token)
+            elif isinstance(result, OffsetReset) and result.error is None:
+                self.on_reset(result.group, result.queue_key)
 
     def _current(self, group: str, key: QueueKey, token: int) -> _Held | None:
         held = self._held.get((group, key))

@@ -16,10 +16,21 @@ class ProduceStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRODUCE_STATUS_COMMITTED: _ClassVar[ProduceStatus]
     PRODUCE_STATUS_DUPLICATE: _ClassVar[ProduceStatus]
     PRODUCE_STATUS_FAILED: _ClassVar[ProduceStatus]
+
+class Standing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STANDING_UNSPECIFIED: _ClassVar[Standing]
+    STANDING_LEARNER: _ClassVar[Standing]
+    STANDING_VOTER: _ClassVar[Standing]
+    STANDING_REMOVED: _ClassVar[Standing]
 PRODUCE_STATUS_UNSPECIFIED: ProduceStatus
 PRODUCE_STATUS_COMMITTED: ProduceStatus
 PRODUCE_STATUS_DUPLICATE: ProduceStatus
 PRODUCE_STATUS_FAILED: ProduceStatus
+STANDING_UNSPECIFIED: Standing
+STANDING_LEARNER: Standing
+STANDING_VOTER: Standing
+STANDING_REMOVED: Standing
 
 class ProduceAck(_message.Message):
     __slots__ = ("topic_id", "queue_id", "producer_id", "base_sequence", "last_sequence", "status", "base_offset", "append_time_us", "error")
@@ -420,17 +431,27 @@ class NodeStatusRequest(_message.Message):
     def __init__(self, confirmed: _Optional[bool] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("node_id", "match_index", "active")
+    __slots__ = ("node_id", "match_index", "active", "counts")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     MATCH_INDEX_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     match_index: int
     active: bool
-    def __init__(self, node_id: _Optional[int] = ..., match_index: _Optional[int] = ..., active: _Optional[bool] = ...) -> None: ...
+    counts: bool
+    def __init__(self, node_id: _Optional[int] = ..., match_index: _Optional[int] = ..., active: _Optional[bool] = ..., counts: _Optional[bool] = ...) -> None: ...
+
+class MemberStatus(_message.Message):
+    __slots__ = ("node", "standing")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    node: _common_pb2.NodeAddress
+    standing: Standing
+    def __init__(self, node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ...) -> None: ...
 
 class NodeStatusReply(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid")
+    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "muted", "electable")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -450,6 +471,10 @@ class NodeStatusReply(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MUTED_FIELD_NUMBER: _ClassVar[int]
+    ELECTABLE_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node_id: int
@@ -469,7 +494,67 @@ class NodeStatusReply(_message.Message):
     version: str
     resident_bytes: int
     pid: int
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
+    membership_index: int
+    muted: bool
+    electable: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ..., muted: _Optional[bool] = ..., electable: _Optional[bool] = ...) -> None: ...
+
+class ChangeMemberRequest(_message.Message):
+    __slots__ = ("cluster_id", "group_id", "node", "standing")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group_id: int
+    node: _common_pb2.NodeAddress
+    standing: Standing
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ...) -> None: ...
+
+class ChangeMemberReply(_message.Message):
+    __slots__ = ("members", "membership_index")
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
+    membership_index: int
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ...) -> None: ...
+
+class TransferMastershipRequest(_message.Message):
+    __slots__ = ("cluster_id", "group_id", "node_id")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group_id: int
+    node_id: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ...) -> None: ...
+
+class TransferMastershipReply(_message.Message):
+    __slots__ = ("master_id", "term")
+    MASTER_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    master_id: int
+    term: int
+    def __init__(self, master_id: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+
+class DrainNodeRequest(_message.Message):
+    __slots__ = ("cluster_id", "group_id", "drain_ms")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group_id: int
+    drain_ms: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., drain_ms: _Optional[int] = ...) -> None: ...
+
+class DrainNodeReply(_message.Message):
+    __slots__ = ("master_id", "was_master")
+    MASTER_ID_FIELD_NUMBER: _ClassVar[int]
+    WAS_MASTER_FIELD_NUMBER: _ClassVar[int]
+    master_id: int
+    was_master: bool
+    def __init__(self, master_id: _Optional[int] = ..., was_master: _Optional[bool] = ...) -> None: ...
 
 class VerifyQueuesRequest(_message.Message):
     __slots__ = ("queues", "index")

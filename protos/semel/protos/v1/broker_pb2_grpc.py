@@ -792,3 +792,167 @@ class Broker:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class MembersStub:
+    """Who belongs to this node's group, and who leads it; an operator's calls. All may be repeated.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ChangeMember = channel.unary_unary(
+                '/semel.protos.v1.Members/ChangeMember',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberReply.FromString,
+                _registered_method=True)
+        self.TransferMastership = channel.unary_unary(
+                '/semel.protos.v1.Members/TransferMastership',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.TransferMastershipRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.TransferMastershipReply.FromString,
+                _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/semel.protos.v1.Members/DrainNode',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeReply.FromString,
+                _registered_method=True)
+
+
+class MembersServicer:
+    """Who belongs to this node's group, and who leads it; an operator's calls. All may be repeated.
+    """
+
+    def ChangeMember(self, request, context):
+        """Brings one node to a standing, in one step; success when it has it already. Master only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TransferMastership(self, request, context):
+        """Hands mastership to another voter without refusing a write; success when it is master already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainNode(self, request, context):
+        """Keeps this node from being master for a while, and hands mastership away if it has it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_MembersServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ChangeMember': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeMember,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberReply.SerializeToString,
+            ),
+            'TransferMastership': grpc.unary_unary_rpc_method_handler(
+                    servicer.TransferMastership,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.TransferMastershipRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.TransferMastershipReply.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'semel.protos.v1.Members', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('semel.protos.v1.Members', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Members:
+    """Who belongs to this node's group, and who leads it; an operator's calls. All may be repeated.
+    """
+
+    @staticmethod
+    def ChangeMember(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Members/ChangeMember',
+            semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TransferMastership(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Members/TransferMastership',
+            semel_dot_protos_dot_v1_dot_broker__pb2.TransferMastershipRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.TransferMastershipReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Members/DrainNode',
+            semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

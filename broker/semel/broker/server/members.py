@@ -1,0 +1,93 @@
+"""The calls of `Members`: who belongs to the group, and who leads it.
+
+Not here: what they do (`membership.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from semel.broker.config import BrokerConfig
+from semel.broker.members import Members
+from semel.broker.membership import MembershipChanges
+from semel.broker.replica import Replica
+from semel.protos.errors import InvalidRequest
+from semel.protos.ids import NodeId
+from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2
+
+
+class _Addressed(Protocol):
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def group_id(self) -> int: ...
+
+
+def member_statuses(replica: Replica) -> list[broker_pb2.MemberStatus]:
+    """Everybody by the newest applied membership, or by the founding one."""
+    members = Members.of_state(replica.state.membership) or replica.founding
+    return [
+        broker_pb2.MemberStatus(
+            node=common_pb2.NodeAddress(node_id=node, address=address),
+            standing=(
+                broker_pb2.STANDING_VOTER if node in members.voters else broker_pb2.STANDING_LEARNER
+            ),
+        )
+        for node, address in sorted(members.addresses.items())
+    ]
+
+
+class MembersService(broker_pb2_grpc.MembersServicer):
+    """Serves semel.protos.v1.Members on one replica."""
+
+    def __init__(self, config: BrokerConfig, replica: Replica, changes: MembershipChanges) -> None:
+        self._config = config
+        self._replica = replica
+        self._changes = changes
+
+    async def ChangeMember(  # noqa: N802
+        self, request: broker_pb2.ChangeMemberRequest, context: object
+    ) -> broker_pb2.ChangeMemberReply:
+        self._check_group(request)
+        node = NodeId(request.node.node_id)
+        if node < 1:
+            raise InvalidRequest("a change of membership names a node, 1 and up")
+        match request.standing:
+            case broker_pb2.STANDING_LEARNER:
+                await self._changes.add_learner(node, request.node.address)
+            case broker_pb2.STANDING_VOTER:
+                await self._changes.promote(node)
+            case broker_pb2.STANDING_REMOVED:
+                await self._changes.remove(node)
+            case _:
+                raise InvalidRequest(f"unknown standing {request.standing} for node {node}")
+        return broker_pb2.ChangeMemberReply(
+            members=member_statuses(self._replica),
+            membership_index=self._replica.state.membership.index,
+        )
+
+    async def TransferMastership(  # noqa: N802
+        self, request: broker_pb2.TransferMastershipRequest, context: object
+    ) -> broker_pb2.TransferMastershipReply:
+        self._check_group(request)
+        wanted = NodeId(request.node_id) if request.node_id else None
+        master, term = await self._changes.transfer(wanted)
+        return broker_pb2.TransferMastershipReply(master_id=master, term=term)
+
+    async def DrainNode(  # noqa: N802
+        self, request: broker_pb2.DrainNodeRequest, context: object
+    ) -> broker_pb2.DrainNodeReply:
+        self._check_group(request)
+        was_master = await self._changes.drain(request.drain_ms)
+        master = self._replica.core.master_id or 0
+        return broker_pb2.DrainNodeReply(master_id=master, was_master=was_master)
+
+    def _check_group(self, request: _Addressed) -> None:
+        config = self._config
+        if (request.cluster_id, request.group_id) != (config.cluster_id, config.group_id):
+            raise InvalidRequest(
+                f"node {config.node_id} belongs to group {config.group_id} of cluster "
+                f"{config.cluster_id}; the call is for group {request.group_id} of cluster "
+                f"{request.cluster_id}"
+            )
