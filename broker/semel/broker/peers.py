@@ -107,19 +107,24 @@ class PeerLink:
 
     async def _keep(self, kind: int) -> None:
         delay = _RECONNECT_MIN_S
+        refused = ""
         while True:
             stream = _Stream(self.peer_id, self._log, self._readers)
             try:
                 async with asyncio.timeout(_OPEN_TIMEOUT_S):
                     await self._open(stream)
                 delay = _RECONNECT_MIN_S
+                refused = ""
                 self._streams[kind] = stream
                 await stream.run()
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    logger.error(
-                        "peer refuses this node peer=%s reason=%s", self.peer_id, error.details()
-                    )
+                    reason = str(error.details())
+                    if reason != refused:  # a node that is to join, or was removed, goes on asking
+                        logger.error(
+                            "peer refuses this node peer=%s reason=%s", self.peer_id, reason
+                        )
+                        refused = reason
                     delay = _RECONNECT_MAX_S
             except (OSError, TimeoutError):
                 pass  # not up yet, or gone meanwhile
