@@ -114,7 +114,7 @@ class BrokerNode:
         loop = asyncio.get_running_loop()
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
         self._stack.callback(self.readers.shutdown, wait=True, cancel_futures=True)
-        config.data.mkdir(parents=True, exist_ok=True)
+        self._files.make_directory(config.data)
         log = await loop.run_in_executor(self.readers, self._open_log)
         self._stack.push_async_callback(loop.run_in_executor, None, log.close)
         state, logged = await loop.run_in_executor(self.readers, _recover, log)
