@@ -516,10 +516,7 @@ class Replica:
 
     def _append_noop(self) -> None:
         index, term = self.core.next_index(), self.core.term
-        newest_us = self.state.log_time_us
-        last = self.log.cached_frames(self.log.last_index, self.log.last_index + 1)
-        if last:  # not applied yet: log time must not fall behind it
-            newest_us = max(newest_us, decode_frame_header(last[0]).time_us)
+        newest_us = max(self.state.log_time_us, self._last_entry_time_us())
         self._log_clock = LogClock(
             newest_us, wall_us=time.time_ns() // 1000, monotonic_us=time.monotonic_ns() // 1000
         )
@@ -527,6 +524,26 @@ class Replica:
         frame, _ = build_frame(index, term, time_us, [(RecordKind.NOOP, ())])
         self._append((frame,))
         self.core.proposed(EntryMeta(index=index, term=term, size=len(frame)))
+
+    def _last_entry_time_us(self) -> int:
+        """Log time must not fall behind the newest entry, which may not be applied yet.
+
+        After a restart it is not in memory: read here and now, as elections are rare.
+        """
+        last = self.log.last_index
+        if last < self.log.first_index:
+            return 0
+        frames = self.log.cached_frames(last, last + 1)
+        if frames is None:
+            try:
+                frames = self.log.read_frames(last, last + 1)
+            except SemelError as error:
+                self.on_fatal(
+                    f"node {self.config.node_id} was elected and cannot read its newest entry: "
+                    f"{error}. It is mended from a peer after the restart"
+                )
+                return 0
+        return decode_frame_header(frames[0]).time_us
 
     def _on_role_changed(self, ready: Ready) -> None:
         logger.info(
