@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,12 @@ from semel.broker.log.hard_state import HardStateFile
 from semel.broker.log.segment import ID_BYTES, IDS_AT, frames_at
 from semel.broker.log.writer import Writer
 from semel.broker.raft import RaftCore
-from semel.protos.errors import Closed, CorruptSegment
+from semel.protos.errors import CorruptSegment
 from semel.protos.ids import NodeId
 from tests.known_bugs import cores
 from tests.known_bugs.planting import breaks_when_planted
 from tests.scenarios.raft_script import Script
 from tests.sim import planted
-from tests.unit.log import test_compaction
 from tests.unit.log.entries import SMALL, WAIT_S, everything, fill, frames, opened
 from tests.unit.log.sim_files import PowerCut, SimFile, SimFiles
 from tests.unit.raft import test_following as following
@@ -173,12 +173,10 @@ def test_the_writer_reports_what_the_disk_has() -> None:
 
     def scenario() -> None:
         disk = SimFiles()
-        log = opened(disk)
-        fill(log, frames(1, 6))
-        again = opened(disk.restart(survives=0.0))
-        assert everything(again) == frames(1, 6), "reported, and lost"
-        again.close()
-        log.close()
+        with closing(opened(disk)) as log:
+            fill(log, frames(1, 6))
+            with closing(opened(disk.restart(survives=0.0))) as again:
+                assert everything(again) == frames(1, 6), "reported, and lost"
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         def no_sync(self: Writer) -> None:
@@ -201,12 +199,8 @@ def test_a_failed_sync_is_never_tried_again() -> None:
 
     def scenario() -> None:
         disk = SimFiles()
-        log = opened(disk)
-        fill(log, frames(1, 3))
         reported: list[int] = []
         ended = threading.Event()
-        log.on_synced = lambda index, term: (reported.append(index), ended.set())[0]
-        log.on_failure = lambda error: ended.set()
         sync = SimFile.sync
         failures = [OSError(5, "input/output error")]
 
@@ -216,22 +210,25 @@ def test_a_failed_sync_is_never_tried_again() -> None:
                 raise failures.pop()
             sync(self)
 
-        with pytest.MonkeyPatch.context() as kernel:
-            kernel.setattr(SimFile, "sync", drops_pages_once)
-            log.append(frames(3, 6))
-            assert ended.wait(WAIT_S)
-            try:
-                log.wait_synced(5, WAIT_S)
-            except Closed:
-                assert not reported
-            log.close()
+        def on_synced(index: int, term: int) -> None:
+            reported.append(index)
+            ended.set()
+
+        with closing(opened(disk)) as log:
+            fill(log, frames(1, 3))
+            log.on_synced = on_synced
+            log.on_failure = lambda error: ended.set()
+            with pytest.MonkeyPatch.context() as kernel:
+                kernel.setattr(SimFile, "sync", drops_pages_once)
+                log.append(frames(3, 6))
+                assert ended.wait(WAIT_S)
         assert not failures, "the fault has not bitten"
         try:
             found = opened(disk.restart(survives=0.0))
         except CorruptSegment:
             raise AssertionError("reported, and lost") from None
-        assert found.last_index >= max(reported, default=2), "reported, and lost"
-        found.close()
+        with closing(found):
+            assert found.last_index >= max(reported, default=2), "reported, and lost"
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         once = Writer._sync
@@ -321,7 +318,23 @@ def test_a_late_snapshot_does_not_replace_a_log_that_went_on() -> None:
 
 def test_a_snapshot_file_is_whole_before_it_counts() -> None:
     """etcd/raft: renamed before it was synced; the power fails at every operation."""
-    scenario = test_compaction.test_a_checkpoint_is_whole_or_absent_wherever_the_power_fails
+
+    def scenario() -> None:
+        for crash_at in range(12):
+            disk = SimFiles()
+            with closing(opened(disk)) as log:
+                fill(log, frames(1, 6))
+                log.save_checkpoint(3, 1, [b"old"])
+                log._store.keeper.drain()
+                disk.operations, disk.crash_at = 0, crash_at
+                with suppress(PowerCut):
+                    log.save_checkpoint(5, 1, [b"new" * 400, b"er"])
+                for survives in (0.0, 0.5, 1.0):
+                    with closing(opened(disk.restart(survives=survives))) as again:
+                        found = again.checkpoint
+                        assert found is not None, "both are gone"
+                        wanted = {3: b"old", 5: b"new" * 400 + b"er"}
+                        assert found.payload == wanted[found.index]
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         write = checkpoint._write
@@ -335,7 +348,7 @@ def test_a_snapshot_file_is_whole_before_it_counts() -> None:
 
         patch.setattr(checkpoint, "_write", lambda file, *rest: write(NeverSynced(file), *rest))  # type: ignore[arg-type]
 
-    breaks_when_planted(scenario, plant, match="assert None is not None")
+    breaks_when_planted(scenario, plant, match="both are gone")
 
 
 # --- reads, members, liveness ---------------------------------------------------------------------
@@ -399,15 +412,14 @@ def test_a_master_whose_disk_hangs_stops_to_beat() -> None:
 def _damage_the_end(*, durable: bool) -> tuple[SimFiles, list[bytes]]:
     """Entries 1 to 5; of entry 4 frame and ID are bad, and 5 proves whether 4 was durable."""
     disk, wanted = SimFiles(), frames(1, 6)
-    log = opened(disk)
-    fill(log, wanted[:3])
-    if durable:
-        fill(log, wanted[3:4])
-        fill(log, wanted[4:])
-    else:
-        fill(log, wanted[3:])
-    found = disk.copy()
-    log.close()
+    with closing(opened(disk)) as log:
+        fill(log, wanted[:3])
+        if durable:
+            fill(log, wanted[3:4])
+            fill(log, wanted[4:])
+        else:
+            fill(log, wanted[3:])
+        found = disk.copy()
     image = found.image(found.find("segment-")[0])
     image[frames_at(SMALL.ids_per_segment) + 3 * len(wanted[0]) + 20] ^= 1
     image[IDS_AT + 3 * ID_BYTES + 3] ^= 1
@@ -420,8 +432,8 @@ def _torn_and_rotten() -> None:
         log = opened(torn)
     except CorruptSegment:
         raise AssertionError("a torn tail is taken for rot") from None
-    assert everything(log) == wanted[:3]
-    log.close()
+    with closing(log):
+        assert everything(log) == wanted[:3]
     rotten, _ = _damage_the_end(durable=True)
     halted = ""
     try:
