@@ -16,7 +16,7 @@ has bitten: a test in which none did proves nothing.
         assert faults.bites()
 
 By hand: `python tests/integration/faulty_node.py CONTROL_FILE --data … (flags of semel broker)`;
-the control file holds a JSON list of rules.
+the control file holds what `Faults.set` writes.
 
 Operations: open, create, lock, read, write, sync, allocate, resize, rename, remove, make_directory,
 sync_directory. Rules are tried in their order; the first that fits decides.
@@ -80,12 +80,21 @@ class Faults:
 
     def __init__(self, control: Path) -> None:
         self.control = control
-        self._generation = 0
+        self._rules: tuple[Rule, ...] = ()
+        self._boot = 1
 
     def set(self, *rules: Rule) -> None:
         """From the node's next operation on, these rules and no others count."""
-        self._generation += 1
-        text = json.dumps({"set": self._generation, "rules": [asdict(rule) for rule in rules]})
+        self._rules = rules
+        self._write()
+
+    def power_failed(self) -> None:
+        """The node's next start takes its machine for one that has been started anew."""
+        self._boot += 1
+        self._write()
+
+    def _write(self) -> None:
+        text = json.dumps({"boot": self._boot, "rules": [asdict(rule) for rule in self._rules]})
         temporary = self.control.with_suffix(".new")
         temporary.write_text(text)
         temporary.rename(self.control)
@@ -135,6 +144,7 @@ class _Rules:
         self._control = control
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] | None = None
+        self._boot = 1
         self._rules: list[Rule] = []
         self._seen: list[int] = []
         self._bitten: list[int] = []
@@ -168,6 +178,11 @@ class _Rules:
                 for rule in self._rules
             )
 
+    def boot(self) -> int:
+        with self._lock:
+            self._refresh()
+            return self._boot
+
     def _refresh(self) -> None:
         try:
             found = self._control.stat()
@@ -177,7 +192,9 @@ class _Rules:
         if stamp == self._stamp:
             return
         self._stamp = stamp
-        self._rules = [Rule(**rule) for rule in json.loads(self._control.read_text())["rules"]]
+        told = json.loads(self._control.read_text())
+        self._boot = told["boot"]
+        self._rules = [Rule(**rule) for rule in told["rules"]]
         self._seen = [0] * len(self._rules)
         self._bitten = [0] * len(self._rules)
 
@@ -250,6 +267,9 @@ class FaultyFiles:
     def sync_directory(self, path: Path) -> None:
         self.suffer("sync_directory", path)
         self._below.sync_directory(path)
+
+    def boot(self) -> int:
+        return self._rules.boot()
 
 
 class _FaultyFile:

@@ -154,6 +154,8 @@ class SimFiles:
         self.failing: dict[str, OSError] = {}
         self.room: int | None = None
         """Bytes that may still be allocated; None for no limit."""
+        self.boots = 1
+        """Rises when the power fails."""
 
     def operation(self, kind: str) -> _Operation:
         return _Operation(self, kind)
@@ -198,6 +200,7 @@ class SimFiles:
             for path, inode in names.items():
                 disk.names_now[path] = None if inode is None else inodes[id(inode)]
             disk.names_durable = dict(disk.names_now)
+            disk.boots = self.boots + 1
             return disk
 
     def copy(self) -> SimFiles:
@@ -212,6 +215,7 @@ class SimFiles:
                     twin.durable = bytearray(inode.data)
                 disk.names_now[path] = twin
             disk.names_durable = dict(disk.names_now)
+            disk.boots = self.boots
             return disk
 
     def image(self, path: Path) -> bytearray:
@@ -225,6 +229,9 @@ class SimFiles:
         return sorted(path for path in self.names_now if path.name.startswith(part))
 
     # FileLayer
+
+    def boot(self) -> int:
+        return self.boots
 
     def _set(self, path: Path, inode: _Inode | None) -> None:
         self.names_now[path] = inode

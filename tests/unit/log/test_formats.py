@@ -41,7 +41,12 @@ def _values(document: str, heading: str, data: bytes) -> dict[str, int]:
 
 def test_a_segment_header_holds_what_is_documented() -> None:
     header = segment.SegmentHeader(
-        sequence=3, generation=2**63 + 5, first_index=77, previous_term=4, id_capacity=100
+        sequence=3,
+        generation=2**63 + 5,
+        first_index=77,
+        previous_term=4,
+        id_capacity=100,
+        boot=2**64 - 3,
     )
     page = header.encode()
     assert len(page) == segment.PAGE
@@ -54,6 +59,7 @@ def test_a_segment_header_holds_what_is_documented() -> None:
         "previous_term": 4,
         "id_capacity": 100,
         "frames_at": 8192 + 4096,
+        "boot": 2**64 - 3,
         "crc": google_crc32c.value(page[:60]),
     }
 

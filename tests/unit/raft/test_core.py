@@ -211,11 +211,36 @@ def test_two_masters_in_a_term_halt_a_node() -> None:
         core.step(other, 20)
 
 
-def test_what_was_recovered_must_be_synced() -> None:
+def test_what_was_recovered_and_may_be_torn_is_not_acknowledged() -> None:
+    """Its ID tells that it was written, and nothing tells that it is whole."""
     disk = disk_of(GROUP, 1)
     disk.write((entry(2, 1),))
-    with pytest.raises(AssertionError, match="sync"):
-        core_on(disk, GROUP)
+    core = core_on(disk, GROUP, term=1)
+    core.step(append(MessageKind.APPEND, 1, 1), 10)
+    assert core.ready().messages == ()
+    disk.start_flush()
+    disk.end_flush()
+    core.on_synced(2, 1, 20)
+    (reply,) = core.ready().messages
+    assert (reply.kind, reply.log_index) == (MessageKind.APPEND_REPLY, 2)
+
+
+def test_what_the_group_agrees_to_cut_goes() -> None:
+    disk = disk_of(GROUP, 1)
+    disk.write((entry(2, 1), entry(3, 1)))
+    core = core_on(disk, GROUP, term=1)
+    assert core.cut_torn(2, 10)
+    ready = core.ready()
+    assert ready.truncate_from == 2
+    disk.truncate(2)
+    assert core.status().last_index == 1
+    assert core.synced_index == 1
+
+
+def test_nothing_durable_is_ever_cut() -> None:
+    core = core_on(disk_of(GROUP, 1, 1), GROUP, term=1)
+    with pytest.raises(AssertionError, match="durable"):
+        core.cut_torn(2, 10)
 
 
 def test_memberships_behind_the_checkpoint_are_found_in_the_log() -> None:

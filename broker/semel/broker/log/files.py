@@ -25,6 +25,7 @@ from typing import Protocol
 from semel.protos.errors import DataDirectoryError, DiskFull
 
 _IOV_MAX = 1024
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -73,6 +74,10 @@ class FileLayer(Protocol):
     def remove_directory(self, path: Path) -> None: ...
 
     def sync_directory(self, path: Path) -> None: ...
+
+    def boot(self) -> int:
+        """A number of the machine's present boot; 0 when it is unknown. While it is the same, what
+        a killed process had written is all there, synced or not."""
 
 
 @contextlib.contextmanager
@@ -199,6 +204,13 @@ class OsFiles:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def boot(self) -> int:
+        try:
+            text = _BOOT_ID.read_text(encoding="ascii").strip()
+        except OSError:
+            return 0
+        return int(text.replace("-", "")[:16] or "0", 16)
 
 
 def replace_file(files: FileLayer, path: Path, parts: Sequence[bytes]) -> None:

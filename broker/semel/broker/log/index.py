@@ -78,9 +78,11 @@ class LogIndex:
         segments: tuple[Segment, ...] = (),
         runs: Sequence[tuple[int, int]] = (),
         next_sequence: int = 1,
+        boot: int = 0,
     ) -> None:
         """`base_term`: of the entry before the first; `runs`: (first index, term), rising."""
         self._config = config
+        self._boot = boot
         self.first_index = first_index
         self.segments = segments
         self.last_index = segments[-1].end_index - 1 if segments else first_index - 1
@@ -177,6 +179,7 @@ class LogIndex:
             first_index=self.last_index + 1,
             previous_term=self.last_term,
             id_capacity=capacity,
+            boot=self._boot,
         )
         limit = max(self._config.segment_bytes, frames_at(capacity) + length)
         self._tail = Segment(header, limit)

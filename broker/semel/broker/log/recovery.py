@@ -14,6 +14,10 @@ Damage, entry by entry (design §3):
     bad    bad     known to have been durable      halt: CorruptSegment
     bad    bad     not known to be                 never acknowledged: the log ends before it
 
+A damaged entry that is not known to have been durable may be a write that was torn, but only by a
+failure of power: a frame is written before its ID, so after a mere kill a good ID tells of a frame
+that was whole. Segments remember in which boot of the machine they were written.
+
 An entry is known to have been durable when a newer segment exists (its predecessors were synced
 first), when the seal counts it, when a later good ID says so (`lag`), or when the checkpoint covers
 it.
@@ -115,6 +119,7 @@ def recover(
     `checkpoint_index` is 0 without a checkpoint. Raises CorruptSegment, DataDirectoryError.
     """
     result = Recovered(first_index=checkpoint_index + 1, base_term=checkpoint_term)
+    boot = files.boot()
     found: list[_Found] = []
     for name in files.names(directory):
         if name.endswith(".tmp"):
@@ -140,7 +145,7 @@ def recover(
     for one in live:
         file = files.open(one.path)
         try:
-            segments.append(_Walk(file, one, checkpoint_index, result).run())
+            segments.append(_Walk(file, one, checkpoint_index, boot, result).run())
         finally:
             file.close()
     result.segments = tuple(segments)
@@ -211,8 +216,11 @@ def _without_void(found: list[_Found], result: Recovered) -> list[_Found]:
 class _Walk:
     """Judges one segment's entries."""
 
-    def __init__(self, file: File, found: _Found, checkpoint_index: int, result: Recovered) -> None:
+    def __init__(
+        self, file: File, found: _Found, checkpoint_index: int, boot: int, result: Recovered
+    ) -> None:
         self._file = file
+        self._power_failed = not boot or boot != found.header.boot
         self._path = found.path
         self._header = found.header
         self._seal = found.seal
@@ -243,8 +251,11 @@ class _Walk:
             self._file.write([raw], IDS_AT + slot * ID_BYTES)
         self._result.repaired += len(self._repairs)
         self._file.sync()
-        if self._end_index is not None:
-            segment = self._segment
+        segment = self._segment
+        if segment.count and all(
+            one.certain for one in self._result.damaged.values() if one.index >= segment.first_index
+        ):
+            # It gets no more frames, and all of these are durable from now on.
             write_seal(self._file, segment, segment.count, segment.end, self._term)
             segment.sealed = True
 
@@ -305,7 +316,11 @@ class _Walk:
 
     def _note_damage(self, one: FrameId, *, certain: bool) -> None:
         self._result.damaged[one.index] = Damage(
-            index=one.index, term=one.term, length=one.length, certain=certain
+            index=one.index,
+            term=one.term,
+            length=one.length,
+            certain=certain,
+            torn=not certain and self._power_failed,
         )
 
     # The slow path: ID by ID.

@@ -64,6 +64,8 @@ class SegmentHeader:
     previous_term: int
     """Term of the entry before the first; 0 at the start of a log."""
     id_capacity: int
+    boot: int = 0
+    """The machine's boot in which all of its frames are written (`FileLayer.boot`); 0: unknown."""
 
     @property
     def frames_at(self) -> int:
@@ -82,7 +84,7 @@ class SegmentHeader:
             self.previous_term,
             self.id_capacity,
             self.frames_at,
-            0,
+            self.boot,
             0,
             0,
         )[: HEADER_STRUCT.size - _CRC.size]
@@ -131,7 +133,7 @@ def decode_header(page: bytes) -> SegmentHeader | int | None:
     raw = page[: HEADER_STRUCT.size]
     if len(raw) < HEADER_STRUCT.size:
         return None
-    magic, version, _, sequence, generation, first, term, capacity, _, _, _, crc = (
+    magic, version, _, sequence, generation, first, term, capacity, _, boot, _, crc = (
         HEADER_STRUCT.unpack(raw)
     )
     if magic != HEADER_MAGIC or crc != google_crc32c.value(raw[: -_CRC.size]):
@@ -144,6 +146,7 @@ def decode_header(page: bytes) -> SegmentHeader | int | None:
         first_index=first,
         previous_term=term,
         id_capacity=capacity,
+        boot=boot,
     )
 
 

@@ -57,6 +57,7 @@ class Store:
             segments=found.segments,
             runs=found.runs,
             next_sequence=found.next_sequence,
+            boot=files.boot(),
         )
         self.tail = TailCache(config.cache_bytes)
         cache = ReadCache(config.read_cache_bytes)
@@ -100,7 +101,7 @@ class Store:
         with self.lock:
             term = self.index.term_at(index)
             if term is not None and index >= self.index.first_index:
-                known = Damage(index=index, term=term, length=length, certain=True)
+                known = Damage(index=index, term=term, length=length, certain=True, torn=False)
                 self.damaged.setdefault(index, known)
 
 

@@ -27,8 +27,11 @@ class Damage:
     length: int
     """Bytes of the frame."""
     certain: bool
-    """True: the entry was durable here, so it is damaged. False: it may as well be a write that
-    was torn when power failed, never acknowledged; a group of one may truncate from it."""
+    """True: the entry was durable here. False: nothing proves that, so it is not acknowledged before
+    it is mended."""
+    torn: bool
+    """True: not certain, and the machine has been started anew since, so it may be a write that was
+    torn when power failed, never acknowledged. A killed process tears nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

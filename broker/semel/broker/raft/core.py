@@ -35,7 +35,8 @@ class RaftCore(Following, Electing):
     """One replica of one group.
 
     `membership` is the one in force at `applied_index`, the checkpoint's index; later changes are
-    read from the log. All of the log must be synced at the start. A checkpoint may only be taken
+    read from the log. What was recovered must be synced at the start, but for entries that may have
+    been torn: they are neither acknowledged nor counted before they are mended. A checkpoint may only be taken
     up to `synced_index`: a follower may apply what a majority without it has made durable.
     """
 

@@ -72,6 +72,18 @@ class Following(RaftState):
         self.synced_index = min(self.synced_index, from_index - 1)
         self._history.truncate(from_index)
 
+    def cut_torn(self, from_index: int, now_ms: int) -> bool:
+        """The whole group has said that nobody holds `from_index`, which may be a torn write here:
+        it was never committed, so it goes, with all behind it. False when it is not the time."""
+        self._assert_performed()
+        self._observe(now_ms)
+        assert from_index > self.synced_index, f"entry {from_index} is durable"
+        if self.role is not Role.FOLLOWER or self._installing:
+            return False
+        self._truncate(from_index)
+        self.matched_index = min(self.matched_index, from_index - 1)
+        return True
+
     def _reject(self, message: Message) -> None:
         """The entry before is missing or of another term: say where to try next."""
         hint_index, hint_term = last_at_most(self.log, message.log_index, message.log_term)

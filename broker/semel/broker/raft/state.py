@@ -53,7 +53,7 @@ class RaftState:
     ) -> None:
         assert applied_index <= log.last_index, "the log ends before the checkpoint"
         assert applied_index >= log.first_index - 1, "entries behind the checkpoint are gone"
-        assert log.synced_index == log.last_index, "sync what was recovered before starting"
+        assert log.synced_index <= log.last_index
         self.config = config
         self.node_id = node_id
         self.log = log
@@ -64,7 +64,7 @@ class RaftState:
         self.voted_for = hard_state.voted_for
         self.master_id: NodeId | None = None
         self.commit_index = applied_index
-        self.synced_index = log.last_index
+        self.synced_index = log.synced_index
         self.matched_index = 0
         """Follower: the log equals the master's up to here; see invariant 3."""
         self._acked_index = 0
