@@ -23,6 +23,7 @@ import grpc.aio
 import pyarrow as pa
 
 from semel.broker.config import BrokerConfig
+from semel.broker.log import FileLayer
 from semel.broker.node import BrokerNode
 from semel.broker.raft import RaftConfig
 from semel.protos.batch import Codec
@@ -71,6 +72,8 @@ class BrokerGroup:
         }
         self.founding = dict(self.addresses)
         self.running: dict[NodeId, BrokerNode] = {}
+        self.files: dict[int, FileLayer] = {}
+        """File systems other than the real one, by node."""
 
     def config(self, node: int) -> BrokerConfig:
         """The configuration of one node."""
@@ -101,7 +104,7 @@ class BrokerGroup:
 
     async def start(self, node: int) -> BrokerNode:
         """Starts a node on what its directory holds."""
-        started = BrokerNode(self.config(node))
+        started = BrokerNode(self.config(node), files=self.files.get(node))
         await started.__aenter__()
         self.running[NodeId(node)] = started
         return started

@@ -13,10 +13,12 @@ class CoreLog:
         self._log = log
         self._memberships = memberships
         """Of the membership entries that may still be truncated, by index."""
+        self.unreadable_through = 0
+        """An applied entry whose every copy is damaged: who needs it is offered a snapshot."""
 
     @property
     def first_index(self) -> int:
-        return self._log.first_index
+        return max(self._log.first_index, self.unreadable_through + 1)
 
     @property
     def last_index(self) -> int:

@@ -1,11 +1,18 @@
-"""Mends damaged entries of the own log with the frames that peers have.
+"""Mends what is damaged in the own log with what the peers have.
 
-How it works. The log knows a damaged entry by index and term, from its start or from a read that
-failed. While there is one, this node votes but never stands for election (a master must be able to
-give out every entry), and asks each peer in turn for the frames. A frame proves itself: both CRCs,
-and index, term and length as the log remembers them.
+How it works. The log knows a damaged entry by index and term, and a damaged kept record by its
+place: from its start, from a read that failed, or from the scrub. Each peer in turn is asked for
+them. A frame proves itself: both CRCs, and index, term and length as the log remembers them; a
+record must have the CRC that its header remembers.
 
-Not here: finding damage (`log/`), records below the first entry (`snapshots.py` has them replaced).
+What no peer could give is judged by what all of them say they have (`verdict.py`): an entry that
+nobody can have acknowledged is cut off, one whose copies are all damaged is called lost.
+
+Invariants
+1. While an entry is damaged that may still be mended, or that must yet be applied, this node votes
+   but never stands for election: a master must be able to give out every entry.
+
+Not here: finding damage (`log/`, `scrub.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +23,13 @@ import logging
 import grpc
 import grpc.aio
 
+from semel.broker.log import RecordRef
 from semel.broker.peers import Identity
 from semel.broker.replica import Replica
+from semel.broker.server.replicate import frame_meta
+from semel.broker.verdict import Verdict, judge
 from semel.protos.errors import SemelError
+from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
@@ -26,8 +37,12 @@ from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
+_PAUSE_MAX_S = 5.0
 _PULL_TIMEOUT_S = 10.0
 _ENTRIES_PER_PULL = 256
+
+_Standings = dict[tuple[int, int], dict[NodeId, raft_pb2.EntryStanding]]
+"""By (index, term): what each peer says."""
 
 
 class Repair:
@@ -40,44 +55,139 @@ class Repair:
 
     async def run(self) -> None:
         """Ends only by cancellation."""
-        replica = self._replica
+        log = self._replica.log
+        known: tuple[object, object] = ({}, [])
+        pause_s = wait_s = _LOOK_S
         while True:
-            damaged = replica.log.damaged
-            replica.set_fit("entries are damaged", not damaged or len(replica.addresses()) == 1)
-            fresh = sorted(damaged.keys() - self._reported)
-            if fresh:
-                logger.error(
-                    "entries are damaged on this node, asking the peers for them indexes=%s", fresh
-                )
-                self._reported.update(fresh)
-            if damaged:
-                for peer in replica.addresses():
-                    address = replica.peer_address(peer)
-                    if address and peer != self._identity.node_id and replica.log.damaged:
-                        await self._mend_from(peer, address)
-                replica.apply()
+            self._note()
+            found = (log.damaged, log.damaged_records)
+            wait_s -= _LOOK_S
+            if found != known:
+                pause_s, wait_s = _LOOK_S, 0.0
+            if any(found) and wait_s <= 0:
+                await self._mend()
+                found = (log.damaged, log.damaged_records)
+                wait_s = pause_s
+                pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+            known = found
             await asyncio.sleep(_LOOK_S)
 
-    async def _mend_from(self, peer: NodeId, address: str) -> None:
+    def _note(self) -> None:
+        """Says what is damaged, and whether this node may stand for election."""
+        replica = self._replica
+        damaged = replica.log.damaged
+        replica.set_lost(replica.lost_entries & damaged.keys())
+        missing = [
+            index
+            for index in damaged
+            if index not in replica.lost_entries or index > replica.state.applied_index
+        ]
+        replica.set_fit("entries are damaged", not missing or len(replica.addresses()) == 1)
+        self._reported &= damaged.keys()
+        for index in sorted(damaged.keys() - self._reported):
+            logger.error("damaged, asking the peers for it what=%s", replica.log.describe(index))
+            self._reported.add(index)
+
+    async def _mend(self) -> None:
+        """Asks all peers once for what is damaged."""
+        replica = self._replica
+        standings: _Standings = {}
+        for peer in replica.addresses():
+            address = replica.peer_address(peer)
+            if not address or peer == self._identity.node_id:
+                continue
+            try:
+                async with grpc.aio.insecure_channel(
+                    address, options=PEER_CHANNEL_OPTIONS
+                ) as channel:
+                    stub = raft_pb2_grpc.SnapshotsStub(channel)
+                    await self._mend_entries(stub, peer)
+                    await self._mend_records(stub, peer)
+                    await self._ask(stub, peer, standings)
+            except grpc.aio.AioRpcError:
+                continue  # the next peer may answer
+            except SemelError as error:
+                logger.error("peer sent what does not fit peer=%d error=%s", peer, error)
+        self._judge(standings)
+        self._note()
+        replica.apply()
+
+    async def _mend_entries(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
         log = self._replica.log
-        wanted = sorted(log.damaged.values(), key=lambda damage: damage.index)
-        request = raft_pb2.PullFramesRequest(
-            entries=[
-                raft_pb2.EntryRef(index=damage.index, term=damage.term)
-                for damage in wanted[:_ENTRIES_PER_PULL]
+        loop = asyncio.get_running_loop()
+        request = raft_pb2.PullFramesRequest(entries=self._wanted())
+        if not request.entries:
+            return
+        async for chunk in stub.PullFrames(
+            request, timeout=_PULL_TIMEOUT_S, metadata=self._identity.metadata
+        ):
+            await loop.run_in_executor(self._replica.readers, log.mend, chunk.data)
+            logger.warning("entry mended index=%d peer=%d", chunk.index, peer)
+            meta = frame_meta(chunk.data, decode_frame_header(chunk.data))
+            if meta.membership is not None and meta.index > self._replica.state.applied_index:
+                self._replica.on_fatal(
+                    f"entry {chunk.index}, now mended, changed the membership of this group, which "
+                    "is read from the log at the start only: start this node again"
+                )
+
+    async def _mend_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
+        log = self._replica.log
+        loop = asyncio.get_running_loop()
+        wanted = log.damaged_records[:_ENTRIES_PER_PULL]
+        if not wanted:
+            return
+        request = raft_pb2.PullRecordsRequest(
+            records=[
+                raft_pb2.RecordRef(index=ref.index, position=ref.position, length=ref.length)
+                for ref in wanted
             ]
         )
-        loop = asyncio.get_running_loop()
-        try:
-            async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS) as channel:
-                stub = raft_pb2_grpc.SnapshotsStub(channel)
-                async for chunk in stub.PullFrames(
-                    request, timeout=_PULL_TIMEOUT_S, metadata=self._identity.metadata
-                ):
-                    await loop.run_in_executor(self._replica.readers, log.mend, chunk.data)
-                    self._reported.discard(chunk.index)
-                    logger.warning("entry mended index=%d peer=%d", chunk.index, peer)
-        except grpc.aio.AioRpcError:
-            return  # the next peer may answer
-        except SemelError as error:
-            logger.error("peer sent an entry that does not fit peer=%d error=%s", peer, error)
+        async for chunk in stub.PullRecords(
+            request, timeout=_PULL_TIMEOUT_S, metadata=self._identity.metadata
+        ):
+            if chunk.gone or chunk.damaged:
+                continue
+            ref = RecordRef(chunk.record.index, chunk.record.position, chunk.record.length)
+            await loop.run_in_executor(self._replica.readers, log.mend_record, ref, chunk.data)
+            logger.warning("kept record mended index=%d peer=%d", ref.index, peer)
+
+    async def _ask(
+        self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, standings: _Standings
+    ) -> None:
+        """What the peer has of the entries that are still damaged."""
+        request = raft_pb2.DescribeEntriesRequest(entries=self._wanted())
+        if not request.entries:
+            return
+        reply = await stub.DescribeEntries(
+            request, timeout=_PULL_TIMEOUT_S, metadata=self._identity.metadata
+        )
+        if reply.node_id != peer or len(reply.standings) != len(request.entries):
+            return  # somebody else answers there
+        for ref, standing in zip(request.entries, reply.standings, strict=True):
+            standings.setdefault((ref.index, ref.term), {})[peer] = standing
+
+    def _wanted(self) -> list[raft_pb2.EntryRef]:
+        damaged = sorted(self._replica.log.damaged.values(), key=lambda damage: damage.index)
+        return [
+            raft_pb2.EntryRef(index=damage.index, term=damage.term)
+            for damage in damaged[:_ENTRIES_PER_PULL]
+        ]
+
+    def _judge(self, standings: _Standings) -> None:
+        """In index order: what is cut takes all behind it along."""
+        replica = self._replica
+        members = {*replica.addresses(), *replica.core.membership.nodes} - {self._identity.node_id}
+        for index, damage in sorted(replica.log.damaged.items()):
+            said = standings.get((index, damage.term), {})
+            verdict = judge(members, said, torn=damage.torn)
+            if verdict is Verdict.CUT:
+                if replica.cut_torn(index):
+                    logger.warning("torn write cut, nobody acknowledged it index=%d", index)
+                return
+            if verdict is Verdict.LOST and index not in replica.lost_entries:
+                replica.set_lost(replica.lost_entries | {index})
+                logger.error(
+                    "EVERY COPY IS DAMAGED, its messages are refused; restore the file on one "
+                    "node what=%s",
+                    replica.log.describe(index),
+                )

@@ -101,6 +101,8 @@ class Replica:
         self.proposer: Proposer | None = None
         self.lock_clock: LockClock | None = None
         self.links: dict[NodeId, PeerLink] = {}
+        self.lost_entries: frozenset[int] = frozenset()
+        """Damaged here and on every other node (`set_lost`): their messages are refused."""
         self.on_snapshot_offer: Callable[[Message], None] = lambda _: None
         self.on_mastership_lost: Callable[[NotMaster], None] = lambda _: None
         self.on_role_changed: Callable[[], None] = lambda: None
@@ -391,6 +393,20 @@ class Replica:
             if self.proposer.has_pending:
                 self._schedule_turn()  # the core may take proposals again, and nothing else says so
         self.drain()
+
+    def set_lost(self, entries: frozenset[int]) -> None:
+        """No node can give these entries out; those that are applied here stop nobody."""
+        self.lost_entries = entries
+        applied = (index for index in entries if index <= self.state.applied_index)
+        self._core_log.unreadable_through = max(applied, default=0)
+
+    def cut_torn(self, index: int) -> bool:
+        """Drops the damaged entry, which the whole group calls a torn write; False if not now."""
+        damage = self.log.damaged.get(index)
+        if damage is None or not damage.torn or not self.core.cut_torn(index, monotonic_ms()):
+            return False
+        self.drain()
+        return True
 
     def _on_synced_in_writer(self, index: int, term: int) -> None:
         self._loop.call_soon_threadsafe(self._on_synced, index, term)

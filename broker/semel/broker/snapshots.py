@@ -131,9 +131,38 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
                 self._replica.readers, _read_or_none, self._replica.log, wanted
             )
             if data is None:
-                yield raft_pb2.RecordChunk(record=ref, gone=True)
+                log = self._replica.log
+                damaged = ref.index in log.damaged or wanted in log.damaged_records
+                # One that is lost everywhere is left out: whoever asks for it is refused by name.
+                damaged = damaged and ref.index not in self._replica.lost_entries
+                yield raft_pb2.RecordChunk(record=ref, gone=not damaged, damaged=damaged)
             else:
                 yield raft_pb2.RecordChunk(record=ref, data=data, crc=google_crc32c.value(data))
+
+    async def DescribeEntries(  # noqa: N802
+        self, request: raft_pb2.DescribeEntriesRequest, context: object
+    ) -> raft_pb2.DescribeEntriesReply:
+        """What this node has of entries that are damaged at a peer."""
+        return raft_pb2.DescribeEntriesReply(
+            node_id=self._replica.config.node_id,
+            standings=[
+                self._standing(ref.index, ref.term) for ref in request.entries[:_FRAMES_PER_PULL]
+            ],
+        )
+
+    def _standing(self, index: int, term: int) -> raft_pb2.EntryStanding:
+        replica = self._replica
+        log = replica.log
+        if replica.muted:
+            return raft_pb2.ENTRY_STANDING_UNKNOWN
+        if index < log.first_index:
+            return raft_pb2.ENTRY_STANDING_HELD
+        if log.term_at(index) != term:
+            return raft_pb2.ENTRY_STANDING_ABSENT
+        damage = log.damaged.get(index)
+        if damage is None:
+            return raft_pb2.ENTRY_STANDING_HELD
+        return raft_pb2.ENTRY_STANDING_TORN if damage.torn else raft_pb2.ENTRY_STANDING_DAMAGED
 
 
 class CatchUp:
@@ -289,6 +318,8 @@ class CatchUp:
                 async for chunk in stub.PullRecords(request, metadata=self._identity.metadata):
                     ref = refs[answered]
                     answered += 1
+                    if chunk.damaged:
+                        raise CorruptSegment(f"{ref} is damaged at the peer, which mends it first")
                     if chunk.gone:
                         continue
                     if (

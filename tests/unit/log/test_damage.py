@@ -111,7 +111,14 @@ def test_nothing_is_reported_above_an_entry_that_may_be_torn() -> None:
 def test_a_group_of_one_may_truncate_what_may_be_torn() -> None:
     disk = _built(closed=False)
     _flip(disk, _frame_at(ENTRIES))
+    killed = opened(disk.copy())
+    assert not killed.damaged[ENTRIES].torn, "a killed process tears nothing"
+    with pytest.raises(CorruptSegment, match=f"entry {ENTRIES} .*{_segment(disk).name} at"):
+        killed.cut_torn()
+    killed.close()
+    disk.boots += 1  # the power failed
     log = opened(disk)
+    assert log.damaged[ENTRIES].torn
     assert log.cut_torn() == ENTRIES
     assert log.cut_torn() is None
     assert log.damaged == {}
@@ -119,6 +126,19 @@ def test_a_group_of_one_may_truncate_what_may_be_torn() -> None:
     log.close()
     again = opened(disk)
     assert everything(again) == [*WANTED[:-1], frame(ENTRIES, term=2)]
+    again.close()
+
+
+def test_what_one_life_has_found_whole_is_certain_in_the_next() -> None:
+    """The second life synced it and acknowledged it: no failure of power tears it any more."""
+    disk = _built(closed=False)
+    log = opened(disk)
+    assert log.synced_index == ENTRIES
+    found = disk.restart(survives=0.0)
+    log.close()
+    _flip(found, _frame_at(ENTRIES))
+    again = opened(found)
+    assert again.damaged[ENTRIES].certain
     again.close()
 
 

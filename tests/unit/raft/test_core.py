@@ -229,7 +229,9 @@ def test_what_the_group_agrees_to_cut_goes() -> None:
     disk = disk_of(GROUP, 1)
     disk.write((entry(2, 1), entry(3, 1)))
     core = core_on(disk, GROUP, term=1)
+    core.ready()
     assert core.cut_torn(2, 10)
+    assert core.has_ready()
     ready = core.ready()
     assert ready.truncate_from == 2
     disk.truncate(2)

@@ -79,6 +79,8 @@ class KeptStore:
         self._places: dict[tuple[int, int], _Place] = {}
         self._kept: list[_KeptFile] = []
         self._next_number = 1
+        self.damaged: set[RecordRef] = set()
+        """Records that failed their check and were not mended since. Replaced, never changed."""
 
     @property
     def file_count(self) -> int:
@@ -133,6 +135,8 @@ class KeptStore:
             except FileNotFoundError:
                 continue  # Moved to another kept file meanwhile.
             if len(data) != length or google_crc32c.value(data) != place.crc:
+                with self._lock:
+                    self.damaged = self.damaged | {RecordRef(index, position, length)}
                 raise DamagedEntry(
                     f"the record at {position} of entry {index} is damaged in {place.path}; it is "
                     "to be fetched from a peer",
@@ -151,6 +155,8 @@ class KeptStore:
         with self._open_files.use(place.path) as file:
             file.write([payload], place.offset)
             file.sync()
+        with self._lock:
+            self.damaged = self.damaged - {ref}
 
     def add(self, records: Iterable[tuple[RecordRef, bytes]]) -> None:
         """BLOCKING. Stores the records, durably when it returns."""
@@ -188,6 +194,9 @@ class KeptStore:
                 for key in kept.records:
                     if self._is_at(key, kept.path):
                         del self._places[key]
+                self.damaged = {
+                    ref for ref in self.damaged if (ref.index, ref.position) in self._places
+                }
             self._open_files.forget(kept.path)
             self._files.remove(kept.path)
             removed += 1

@@ -36,7 +36,7 @@ from semel.broker.log.kept import KeptStore
 from semel.broker.log.reader import OpenFiles, record_of
 from semel.broker.log.store import Store
 from semel.broker.log.types import Damage, IndexUnavailable, LogStats, RecordRef
-from semel.protos.errors import Closed, InvalidRequest
+from semel.protos.errors import Closed, CorruptSegment, InvalidRequest
 from semel.protos.frames import check_frame
 
 _INDEX_TERM: Final = struct.Struct("<8xQQ")
@@ -160,6 +160,22 @@ class Log:
         with self._store.lock:
             return dict(self._store.damaged)
 
+    @property
+    def damaged_records(self) -> list[RecordRef]:
+        """Records below first_index to fetch from a peer and `mend_record`."""
+        return sorted(self._store.kept.damaged)
+
+    def describe(self, index: int) -> str:
+        """Where an entry lies, for a person: its index, term, file and byte offset."""
+        store = self._store
+        try:
+            segment = store.index.locate(index)
+            start, _ = segment.place(index)
+        except LookupError:
+            return f"entry {index}, which is gone"
+        path = store.directory / segment.file_name
+        return f"entry {index} of term {store.index.term_at(index)} in {path} at {start}"
+
     def term_at(self, index: int) -> int | None:
         """The entry's term; also for first_index - 1. None below that and above last_index."""
         return self._store.index.term_at(index)
@@ -267,9 +283,16 @@ class Log:
         """For a group of one, which has no peer to ask, when it starts: truncates from the first
         entry that may be a torn write, and returns its index; None when there is none.
 
-        In a larger group the entry may have been counted for a commit: fetch and `mend` it.
+        In a larger group the entry may have been counted for a commit: fetch and `mend` it. Raises
+        CorruptSegment when the log's end is damaged and no failure of power explains it.
         """
-        torn = [one.index for one in self.damaged.values() if not one.certain]
+        for one in self.damaged.values():
+            if not one.certain and not one.torn:
+                raise CorruptSegment(
+                    f"{self.describe(one.index)} is damaged, and may have been acknowledged; "
+                    "restore the file"
+                )
+        torn = [one.index for one in self.damaged.values() if one.torn]
         if not torn:
             return None
         self.truncate(min(torn))

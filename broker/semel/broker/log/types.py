@@ -27,8 +27,8 @@ class Damage:
     length: int
     """Bytes of the frame."""
     certain: bool
-    """True: the entry was durable here. False: nothing proves that, so it is not acknowledged before
-    it is mended."""
+    """True: the entry was durable here. False: nothing proves that, so it is not acknowledged
+    before it is mended."""
     torn: bool
     """True: not certain, and the machine has been started anew since, so it may be a write that was
     torn when power failed, never acknowledged. A killed process tears nothing."""

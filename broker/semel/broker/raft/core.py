@@ -35,9 +35,9 @@ class RaftCore(Following, Electing):
     """One replica of one group.
 
     `membership` is the one in force at `applied_index`, the checkpoint's index; later changes are
-    read from the log. What was recovered must be synced at the start, but for entries that may have
-    been torn: they are neither acknowledged nor counted before they are mended. A checkpoint may only be taken
-    up to `synced_index`: a follower may apply what a majority without it has made durable.
+    read from the log. What was recovered must be synced at the start, but for entries that may be
+    torn: they are neither acknowledged nor counted before they are mended. A checkpoint may only
+    be taken up to `synced_index`: a follower may apply what a majority without it has made durable.
     """
 
     # --- inputs
@@ -234,6 +234,7 @@ class RaftCore(Following, Electing):
             self._messages
             or self._due
             or self._append
+            or self._truncate_from is not None
             or self.commit_index != self._told_commit_index
             or self._hard_state_changed
             or self._noop_due

@@ -1,10 +1,26 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class EntryStanding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENTRY_STANDING_UNSPECIFIED: _ClassVar[EntryStanding]
+    ENTRY_STANDING_HELD: _ClassVar[EntryStanding]
+    ENTRY_STANDING_ABSENT: _ClassVar[EntryStanding]
+    ENTRY_STANDING_TORN: _ClassVar[EntryStanding]
+    ENTRY_STANDING_DAMAGED: _ClassVar[EntryStanding]
+    ENTRY_STANDING_UNKNOWN: _ClassVar[EntryStanding]
+ENTRY_STANDING_UNSPECIFIED: EntryStanding
+ENTRY_STANDING_HELD: EntryStanding
+ENTRY_STANDING_ABSENT: EntryStanding
+ENTRY_STANDING_TORN: EntryStanding
+ENTRY_STANDING_DAMAGED: EntryStanding
+ENTRY_STANDING_UNKNOWN: EntryStanding
 
 class OpenStreamRequest(_message.Message):
     __slots__ = ("cluster_id", "group_id", "node_id")
@@ -87,13 +103,29 @@ class PullRecordsRequest(_message.Message):
     def __init__(self, records: _Optional[_Iterable[_Union[RecordRef, _Mapping]]] = ...) -> None: ...
 
 class RecordChunk(_message.Message):
-    __slots__ = ("record", "data", "crc", "gone")
+    __slots__ = ("record", "data", "crc", "gone", "damaged")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CRC_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     record: RecordRef
     data: bytes
     crc: int
     gone: bool
-    def __init__(self, record: _Optional[_Union[RecordRef, _Mapping]] = ..., data: _Optional[bytes] = ..., crc: _Optional[int] = ..., gone: _Optional[bool] = ...) -> None: ...
+    damaged: bool
+    def __init__(self, record: _Optional[_Union[RecordRef, _Mapping]] = ..., data: _Optional[bytes] = ..., crc: _Optional[int] = ..., gone: _Optional[bool] = ..., damaged: _Optional[bool] = ...) -> None: ...
+
+class DescribeEntriesRequest(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[EntryRef]
+    def __init__(self, entries: _Optional[_Iterable[_Union[EntryRef, _Mapping]]] = ...) -> None: ...
+
+class DescribeEntriesReply(_message.Message):
+    __slots__ = ("node_id", "standings")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    STANDINGS_FIELD_NUMBER: _ClassVar[int]
+    node_id: int
+    standings: _containers.RepeatedScalarFieldContainer[EntryStanding]
+    def __init__(self, node_id: _Optional[int] = ..., standings: _Optional[_Iterable[_Union[EntryStanding, str]]] = ...) -> None: ...

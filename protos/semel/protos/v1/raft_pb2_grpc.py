@@ -126,6 +126,11 @@ class SnapshotsStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullRecordsRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.RecordChunk.FromString,
                 _registered_method=True)
+        self.DescribeEntries = channel.unary_unary(
+                '/semel.protos.v1.Snapshots/DescribeEntries',
+                request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesReply.FromString,
+                _registered_method=True)
 
 
 class SnapshotsServicer:
@@ -153,6 +158,13 @@ class SnapshotsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeEntries(self, request, context):
+        """What a node has of entries that are damaged at the caller.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SnapshotsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -170,6 +182,11 @@ def add_SnapshotsServicer_to_server(servicer, server):
                     servicer.PullRecords,
                     request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullRecordsRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.RecordChunk.SerializeToString,
+            ),
+            'DescribeEntries': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeEntries,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -254,6 +271,33 @@ class Snapshots:
             '/semel.protos.v1.Snapshots/PullRecords',
             semel_dot_protos_dot_v1_dot_raft__pb2.PullRecordsRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_raft__pb2.RecordChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeEntries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Snapshots/DescribeEntries',
+            semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesReply.FromString,
             options,
             channel_credentials,
             insecure,

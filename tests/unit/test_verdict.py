@@ -1,0 +1,59 @@
+"""What every member says of a damaged entry, and what is concluded."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from semel.broker.verdict import Verdict, judge
+from semel.protos.ids import NodeId
+from semel.protos.v1.raft_pb2 import (
+    ENTRY_STANDING_ABSENT as ABSENT,
+)
+from semel.protos.v1.raft_pb2 import (
+    ENTRY_STANDING_DAMAGED as DAMAGED,
+)
+from semel.protos.v1.raft_pb2 import (
+    ENTRY_STANDING_HELD as HELD,
+)
+from semel.protos.v1.raft_pb2 import (
+    ENTRY_STANDING_TORN as TORN,
+)
+from semel.protos.v1.raft_pb2 import (
+    ENTRY_STANDING_UNKNOWN as UNKNOWN,
+)
+from semel.protos.v1.raft_pb2 import (
+    EntryStanding,
+)
+
+SILENT = None
+ALL: list[EntryStanding | None] = [ABSENT, DAMAGED, HELD, TORN, UNKNOWN, SILENT]
+
+
+@pytest.mark.parametrize("others", [2, 4])
+@pytest.mark.parametrize("torn", [False, True])
+def test_every_combination(others: int, torn: bool) -> None:
+    members = [NodeId(number) for number in range(2, 2 + others)]
+    seen: set[Verdict] = set()
+    for said in product(ALL, repeat=others):
+        standings = {
+            node: standing
+            for node, standing in zip(members, said, strict=True)
+            if standing is not None
+        }
+        verdict = judge(members, standings, torn=torn)
+        seen.add(verdict)
+        possible = any(one in (HELD, UNKNOWN, SILENT) for one in said)
+        if possible:
+            assert verdict is Verdict.WAIT, "somebody has it, or may have it"
+        elif torn and DAMAGED not in said:
+            assert verdict is Verdict.CUT
+        else:
+            assert verdict is Verdict.LOST, "it was whole once: it is never cut"
+    assert (Verdict.CUT in seen) == torn
+
+
+def test_a_group_of_one_asks_nobody() -> None:
+    assert judge([], {}, torn=True) is Verdict.CUT
+    assert judge([], {}, torn=False) is Verdict.LOST
