@@ -21,7 +21,14 @@ from semel.protos.batch import (
     decode_broker_header,
 )
 from semel.protos.body import offsets_of
-from semel.protos.columns import RECORD_SCHEMA, Columns, decode_columns, record_arrays
+from semel.protos.columns import (
+    RECORD_SCHEMA,
+    REPEATED_INT64,
+    REPEATED_STRING,
+    Columns,
+    decode_columns,
+    record_arrays,
+)
 from semel.protos.ids import QueueKey
 
 ARROW_SCHEMA: Final = pa.schema(
@@ -185,8 +192,8 @@ class Rows:
                 *record_arrays(
                     columns, self.header, self.row_start + start, self.base_offset + start
                 ),
-                pa.repeat(pa.scalar(self.topic, pa.string()), count),
-                pa.repeat(pa.scalar(self.queue.queue_id, pa.int64()), count),
+                REPEATED_STRING(self.topic, count),
+                REPEATED_INT64(self.queue.queue_id, count),
             ],
             schema=ARROW_SCHEMA,
         )

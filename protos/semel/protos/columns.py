@@ -19,6 +19,7 @@ refuses to load on a big-endian machine.
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
 from collections.abc import Iterable, Mapping
@@ -64,7 +65,6 @@ if sys.byteorder != "little":
 
 _HEADERS_MAP: Final = pa.map_(pa.string(), pa.binary())
 _TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
-_NO_PAIRS: Final = pa.array([], HEADERS_TYPE.value_type)
 
 _KEY, _HEADERS, _TIMESTAMP, _MESSAGE_ID, _SLOT, _SEQUENCE, _DELIVER_AT = (
     1 << bit for bit in range(7)
@@ -402,6 +402,27 @@ def check_content(batch: bytes | bytearray | memoryview) -> BatchHeader:
     return header
 
 
+class Repeater:
+    """Makes arrays of one value: slices of ones that are kept, since batches repeat each other."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._block = functools.lru_cache(maxsize=16)(self._make)
+
+    def _make(self, value: object, size: int) -> pa.Array:
+        return pa.repeat(pa.scalar(value, self._kind), size)
+
+    def __call__(self, value: object, count: int) -> pa.Array:
+        """`count` times `value`."""
+        return self._block(value, 1 << max(count - 1, 0).bit_length()).slice(0, count)
+
+
+REPEATED_INT64: Final = Repeater(pa.int64())
+REPEATED_STRING: Final = Repeater(pa.string())
+_NO_KEYS: Final = Repeater(pa.binary())
+_NO_HEADERS: Final = Repeater(HEADERS_TYPE)
+
+
 def to_record_batch(
     stored_batch: bytes | bytearray | memoryview,
     row_start: int = 0,
@@ -445,11 +466,11 @@ def record_arrays(
         columns.sequences,
     )
     if keys is None:
-        keys = pa.nulls(count, pa.binary())
+        keys = _NO_KEYS(None, count)
     if stamps is None:
-        stamps = pa.array(np.full(count, header.first_timestamp_us, np.int64))
+        stamps = _numbers(np.full(count, header.first_timestamp_us, np.int64))
     if headers is None:
-        headers = _no_headers(count)
+        headers = _NO_HEADERS((), count)
     if sequences is None:
         sequences = _rising(header.base_sequence + row_start, count)
     return [
@@ -458,18 +479,18 @@ def record_arrays(
         _rising(base_offset, count),
         stamps.view(_TIMESTAMP_TYPE),
         headers,
-        pa.array(np.full(count, header.producer_id, np.int64)),
+        REPEATED_INT64(header.producer_id, count),
         sequences,
     ]
 
 
 def _rising(first: int, count: int) -> pa.Array:
-    return pa.array(np.arange(first, first + count, dtype=np.int64))
+    return _numbers(np.arange(first, first + count, dtype=np.int64))
 
 
-def _no_headers(count: int) -> pa.Array:
-    offsets = pa.py_buffer(bytes(4 * (count + 1)))
-    return pa.Array.from_buffers(HEADERS_TYPE, count, [None, offsets], children=[_NO_PAIRS])
+def _numbers(numbers: np.ndarray) -> pa.Array:
+    """Over the same memory."""
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _check_sequences(header: BatchHeader, sequences: pa.Array | None) -> None:
