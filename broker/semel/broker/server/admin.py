@@ -208,6 +208,13 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         _check_group(request.group)
         if not request.commits:
             return broker_pb2.CommitReply()
+        clock = self._replica.lock_clock
+        if clock is not None:
+            # A sign of life when it comes, not when it is applied: in between a session might end
+            # whose holder is about to be told that all is well.
+            now_ms = monotonic_ms()
+            for commit in request.commits:
+                clock.on_renewed(request.group, queue_key_of(commit.queue), commit.token, now_ms)
         record = control_pb2.CommitOffsets(group=request.group, commits=request.commits)
         result = await self._replica.submit_control(
             control_pb2.ControlRecord(commit_offsets=record)
