@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -87,23 +88,42 @@ class Node:
 class Cluster:
     """Processes under one directory. The same directory starts the same cluster again."""
 
-    def __init__(self, data: Path, *, brokers: int = 3, groups: int = 1) -> None:
+    def __init__(
+        self,
+        data: Path,
+        *,
+        brokers: int = 3,
+        groups: int = 1,
+        broker_flags: Sequence[str] = (),
+    ) -> None:
+        """`broker_flags` go to every broker node as they are."""
         self.data = data
         data.mkdir(parents=True, exist_ok=True)
         controller_port, *ports = _free_ports(1 + brokers * groups)
-        self.bootstrap = f"{HOST}:{controller_port}"
-        self.controller = self._node("controller", 1, 0, self.bootstrap, [])
+        self.controller_address = f"{HOST}:{controller_port}"
+        self.bootstrap = self.controller_address
+        """Where clients find the controller."""
+        flags = self._controller_flags()
+        self.controller = self._node("controller", 1, 0, self.controller_address, flags)
         self.brokers: list[Node] = []
         for group in range(1, groups + 1):
             ids = range((group - 1) * brokers + 1, group * brokers + 1)
-            members = [f"{number}={HOST}:{ports[number - 1]}" for number in ids]
-            for number in ids:
-                flags = ["--group", str(group), "--node", str(number)]
-                flags += ["--controllers", self.bootstrap]
-                for member in members:
-                    flags += ["--member", member]
-                address = f"{HOST}:{ports[number - 1]}"
+            members = {number: f"{HOST}:{ports[number - 1]}" for number in ids}
+            for number, address in members.items():
+                flags = ["--group", str(group), "--node", str(number), *broker_flags]
+                flags += self._broker_flags(number, members)
                 self.brokers.append(self._node("broker", number, group, address, flags))
+
+    def _controller_flags(self) -> list[str]:
+        """What only this kind of cluster tells its controller."""
+        return []
+
+    def _broker_flags(self, number: int, members: dict[int, str]) -> list[str]:
+        """How a broker node finds the others; `members` says where each of its group listens."""
+        flags = ["--controllers", self.controller_address]
+        for member, address in members.items():
+            flags += ["--member", f"{member}={address}"]
+        return flags
 
     def _node(self, kind: str, number: int, group: int, address: str, flags: list[str]) -> Node:
         data = self.data / f"{kind}-{number}"
@@ -222,7 +242,7 @@ class Cluster:
             self.master(group, max(1.0, deadline - time.monotonic()))
 
     def _groups_with_master(self) -> set[int]:
-        with grpc.insecure_channel(self.bootstrap) as channel:
+        with grpc.insecure_channel(self.controller_address) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
             try:
                 reply = stub.GetClusterStatus(controller_pb2.ClusterStatusRequest(), timeout=1.0)

@@ -9,6 +9,8 @@ from typing import Final
 SOAKS: Final = {
     "raft": ("tests.sim.soak", "the Raft core in a simulated cluster, many thousand seeds"),
     "kills": ("tests.soak.kills", "real loads while masters, loaders and controllers are killed"),
+    "faults": ("tests.soak.faults", "every fault of the matrix on real processes, one by one"),
+    "chaos": ("tests.soak.chaos", "random pairs of faults on real processes under load"),
     "mutants": ("tools.mutation.__main__", "small changes of the code, and what the tests notice"),
 }
 

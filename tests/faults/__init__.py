@@ -1,0 +1,1 @@
+"""Real processes under real faults; every run ends with both checkers."""

@@ -1,0 +1,63 @@
+"""Runs of single faults and of random pairs, each with its verdict: `./run soak faults`, `chaos`.
+
+How it works. A seed decides everything that is chosen. A round of the matrix strikes with one fault
+(some faults share a round, one after the other, to save the start of a cluster); a round of chaos
+strikes with random pairs, the second one while the first one lasts.
+
+Not here: the faults (`matrix.py`), the verdict (`run.py`), the command lines (`tests/soak`).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.faults.matrix import FAULTS, Fault
+from tests.faults.run import Run, Verdict
+
+
+def strike(run: Run, fault: Fault, rng: random.Random, longest_s: float = 60.0) -> None:
+    """One fault from its beginning to the next acknowledged write after its end."""
+    seconds = min(longest_s, rng.uniform(*fault.seconds))
+    with fault.run(run, rng):
+        until = time.monotonic() + seconds
+        if fault.majority:
+            run.go_on(30, timeout=10.0 + seconds)
+        time.sleep(max(0.0, until - time.monotonic()))
+    run.healed()
+
+
+def matrix_round(
+    directory: Path, names: Sequence[str], seed: int, *, longest_s: float = 60.0
+) -> Verdict:
+    """These faults, one after the other, on one cluster. Raises what is wrong."""
+    rng = random.Random(seed)
+    with Run(directory, seed=seed) as run:
+        for name in names:
+            strike(run, FAULTS[name], rng, longest_s)
+            run.cluster.wait_caught_up(timeout=30)
+        return run.finish()
+
+
+def chaos_round(directory: Path, seed: int, seconds: float) -> Verdict:
+    """Random pairs of faults under load for so long, then the verdict. Raises what is wrong."""
+    rng = random.Random(seed)
+    chosen = [each for each in FAULTS.values() if each.chaos and not each.unavailable()]
+    with Run(directory, seed=seed, crews=3) as run:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            first, second = rng.sample(chosen, 2)
+            brokers = len(run.cluster.brokers)
+            if first.nodes + second.nodes > brokers:
+                continue
+            with first.run(run, rng):
+                time.sleep(rng.uniform(0.0, 1.0))
+                with second.run(run, rng):
+                    time.sleep(rng.uniform(*second.seconds))
+                time.sleep(rng.uniform(*first.seconds) / 2)
+            run.healed()
+            if rng.random() < 0.5:
+                run.cluster.wait_caught_up(timeout=30)
+        return run.finish()
