@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from semel.client import connect
+from semel.protos.errors import DiskFull, SemelError, TimedOut
 from tests.integration.cluster import Cluster, Node
 from tests.integration.faulty_node import Faults, Rule, faults_of
 
@@ -20,6 +22,8 @@ class FaultyCluster(Cluster):
 
     def __init__(self, data: Path) -> None:
         super().__init__(data)
+        for node in self.brokers:  # three MiB of frames a segment
+            node.command += ["--segment-bytes", str(4 << 20)]
         self.faults: dict[int, Faults] = {node.id: faults_of(node) for node in self.brokers}
         self.stored: list[bytes] = []
 
@@ -131,4 +135,68 @@ def test_a_slow_disk_slows_nobody_else(cluster: FaultyCluster) -> None:
     assert faults.bites()
     assert gap_s < 0.7, "the group waited for its slowest disk"
     faults.clear()
+    cluster.check()
+
+
+def test_a_master_without_room_yields_and_comes_back(cluster: FaultyCluster) -> None:
+    """No producer sees anything of it as long as a majority has room."""
+    cluster.load(5)
+    full = cluster.master()
+    faults = cluster.faults[full.id]
+    # The spare that is ready is the last one that it gets.
+    faults.set(
+        Rule(operation="create", path="spare-*", error="ENOSPC"),
+        Rule(operation="allocate", error="ENOSPC"),
+    )
+    cluster.load(60, size=60_000)
+    faults.wait_bite()
+    deadline = time.monotonic() + 10
+    while cluster.master() == full:
+        assert time.monotonic() < deadline, "a master without room stays master"
+        cluster.load(1)
+    assert "disk full, mastership handed over" in full.log_file.read_text()
+    # It does not take part any more once its last segment is full, and the others go on.
+    target = cluster.status(cluster.master()).commit_index
+    cluster.load(60, size=60_000)
+    assert cluster.status(full).log_end_index < cluster.status(cluster.master()).log_end_index
+    assert cluster.status(full).log_end_index >= target - 5
+    assert full.running
+    faults.clear()
+    cluster.check()  # it catches up by itself
+
+
+def test_when_nobody_has_room_producers_are_told_and_served_again(cluster: FaultyCluster) -> None:
+    cluster.load(5)
+    for faults in cluster.faults.values():
+        faults.set(
+            Rule(operation="create", path="spare-*", error="ENOSPC"),
+            Rule(operation="allocate", error="ENOSPC"),
+        )
+    refused = None
+    with connect(cluster.bootstrap, request_timeout_ms=1_000) as client:
+        producer = client.producer("loader", delivery_timeout_ms=3_000)
+        sent: list[bytes] = []
+        for _ in range(200):
+            value = str(len(cluster.stored) + len(sent)).encode().rjust(60_000, b".")
+            try:
+                producer.send(TOPIC, value).result(20)
+            except SemelError as error:
+                refused = error
+                break
+            sent.append(value)
+        assert isinstance(refused, (DiskFull, TimedOut)), refused
+        assert "full" in str(refused)
+        cluster.stored += sent
+        with client.reader(TOPIC, end="latest") as reader:
+            assert len(list(reader)) >= len(cluster.stored), "what is stored is served"
+        for faults in cluster.faults.values():
+            assert faults.bites()
+            faults.clear()
+        with contextlib.suppress(SemelError):
+            producer.close(5)
+    # What the refused call became is its producer's to find out; this one starts behind it.
+    with connect(cluster.bootstrap) as client, client.reader(TOPIC, end="latest") as reader:
+        cluster.stored = [message.value for message in reader]
+    assert cluster.stored[: 5 + len(sent)][-1:] == sent[-1:]
+    cluster.load(5)
     cluster.check()

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Iterable
 
 from semel.broker.log import RecordRef
+from semel.broker.membership import MembershipChanges
 from semel.broker.replica import Replica, monotonic_ms
 from semel.broker.snapshots import Checkpoints
 from semel.protos.control_records import queue_ref
@@ -30,14 +31,19 @@ logger = logging.getLogger(__name__)
 _LOCK_CHECK_S = 0.1
 _CHECKPOINT_CHECK_S = 0.5
 _EXPIRY_CHECK_S = 60.0
+_ROOM_CHECK_S = 0.1
+_YIELD_PAUSE_S = 2.0
 _LIVE_SHARE_MAX = 0.75
 
 
 class Maintenance:
     """The background tasks of one replica; `run` ends only by cancellation."""
 
-    def __init__(self, replica: Replica, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, replica: Replica, checkpoints: Checkpoints, changes: MembershipChanges
+    ) -> None:
         self._replica = replica
+        self._changes = changes
         self._checkpoints = checkpoints
         self._checkpoint_log_bytes = 0
 
@@ -47,6 +53,27 @@ class Maintenance:
             tasks.create_task(self._write_checkpoints())
             tasks.create_task(self._retain_and_clean())
             tasks.create_task(self._expire_producers())
+            tasks.create_task(self._yield_when_full())
+
+    async def _yield_when_full(self) -> None:
+        """A master without room for another segment gives its place to a slave that has some.
+
+        The newest segment still has room when that happens, so nobody is refused meanwhile. When no
+        slave has room it stays, refuses what does not fit, and serves what is stored.
+        """
+        replica = self._replica
+        while True:
+            await asyncio.sleep(_ROOM_CHECK_S)
+            full = replica.log.disk_full
+            replica.set_fit("its disk is full", not full or len(replica.addresses()) == 1)
+            if not full or not replica.is_master:
+                continue
+            try:
+                master, _ = await self._changes.transfer(None)
+                logger.warning("disk full, mastership handed over to=%d", master)
+            except SemelError as error:
+                logger.warning("disk full, nobody takes mastership: %s", error)
+                await asyncio.sleep(_YIELD_PAUSE_S)
 
     async def _release_locks(self) -> None:
         """Proposes the release of locks whose time is over; the master's clock alone judges."""

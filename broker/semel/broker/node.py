@@ -149,7 +149,7 @@ class BrokerNode:
         replica.on_members_changed = self._on_members_changed
         self._follow_members()
         self._start(self.registration.run())
-        self._start(Maintenance(self.replica, self.checkpoints).run())
+        self._start(Maintenance(self.replica, self.checkpoints, self.changes).run())
         self._start(Repair(self.replica, self._identity).run())
         self._start(self._tick())
 

@@ -71,6 +71,8 @@ logger = logging.getLogger(__name__)
 TICK_MS = 25
 _LOOP_GAP_MS = 300
 _APPLY_FRAMES = 64
+_CONTROL_BYTES = 64 << 10
+"""What the control records and headers of one entry take, generously."""
 _CHANGE_TIMEOUT_S = 10.0
 
 
@@ -362,7 +364,7 @@ class Replica:
     @halting
     def on_message(self, message: Message, frames: Sequence[bytes]) -> None:
         """One message of a peer, its frames checked."""
-        if frames and self.log.disk_full:
+        if frames and not self.log.can_append(sum(map(len, frames)), len(frames)):
             return  # no space: as if the message were lost, so that nothing is acknowledged
         self._frames_in_step = {
             meta.index: frame for meta, frame in zip(message.entries, frames, strict=True)
@@ -437,7 +439,7 @@ class Replica:
         if proposer is None or not proposer.has_pending:
             return
         config = self.config
-        if self.log.disk_full:
+        if self.log.disk_full and not self.log.can_append(proposer.pending_bytes + _CONTROL_BYTES):
             proposer.refuse_pending(
                 DiskFull(
                     f"the disk of node {config.node_id}, master of group {config.group_id}, is "
@@ -524,11 +526,9 @@ class Replica:
         return clock.now(wall_us=time.time_ns() // 1000, monotonic_us=time.monotonic_ns() // 1000)
 
     def _append(self, frames: Sequence[bytes]) -> None:
-        """The core counts on these entries: a disk that fills up at this very moment is fatal."""
-        try:
-            self.log.append(frames)
-        except DiskFull as error:
-            raise RuntimeError(f"the disk filled up within a step: {error}") from error
+        """The core counts on these entries: with a disk that fills up at this very moment they wait
+        in memory, unacknowledged, and the node falls silent like one whose disk hangs."""
+        self.log.append(frames, wait_for_room=True)
 
     def _append_noop(self) -> None:
         index, term = self.core.next_index(), self.core.term

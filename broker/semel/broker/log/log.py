@@ -220,24 +220,30 @@ class Log:
         """True while there is neither a spare segment nor room for one: propose nothing."""
         return self._store.keeper.shortage is not None
 
-    def can_append(self, length: int) -> bool:
-        """Whether a frame of `length` bytes can be taken: False only while the disk is full."""
+    def can_append(self, length: int, count: int = 1) -> bool:
+        """Whether `count` frames of `length` bytes in all can be taken: False only while the disk
+        is full and the newest segment has no room for them either."""
         store = self._store
-        return store.keeper.shortage is None or not store.index.needs_roll(1, length)
+        return store.keeper.shortage is None or not store.index.needs_roll(count, length)
 
     # Writing.
 
-    def append(self, frames: Sequence[bytes]) -> None:
+    def append(self, frames: Sequence[bytes], *, wait_for_room: bool = False) -> None:
         """Takes frames with the indexes from last_index + 1 on: all of them or none.
 
-        Raises DiskFull when a new segment is needed and there is no room for one (nothing is
-        taken; it may be tried again), Closed after a failure or `close`.
+        When a new segment is needed and there is no room for one it raises DiskFull (nothing is
+        taken; it may be tried again), or, with `wait_for_room`, they wait in memory and are not
+        durable before there is. Raises Closed after a failure or `close`.
         """
         self._check_open()
         store = self._store
         index = store.index
         shortage = store.keeper.shortage
-        if shortage is not None and index.needs_roll(len(frames), sum(map(len, frames))):
+        if (
+            shortage is not None
+            and not wait_for_room
+            and index.needs_roll(len(frames), sum(map(len, frames)))
+        ):
             raise shortage
         expected = index.last_index
         last_term = index.last_term
