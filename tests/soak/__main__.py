@@ -11,6 +11,7 @@ SOAKS: Final = {
     "kills": ("tests.soak.kills", "real loads while masters, loaders and controllers are killed"),
     "faults": ("tests.soak.faults", "every fault of the matrix on real processes, one by one"),
     "chaos": ("tests.soak.chaos", "random pairs of faults on real processes under load"),
+    "steady": ("tests.soak.steady", "half an hour of load, after which nothing may have grown"),
     "mutants": ("tools.mutation.__main__", "small changes of the code, and what the tests notice"),
 }
 
