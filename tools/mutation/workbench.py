@@ -48,7 +48,7 @@ _SURVIVED: Final = 0
 _UNPLANTABLE: Final = 3
 _KILLED: Final = 4
 _SLOWER: Final = 6
-_GRACE_S: Final = 6.0
+_STANDSTILL: Final = 5
 _MEMORY_BYTES: Final = 1 << 30
 _POLL_S: Final = 0.2
 _Trace = Callable[[FrameType, str, Any], Any]
@@ -78,19 +78,20 @@ class _Run:
     cases: list[_Case]
     reached: int = 0
     since: float = 0.0
+    cpu_s: float = 0.0
+    """What its process had used when the present test began."""
 
-    def limit_s(self) -> float:
-        """How long the test that runs now may take."""
-        if self.reached >= len(self.cases):
-            return _GRACE_S
-        return _GRACE_S + _SLOWER * self.cases[self.reached].seconds
+    def expected_s(self) -> float:
+        """How long the test that runs now took without the change."""
+        return self.cases[self.reached].seconds if self.reached < len(self.cases) else 0.0
 
 
 class Workbench:
     """A pytest plugin that takes the place of running the tests.
 
     `on_fate` is called with each mutant and its fate; `until` is when, on the monotonic clock, no
-    further mutant is begun.
+    further mutant is begun. A test may take `grace_s` and six times as long as without the change,
+    counted in processor time, so that a busy machine kills nothing; standing still ends as well.
     """
 
     def __init__(
@@ -101,12 +102,14 @@ class Workbench:
         jobs: int,
         until: float,
         on_fate: Callable[[Mutant, Fate], None],
+        grace_s: float = 6.0,
     ) -> None:
         self._sources = {source.file: source for source in sources}
         self._mutants = mutants
         self._jobs = jobs
         self._until = until
         self._on_fate = on_fate
+        self._grace_s = grace_s
         self._traced = {str(source.path) for source in self._sources.values()}
         self._killers: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._failed = ""
@@ -279,9 +282,13 @@ class Workbench:
             if done:
                 run.reached += len(done)
                 run.since = now
+                run.cpu_s = _cpu_s(run.pid)
         except BlockingIOError:
             pass
-        slow = not ended and now > run.since + run.limit_s()
+        limit_s = self._grace_s + _SLOWER * run.expected_s()
+        slow = not ended and (
+            _cpu_s(run.pid) > run.cpu_s + limit_s or now > run.since + _STANDSTILL * limit_s
+        )
         if slow:
             os.kill(run.pid, signal.SIGKILL)
         elif not ended:
@@ -296,6 +303,13 @@ class Workbench:
         key = run.mutant.key if run.mutant else ""
         tests_run = run.reached + (outcome == KILLED)
         return Fate(key, TIMEOUT if slow else outcome, test, tests_run)
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process, also of one that has ended and was not waited for."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _address_space() -> int:

@@ -13,7 +13,15 @@ import pytest
 
 from tools.mutation.mutants import Mutant, Source
 from tools.mutation.planting import live_functions, plant
-from tools.mutation.results import KILLED, SURVIVED, Fate, Results, read_equivalents, settle
+from tools.mutation.results import (
+    KILLED,
+    SURVIVED,
+    TIMEOUT,
+    Fate,
+    Results,
+    read_equivalents,
+    settle,
+)
 from tools.mutation.targets import ROOT, TARGETS
 
 SAMPLE = '''
@@ -46,6 +54,13 @@ class Counter:
 
 def spare(number: int) -> int:
     return number + 1
+
+
+def climb(limit: int) -> int:
+    number = 0
+    while number < limit:
+        number += 1
+    return number
 '''
 
 TESTS = """
@@ -60,6 +75,9 @@ def test_full():
 
 def test_twice():
     assert sample.Counter.twice(3) == 6
+
+def test_climb():
+    assert sample.climb(2) == 2
 """
 
 
@@ -111,6 +129,15 @@ def test_mutants_are_made_of_code_alone(source: Source) -> None:
         ("spare", "return number + 1", "return number - 1"),
         ("spare", "return number + 1", "return number + 2"),
         ("spare", "return number + 1", "return number + 0"),
+        ("climb", "number = 0", "number = 1"),
+        ("climb", "number = 0", "number = -1"),
+        ("climb", "while number < limit:", "while number <= limit:"),
+        ("climb", "while number < limit:", "while number >= limit:"),
+        ("climb", "number += 1", "number -= 1"),
+        ("climb", "number += 1", "number += 2"),
+        ("climb", "number += 1", "number += 0"),
+        ("climb", "number += 1", "pass"),
+        ("climb", "return number", "return None"),
     }
 
 
@@ -167,7 +194,7 @@ from tools.mutation.mutants import Source
 from tools.mutation.workbench import Workbench
 source = Source(Path("sample.py").resolve(), Path.cwd())
 fates = {}
-bench = Workbench([source], source.mutants, jobs=2, until=time.monotonic() + 60,
+bench = Workbench([source], source.mutants, jobs=4, grace_s=0.5, until=time.monotonic() + 60,
                   on_fate=lambda mutant, fate: fates.update({mutant.key: fate.outcome}))
 sys.path.insert(0, ".")
 pytest.main(["-q", "-s", "-p", "no:cacheprovider", "test_sample.py"], [bench])
@@ -184,9 +211,14 @@ print(json.dumps([bench.error, fates]))
     )
     error, fates = json.loads(done.stdout.splitlines()[-1])
     assert error is None
+    endless = {one.after for one in source.mutants if fates[one.key] == TIMEOUT}
+    assert endless == {"number -= 1", "number += 0", "pass"}
     survivors = {one.after for one in source.mutants if fates[one.key] == SURVIVED}
     assert survivors == {
-        # nobody calls spare, nor adds nothing, nor compares with -1
+        # nobody calls spare, nor adds nothing, nor a fraction; and 2 is reached from 1 and -1, too
+        "number = 1",
+        "number = -1",
+        "number += 2",
         "return None",
         "return number - 1",
         "return number + 2",
