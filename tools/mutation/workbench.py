@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import math
 import os
 import resource
 import select
@@ -31,9 +32,11 @@ import sys
 import threading
 import time
 import traceback
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -92,6 +95,7 @@ class Workbench:
     `on_fate` is called with each mutant and its fate; `until` is when, on the monotonic clock, no
     further mutant is begun. A test may take `grace_s` and six times as long as without the change,
     counted in processor time, so that a busy machine kills nothing; standing still ends as well.
+    A mutant meets only the tests that take `within_s` together, the quickest ones.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class Workbench:
         until: float,
         on_fate: Callable[[Mutant, Fate], None],
         grace_s: float = 6.0,
+        within_s: float = math.inf,
     ) -> None:
         self._sources = {source.file: source for source in sources}
         self._mutants = mutants
@@ -110,6 +115,7 @@ class Workbench:
         self._until = until
         self._on_fate = on_fate
         self._grace_s = grace_s
+        self._within_s = within_s
         self._traced = {str(source.path) for source in self._sources.values()}
         self._killers: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._failed = ""
@@ -232,7 +238,9 @@ class Workbench:
         lines = set(mutant.lines)
         killers = self._killers[mutant.function]
         found = [case for case in cases if not lines.isdisjoint(case.lines.get(path, ()))]
-        return sorted(found, key=lambda case: (-killers[case.item.nodeid], case.seconds))
+        found.sort(key=lambda case: (-killers[case.item.nodeid], case.seconds))
+        total_s = list(accumulate(case.seconds for case in found))
+        return found[: bisect_right(total_s, self._within_s)]
 
     def _begin(self, mutant: Mutant | None, cases: list[_Case]) -> _Run:
         reading, writing = os.pipe()
