@@ -260,6 +260,10 @@ class Workbench:
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            # Also when this process has gone and nobody looks any more.
+            seconds = math.ceil(self._grace_s + _SLOWER * sum(case.seconds for case in cases)) + 1
+            used = math.ceil(time.process_time())
+            resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, used + seconds))
             limit = _address_space() + _MEMORY_BYTES
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
             if mutant is not None:
