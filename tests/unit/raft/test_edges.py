@@ -1,0 +1,357 @@
+"""The edges of the core's rules, one input at a time: limits, flags, what is told to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from semel.broker.raft import (
+    EntryMeta,
+    HardState,
+    Membership,
+    Message,
+    MessageKind,
+    RaftConfig,
+    RaftCore,
+    Ready,
+    Role,
+    SnapshotMark,
+)
+from semel.protos.ids import NodeId
+from tests.sim.disk import SimDisk, SimEntry
+
+ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
+GROUP = Membership(voters=frozenset({ME, OTHER, THIRD}))
+CONFIG = RaftConfig()
+BYTES = 100
+
+
+class Node:
+    """A core and its disk; `perform` does what it asks for, and everything syncs at once."""
+
+    def __init__(
+        self,
+        *terms: int,
+        membership: Membership = GROUP,
+        config: RaftConfig = CONFIG,
+        term: int = 0,
+    ) -> None:
+        self.disk = SimDisk(membership)
+        self.disk.durable.entries.extend(entry(i, one) for i, one in enumerate(terms, 1))
+        self.disk.view = self.disk.durable.copy()
+        self.now_ms = 0
+        self.core = RaftCore(
+            config,
+            node_id=ME,
+            hard_state=HardState(term=max((term, *terms))),
+            membership=membership,
+            log=self.disk,
+            applied_index=0,
+            random=Random(1),
+            now_ms=0,
+        )
+        self.sent: list[Message] = []
+        self.reads: list[tuple[int, int]] = []
+        self.reads_failed: list[int] = []
+        self.perform()
+        self.sent.clear()
+
+    def perform(self, *, sync: bool = True) -> Ready:
+        first = ready = self.core.ready()
+        while True:
+            if ready.truncate_from is not None:
+                self.disk.truncate(ready.truncate_from)
+            if ready.append:
+                self.disk.write(tuple(SimEntry(meta, 0) for meta in ready.append))
+            if ready.append_noop:
+                self.propose(noop=True)
+            self.sent += [*ready.messages, *ready.messages_after_hard_state]
+            self.reads += [(read.context, read.index) for read in ready.reads]
+            self.reads_failed += ready.reads_failed
+            if ready.hard_state is not None:
+                self.core.on_hard_state_synced(ready.hard_state)
+            if sync and self.disk.wants_flush:
+                self.sync()
+            if not self.core.has_ready():
+                return first
+            ready = self.core.ready()
+
+    def sync(self) -> None:
+        index, term = self.disk.start_flush()
+        self.disk.end_flush()
+        self.core.on_synced(index, term, self.now_ms)
+
+    def propose(self, *, noop: bool = False, membership: Membership | None = None) -> None:
+        index = self.core.next_index()
+        meta = EntryMeta(index=index, term=self.core.term, size=BYTES, membership=membership)
+        self.disk.write((SimEntry(meta, 0),))
+        self.core.proposed(meta)
+        if not noop:
+            self.perform()
+
+    def hear(
+        self, kind: MessageKind, source: NodeId = OTHER, *, term: int | None = None, **fields: Any
+    ) -> list[Message]:
+        """What it says to that message, in any direction."""
+        term = self.core.term if term is None else term
+        message = Message(kind=kind, source=source, target=ME, term=term, **fields)
+        before = len(self.sent)
+        self.core.step(message, self.now_ms)
+        self.perform()
+        return self.sent[before:]
+
+    def tick(self, after_ms: int) -> list[Message]:
+        """In steps that no node takes for a stop of the process."""
+        before = len(self.sent)
+        end_ms = self.now_ms + after_ms
+        while self.now_ms < end_ms:
+            self.now_ms = min(self.now_ms + 100, end_ms)
+            self.core.tick(self.now_ms)
+            self.perform()
+        return self.sent[before:]
+
+
+def entry(index: int, term: int) -> SimEntry:
+    return SimEntry(EntryMeta(index=index, term=term, size=BYTES), 0)
+
+
+def metas(first: int, *terms: int) -> tuple[EntryMeta, ...]:
+    return tuple(
+        EntryMeta(index=index, term=term, size=BYTES) for index, term in enumerate(terms, first)
+    )
+
+
+def elected(
+    *terms: int, membership: Membership = GROUP, config: RaftConfig = CONFIG, commit: bool = True
+) -> Node:
+    """A master by the vote of OTHER; its no-op is committed unless told otherwise."""
+    node = Node(*terms, membership=membership, config=config)
+    while node.core.role is not Role.PRE_CANDIDATE:
+        node.tick(50)
+    asked = node.sent[-1]
+    node.hear(MessageKind.PRE_VOTE_REPLY, term=asked.term, context=asked.context)
+    assert node.core.role is Role.CANDIDATE
+    node.hear(MessageKind.VOTE_REPLY, context=node.sent[-1].context)
+    assert node.core.role is Role.MASTER
+    if commit:
+        node.hear(MessageKind.APPEND_REPLY, log_index=node.disk.last_index)
+        assert node.core.commit_index == node.disk.last_index
+    node.sent.clear()
+    return node
+
+
+def kinds(messages: list[Message]) -> list[tuple[MessageKind, NodeId]]:
+    return [(message.kind, message.target) for message in messages]
+
+
+# --- configuration ------------------------------------------------------------------------------
+
+
+def test_the_smallest_sensible_config_is_taken() -> None:
+    ones = dict.fromkeys(RaftConfig.__slots__, 1)
+    RaftConfig(**ones | {"election_min_ms": 2, "election_max_ms": 2, "loop_gap_ms": 2})
+
+
+# --- every input --------------------------------------------------------------------------------
+
+INPUTS: dict[str, Callable[[RaftCore, int], object]] = {
+    "tick": lambda core, now_ms: core.tick(now_ms),
+    "step": lambda core, now_ms: core.step(
+        Message(kind=MessageKind.HEARTBEAT, source=OTHER, target=ME, term=1), now_ms
+    ),
+    "on_synced": lambda core, now_ms: core.on_synced(0, 0, now_ms),
+    "on_peer_unreachable": lambda core, now_ms: core.on_peer_unreachable(THIRD, now_ms),
+    "read_index": lambda core, now_ms: core.read_index(1, now_ms),
+    "on_hard_state_synced": lambda core, now_ms: core.on_hard_state_synced(HardState(term=1)),
+    "begin_snapshot": lambda core, now_ms: core.begin_snapshot(
+        SnapshotMark(index=9, term=9, membership=GROUP)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_no_input_comes_before_the_last_one_is_performed(name: str) -> None:
+    node = Node(term=1)
+    node.core.step(
+        Message(kind=MessageKind.APPEND, source=OTHER, target=ME, term=1, entries=metas(1, 1)),
+        10,
+    )
+    with pytest.raises(AssertionError, match="take ready"):
+        INPUTS[name](node.core, 20)
+
+
+@pytest.mark.parametrize("name", ["tick", "step", "on_synced", "on_peer_unreachable", "read_index"])
+def test_every_input_tells_the_time(name: str) -> None:
+    node = Node(term=1)
+    INPUTS[name](node.core, 200)
+    assert node.core._now_ms == 200
+    INPUTS[name](node.core, 100)
+    assert node.core._now_ms == 200
+
+
+# --- stale terms, leases, muted nodes -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        (MessageKind.APPEND, MessageKind.HEARTBEAT_REPLY),
+        (MessageKind.HEARTBEAT, MessageKind.HEARTBEAT_REPLY),
+        (MessageKind.SNAPSHOT_OFFER, MessageKind.HEARTBEAT_REPLY),
+        (MessageKind.PRE_VOTE, MessageKind.PRE_VOTE_REPLY),
+        (MessageKind.VOTE, MessageKind.VOTE_REPLY),
+        (MessageKind.APPEND_REPLY, None),
+        (MessageKind.VOTE_REPLY, None),
+        (MessageKind.TIMEOUT_NOW, None),
+    ],
+)
+def test_who_was_left_behind_is_told_the_term(
+    kind: MessageKind, answer: MessageKind | None
+) -> None:
+    node = Node(term=5)
+    told = node.hear(kind, term=4, context=3)
+    if answer is None:
+        assert told == []
+    else:
+        (reply,) = told
+        assert (reply.kind, reply.term, reply.rejected, reply.context) == (answer, 5, True, 3)
+    assert (node.core.term, node.core.master_id) == (5, None)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_slave_that_hears_its_master_does_not_even_answer_a_vote(force: bool) -> None:
+    node = Node(term=1)
+    node.hear(MessageKind.HEARTBEAT, term=1)
+    told = node.hear(MessageKind.VOTE, THIRD, term=2, force=force)
+    assert bool(told) == force
+    assert node.core.term == (2 if force else 1)
+
+
+def test_a_lease_ends_with_the_shortest_election_time() -> None:
+    for silent_ms, protects in ((499, True), (500, False)):
+        node = Node(term=1)
+        node.hear(MessageKind.HEARTBEAT, term=1)
+        node.now_ms += 250
+        node.core.on_synced(0, 0, node.now_ms)
+        node.now_ms += silent_ms - 250
+        (reply,) = node.hear(MessageKind.PRE_VOTE, THIRD, term=2)
+        assert reply.rejected == protects
+
+
+def test_a_muted_node_takes_no_part_in_elections() -> None:
+    node = Node(term=1)
+    node.core.set_muted(True)
+    assert node.core.muted is True
+    for kind in (MessageKind.VOTE, MessageKind.PRE_VOTE, MessageKind.TIMEOUT_NOW):
+        assert node.hear(kind, term=2) == []
+    assert (node.core.term, node.core.voted_for) == (1, None)
+    node.tick(5_000)
+    assert node.core.role is Role.FOLLOWER
+    (reply,) = node.hear(MessageKind.HEARTBEAT, term=1)
+    assert reply.muted
+    node.core.set_muted(False)
+    assert node.core.muted is False
+    (reply,) = node.hear(MessageKind.VOTE, THIRD, term=2, force=True)
+    assert (reply.rejected, reply.muted) == (False, False)
+
+
+# --- muted peers, as their master sees them -----------------------------------------------------
+
+
+def test_a_peer_that_lost_its_disk_is_probed_at_once() -> None:
+    node = elected()
+    node.propose()
+    node.hear(MessageKind.APPEND_REPLY, log_index=2)
+    assert node.core.commit_index == 2
+    told = node.hear(MessageKind.HEARTBEAT_REPLY, muted=True)
+    appends = [one for one in told if one.kind is MessageKind.APPEND]
+    assert [(one.target, one.log_index) for one in appends] == [(OTHER, 1)]
+    assert not node.core.progress[OTHER].counts
+    node.hear(MessageKind.APPEND_REPLY, log_index=1, rejected=True, muted=True)
+    node.hear(MessageKind.APPEND_REPLY, log_index=2, muted=True)
+    node.propose()
+    node.hear(MessageKind.APPEND_REPLY, log_index=3, muted=True)
+    assert node.core.commit_index == 2, "counted by nobody"
+
+
+def test_a_peer_counts_again_with_the_first_answer_that_proves_it() -> None:
+    node = elected()
+    node.hear(MessageKind.HEARTBEAT_REPLY, muted=True)
+    node.propose()
+    node.hear(MessageKind.APPEND_REPLY, log_index=2, muted=True)
+    old = node.core._reads.round
+    node.hear(MessageKind.HEARTBEAT_REPLY, log_index=2, context=old)
+    node.hear(MessageKind.APPEND_REPLY, log_index=2, context=old + 9)
+    assert node.core.commit_index == 1, "a message of before, or no answer to a round"
+    node.tick(100)
+    node.propose()
+    node.hear(MessageKind.HEARTBEAT_REPLY, log_index=3, context=old + 1)
+    assert node.core.commit_index == 3, "the answer itself is taken, too"
+
+
+def test_without_a_round_no_answer_proves_anything() -> None:
+    """A master whose disk hung from its election on has begun no round."""
+    node = Node()
+    while node.core.role is not Role.PRE_CANDIDATE:
+        node.tick(50)
+    asked = node.sent[-1]
+    node.hear(MessageKind.PRE_VOTE_REPLY, term=asked.term, context=asked.context)
+    node.core.on_log_stalled(5_000)
+    node.hear(MessageKind.VOTE_REPLY, context=node.sent[-1].context)
+    assert (node.core.role, node.core._reads.round) == (Role.MASTER, 0)
+    node.core.on_log_stalled(0)
+    node.hear(MessageKind.APPEND_REPLY, log_index=0, muted=True)
+    node.hear(MessageKind.APPEND_REPLY, log_index=1)
+    assert not node.core.progress[OTHER].counts
+    assert node.core.commit_index == 0
+
+
+# --- completions --------------------------------------------------------------------------------
+
+
+def test_completions_that_no_longer_count_are_counted() -> None:
+    node = Node(1, 1, term=1)
+    core, disk = node.core, node.disk
+    core.on_synced(2, 1, 10)
+    assert core.status().stale_completions == 0
+    disk.write((entry(3, 1), entry(4, 1)))
+    core.on_synced(4, 1, 20)  # the log itself has only two of them on the disk
+    assert (core.status().stale_completions, core.synced_index) == (1, 2)
+    core.on_synced(4, 9, 30)
+    assert core.status().stale_completions == 2
+    node.sync()
+    assert (core.status().stale_completions, core.synced_index) == (2, 4)
+
+
+def test_messages_that_waited_for_the_term_leave_once() -> None:
+    node = Node()
+    core = node.core
+    heartbeat = Message(kind=MessageKind.HEARTBEAT, source=OTHER, target=ME, term=1)
+    core.step(heartbeat, 10)
+    ready = core.ready()
+    assert len(ready.messages_after_hard_state) == 1
+    core.step(heartbeat, 20)
+    core.step(heartbeat, 30)
+    core.on_hard_state_synced(HardState(term=1))
+    assert len(core.ready().messages) == 2
+    core.step(Message(kind=MessageKind.HEARTBEAT, source=OTHER, target=ME, term=2), 40)
+    assert len(core.ready().messages_after_hard_state) == 1
+
+
+def test_a_disk_that_works_again_sends_what_waited() -> None:
+    node = elected()
+    node.hear(MessageKind.APPEND_REPLY, THIRD, log_index=1)
+    node.sent.clear()
+    node.propose(noop=True)  # appended, and not yet handed out
+    node.core.on_log_stalled(CONFIG.log_stall_ms + 1)
+    node.perform()
+    assert (node.sent, node.core.accepts_proposals) == ([], False)
+    node.core.on_log_stalled(CONFIG.log_stall_ms)
+    assert node.core.accepts_proposals
+    node.perform()
+    assert kinds(node.sent) == [(MessageKind.APPEND, OTHER), (MessageKind.APPEND, THIRD)]
+    node.core.on_log_stalled(0)
+    assert not node.core.has_ready(), "nothing waits"
