@@ -1,11 +1,17 @@
-"""Seconds without a master: from a signal to the next acknowledgement, again and again.
+"""Seconds without a master: from the moment it goes to the next acknowledgement, again and again.
 
-How it works. A producer sends one message after the other. Each round kills (or freezes) the master
-while it does, and takes the time from the signal to the acknowledgement of a message that was sent
-after it. Then the node is started again (or woken) and has to catch up before the next round, so
-every round starts from a healthy group of three.
+How it works. A thread sends one message after the other and awaits each. Each round takes the
+master away in one of four ways, and takes the time from that moment to the acknowledgement of the
+first message that was sent after it; for a planned hand-over, the longest time between two
+acknowledgements while it lasts. Then the node is brought back and has to catch up before the next
+round, so every round starts from a healthy group of three. A send that fails ends the run.
 
-    python -m benchmarks.failover [--signal KILL|STOP] [--rounds 20]
+    kill        SIGKILL of the master
+    stop        SIGSTOP
+    isolate     everything the master says or hears is cut, at proxies on all its links
+    transfer    mastership is handed to another node, as for a planned restart
+
+    python -m benchmarks.failover [--how kill|stop|isolate|transfer] [--rounds 20]
 
 Not here: whether nothing was lost or doubled meanwhile; tests show that.
 """
@@ -13,9 +19,12 @@ Not here: whether nothing was lost or doubled meanwhile; tests show that.
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import grpc
 
 from benchmarks.harness import (
     Contender,
@@ -28,45 +37,119 @@ from benchmarks.harness import (
     temporary_directory,
 )
 from semel.client import Client, connect
-from tests.integration.cluster import Cluster
+from semel.protos.v1 import broker_pb2, broker_pb2_grpc
+from tests.faults.proxied import ProxiedCluster
+from tests.integration.cluster import Cluster, Node
 
 TOPIC = "failover"
-BEFORE_SECONDS = 1.0
-"""How long messages flow before the signal."""
-LIMITS = {"KILL": 1.5, "STOP": 3.0}
+BEFORE_S = 1.0
+"""How long messages flow before the master goes."""
+AFTER_S = 0.5
+"""How long they flow after a planned hand-over, in which a late gap would show."""
+SEND_TIMEOUT_S = 60.0
+LIMITS = {"kill": 1.5, "stop": 3.0, "isolate": 3.0, "transfer": 0.1}
 """Promised 99th percentile in seconds."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Failover:
-    """A cluster with a producer whose master goes away."""
+class Sender:
+    """A thread that sends one message after the other. `sent` has (start, end) of each, in s."""
 
-    cluster: Cluster
-    client: Client
-    signal: str
-    all_seconds: list[float] = field(default_factory=list)
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.sent: list[tuple[float, float]] = []
+        self._error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self._client.producer() as producer:
+                while not self._stop.is_set():
+                    start = time.perf_counter()
+                    producer.send(TOPIC, b"message").result(SEND_TIMEOUT_S)
+                    self.sent.append((start, time.perf_counter()))
+        except BaseException as error:
+            self._error = error
+
+    def first_after(self, moment: float) -> float:
+        """Waits for the first message sent at `moment` or later; when it was acknowledged."""
+        while True:
+            self.check()
+            later = [end for start, end in self.sent[-50:] if start >= moment]
+            if later:
+                return later[0]
+            time.sleep(0.001)
+
+    def longest_gap(self, since: float) -> float:
+        """The longest time between two acknowledgements since then."""
+        ends = [end for _, end in self.sent if end >= since]
+        return max(after - before for before, after in pairwise(ends))
+
+    def check(self) -> None:
+        """Raises what a send has failed with."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.check()
+
+
+class Failover:
+    """A cluster with a sender whose master goes away and comes back."""
+
+    def __init__(self, cluster: Cluster, client: Client, how: str) -> None:
+        self._cluster = cluster
+        self._client = client
+        self._how = how
+        self.all_seconds: list[float] = []
 
     def run(self) -> Mapping[str, float]:
         """One round: `seconds` without an acknowledgement."""
-        with self.client.producer() as producer:
-            until = time.perf_counter() + BEFORE_SECONDS
-            while time.perf_counter() < until:
-                producer.send(TOPIC, b"before").result(30)
-            master = self.cluster.master()
-            start = time.perf_counter()
-            if self.signal == "KILL":
-                self.cluster.kill(master)
+        sender = Sender(self._client)
+        try:
+            time.sleep(BEFORE_S)
+            master = self._cluster.master()
+            if self._how == "transfer":
+                seconds = self._planned(sender, master)
             else:
-                self.cluster.pause(master)
-            producer.send(TOPIC, b"after").result(60)
-            seconds = time.perf_counter() - start
-        if self.signal == "KILL":
-            self.cluster.start_node(master)
-        else:
-            self.cluster.resume(master)
-        self.cluster.wait_caught_up()
+                take, bring_back = self._ways()
+                start = time.perf_counter()
+                take(master)
+                seconds = sender.first_after(start) - start
+                bring_back(master)
+        finally:
+            sender.close()
+        self._cluster.wait_caught_up()
         self.all_seconds.append(seconds)
         return {"seconds": seconds}
+
+    def _planned(self, sender: Sender, master: Node) -> float:
+        start = time.perf_counter()
+        with grpc.insecure_channel(master.address) as channel:
+            broker_pb2_grpc.MembersStub(channel).TransferMastership(
+                broker_pb2.TransferMastershipRequest(
+                    cluster_id=self._cluster.status(master).cluster_id, group_id=master.group
+                ),
+                timeout=10,
+            )
+        time.sleep(AFTER_S)
+        return sender.longest_gap(start)
+
+    def _ways(self) -> tuple[Callable[[Node], object], Callable[[Node], object]]:
+        """How the master goes, and how it comes back."""
+        cluster = self._cluster
+        if self._how == "kill":
+            return cluster.kill, cluster.start_node
+        if self._how == "stop":
+            return cluster.pause, cluster.resume
+        assert isinstance(cluster, ProxiedCluster)
+        return (
+            lambda master: cluster.network.cut(cluster.around(master)),
+            lambda master: cluster.network.free(cluster.around(master)),
+        )
 
     def all_rounds(self) -> Mapping[str, float]:
         """Over all rounds so far."""
@@ -80,25 +163,24 @@ class Failover:
 def main() -> int:
     """Command line."""
     parser = arguments("Measure the time without a master.", rounds=20)
-    parser.add_argument("--signal", choices=sorted(LIMITS), default="KILL")
+    parser.add_argument("--how", choices=sorted(LIMITS), default="kill")
     options = parser.parse_args()
     require_disk(parser, options.data, 1 << 30)
+    how: str = options.how
+    kind = ProxiedCluster if how == "isolate" else Cluster
     with (
         temporary_directory(options.data) as data,
-        Cluster(data / "cluster") as cluster,
+        kind(data / "cluster") as cluster,
         connect(cluster.bootstrap) as client,
     ):
         client.admin.create_topic(TOPIC, queues=1)
-        failover = Failover(cluster=cluster, client=client, signal=options.signal)
-        name = f"SIG{options.signal}"
+        failover = Failover(cluster, client, how)
         comparison = compare(
-            f"Failover: from {name} of the master to the next acknowledgement",
-            [Contender(name=name, run=failover.run)],
+            f"Failover ({how}): from the master's going to the next acknowledgement",
+            [Contender(name=how, run=failover.run)],
             rounds=options.rounds,
             warm_ups=0,
-            targets=[
-                Target(contender="all rounds", metric="p99_s", at_most=LIMITS[options.signal])
-            ],
+            targets=[Target(contender="all rounds", metric="p99_s", at_most=LIMITS[how])],
         )
         comparison.rounds["all rounds"] = [failover.all_rounds()]
     return report(comparison, options)
