@@ -41,7 +41,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.log import File, FileLayer, OsFiles
+from semel.broker.log import File, FileLayer, OsFiles, Reserve
 from semel.protos.errors import DiskFull
 
 if TYPE_CHECKING:
@@ -323,11 +323,12 @@ def _flipped(data: bytes, at: int) -> bytes:
 
 def main() -> None:
     """CONTROL_FILE and the flags of `semel broker`."""
+    from semel.broker.__main__ import KEPT_BACK
     from semel.broker.__main__ import main as broker
 
     control = Path(sys.argv[1])
     with contextlib.suppress(BrokenPipeError):
-        broker(args=sys.argv[2:], obj=FaultyFiles(control))
+        broker(args=sys.argv[2:], obj=FaultyFiles(control, OsFiles(Reserve(KEPT_BACK))))
 
 
 if __name__ == "__main__":

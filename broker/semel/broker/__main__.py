@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import ipaddress
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import tomllib
@@ -18,11 +20,13 @@ from typing import Any, cast
 import click
 
 from semel.broker.config import BrokerConfig
-from semel.broker.log import FileLayer, LogConfig
+from semel.broker.log import FileLayer, LogConfig, OsFiles, Reserve
 from semel.broker.node import BrokerNode
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.ids import GroupId, NodeId
 
+KEPT_BACK = 16
+"""File descriptors that no connection gets: a log must roll while the process has no others."""
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
@@ -227,7 +231,9 @@ def main(
         raise click.UsageError(str(error)) from None
     _warn_unless_loopback(listen)
     _keep_freed_memory()
+    _raise_descriptor_limit()
     try:
+        files = files or OsFiles(Reserve(KEPT_BACK))
         run = _uvloop_run() or asyncio.run
         sys.exit(run(_run(settings, as_json, files)))
     except (SemelError, OSError) as error:
@@ -235,8 +241,7 @@ def main(
         sys.exit(1)
 
 
-async def _run(config: BrokerConfig, as_json: bool, files: FileLayer | None) -> int:
-    """`files`: the file system; None for the operating system's, which no command line changes."""
+async def _run(config: BrokerConfig, as_json: bool, files: FileLayer) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -256,6 +261,13 @@ async def _run(config: BrokerConfig, as_json: bool, files: FileLayer | None) -> 
             print(f"node {config.node_id} of group {config.group_id} listens on {node.address}")
         await stop.wait()
     return 0
+
+
+def _raise_descriptor_limit() -> None:
+    """As many open files as this process may have: each connection is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _keep_freed_memory() -> None:

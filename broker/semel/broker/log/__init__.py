@@ -2,6 +2,7 @@
 
 from semel.broker.log.checkpoint import Checkpoint
 from semel.broker.log.config import LogConfig
+from semel.broker.log.descriptors import Reserve
 from semel.broker.log.files import File, FileLayer, OsFiles
 from semel.broker.log.hard_state import HardStateFile
 from semel.broker.log.identity import check_identity
@@ -21,5 +22,6 @@ __all__ = [
     "LogStats",
     "OsFiles",
     "RecordRef",
+    "Reserve",
     "check_identity",
 ]

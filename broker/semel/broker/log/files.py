@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from semel.broker.log.descriptors import Reserve
 from semel.protos.errors import DataDirectoryError, DiskFull
 
 _IOV_MAX = 1024
@@ -95,9 +96,10 @@ def _translated(path: Path) -> Iterator[None]:
 class OsFile:
     """A file of the operating system."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, reserve: Reserve) -> None:
         self._path = path
         self._descriptor = descriptor
+        self._reserve = reserve
 
     def write(self, parts: Sequence[bytes], offset: int) -> None:
         with _translated(self._path):
@@ -146,34 +148,39 @@ class OsFile:
     def close(self) -> None:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
+            self._reserve.close(descriptor)
 
 
 class OsFiles:
     """The operating system's file system."""
+
+    def __init__(self, reserve: Reserve | None = None) -> None:
+        """`reserve`: descriptors that stay free for files; none by default."""
+        self._reserve = reserve or Reserve()
 
     def open(self, path: Path, *, create: bool = False) -> OsFile:
         flags = os.O_RDWR | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT | os.O_EXCL
         with _translated(path):
-            return OsFile(path, os.open(path, flags, 0o640))
+            return OsFile(path, self._reserve.open(path, flags, 0o640), self._reserve)
 
     def lock(self, path: Path) -> OsFile:
         with _translated(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            descriptor = self._reserve.open(path, flags, 0o640)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-            os.close(descriptor)
+            self._reserve.close(descriptor)
             raise DataDirectoryError(
                 f"{path.parent} is in use by another process (pid {holder or 'unknown'}); "
                 "stop it, or give this node a directory of its own"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        return OsFile(path, descriptor)
+        return OsFile(path, descriptor, self._reserve)
 
     def names(self, directory: Path) -> list[str]:
         try:
@@ -199,11 +206,12 @@ class OsFiles:
         path.rmdir()
 
     def sync_directory(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        descriptor = self._reserve.open(path, flags)
         try:
             os.fsync(descriptor)
         finally:
-            os.close(descriptor)
+            self._reserve.close(descriptor)
 
     def boot(self) -> int:
         try:
