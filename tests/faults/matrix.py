@@ -335,12 +335,13 @@ def _lose_directory(run: Run, rng: random.Random) -> Iterator[None]:
 
 @fault("flip-byte", seconds=(0.5, 2.0))
 def _flip_byte(run: Run, rng: random.Random) -> Iterator[None]:
-    """A slave is killed, and one byte of its log changed where something is written."""
+    """A slave is killed, and one written byte of a segment or checkpoint changed."""
     with run.victim("slave") as node:
         run.cluster.kill(node)
-        segments = sorted((node.data / "log").rglob("segment-*"))
-        assert segments, f"broker {node.id} has no segment"
-        path = rng.choice(segments)
+        files = sorted((node.data / "log").rglob("segment-*"))
+        files += sorted((node.data / "log").rglob("checkpoint-*"))
+        assert files, f"broker {node.id} has no segment"
+        path = rng.choice(files)
         data = bytearray(path.read_bytes())
         at = rng.choice([at for at, byte in enumerate(data) if byte])
         data[at] ^= 1 << rng.randrange(8)

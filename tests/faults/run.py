@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import grpc
 from semel.broker.log import Log, LogConfig
 from semel.client import connect
 from tests.checking.exactly_once import Report, check, require_evidence
-from tests.checking.history import Fault, Note
+from tests.checking.history import Fault, Mastered, Note
 from tests.checking.raw_log import Fold, NodeLog, fold, overlay
 from tests.faults.load import Crew, Load
 from tests.faults.proxied import ProxiedCluster
@@ -76,7 +77,8 @@ class Run:
         consumers, 3 gives each kind of producer its own."""
         self.directory = directory
         self.seed = seed
-        flags = ["--segment-bytes", str(SEGMENT_BYTES), *broker_flags]
+        flags = ["--segment-bytes", str(SEGMENT_BYTES), "--checkpoint-records", "500"]
+        flags += broker_flags
         self.cluster = ProxiedCluster(directory / "cluster", broker_flags=flags, seed=seed)
         self.disks = {node.id: faults_of(node) for node in self.cluster.brokers}
         self.clocks = {node.id: skew_of(node) for node in self.cluster.brokers}
@@ -203,8 +205,8 @@ class Run:
         logs = [read_log(node, index) for node, index in zip(cluster.brokers, reached, strict=True)]
         recording = Recording.read(self.load.directory)
         self.logs, self.recording = logs, recording
-        for fault in (*self.notes, *self._faults):
-            recording.history.add(fault)
+        for note in (*self.notes, *self._faults, *self._masters()):
+            recording.history.add(note)
         report = check(recording.history, logs)
         explained = recording.check_order(committed(logs))
         names = {fault.name for fault in self._faults}
@@ -215,6 +217,16 @@ class Run:
             resumed_s=self._resumed_s,
             faults=dict(recording.history.faults),
         )
+
+    def _masters(self) -> list[Mastered]:
+        """Every mastership that a node has written into its log."""
+        found = []
+        for node in self.cluster.brokers:
+            text = node.log_file.read_text(errors="replace")
+            for term in re.findall(r"semel\.broker\.replica role=master term=(\d+) ", text):
+                found.append(Mastered(node=node.id, term=int(term), at_s=0.0))
+        assert found, "no node has ever said that it is master"
+        return found
 
     def _reached(self) -> list[int]:
         """What each node has applied, and therefore knows as committed."""
