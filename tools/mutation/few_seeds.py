@@ -6,6 +6,7 @@ import pytest
 
 from tests.sim.cluster import run_seed
 
+REACHES_ALL = True
 _PIECES = 12
 _SEEDS = 3
 

@@ -69,6 +69,11 @@ class _Case:
     seconds: float = 0.0
     lines: dict[str, set[int]] = field(default_factory=dict)
     """By path; lines of the mutated files."""
+    reaches_all: bool = False
+    """Its module says so (`REACHES_ALL = True`): a trace would only cost time."""
+
+    def reaches(self, path: str, lines: set[int]) -> bool:
+        return self.reaches_all or not lines.isdisjoint(self.lines.get(path, ()))
 
 
 @dataclass(slots=True)
@@ -145,7 +150,7 @@ class Workbench:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         try:
-            self._work([_Case(item) for item in session.items])
+            self._work([_case_of(item) for item in session.items])
         except Unsound as error:
             self.error = str(error)
         except Exception:
@@ -195,8 +200,9 @@ class Workbench:
             return tracer
 
         begin = time.monotonic()
-        threading.settrace(trace)
-        sys.settrace(trace)
+        if not case.reaches_all:
+            threading.settrace(trace)
+            sys.settrace(trace)
         try:
             case.item.config.hook.pytest_runtest_protocol(item=case.item, nextitem=following)
         finally:
@@ -237,7 +243,7 @@ class Workbench:
         path = str(self._sources[mutant.file].path)
         lines = set(mutant.lines)
         killers = self._killers[mutant.function]
-        found = [case for case in cases if not lines.isdisjoint(case.lines.get(path, ()))]
+        found = [case for case in cases if case.reaches(path, lines)]
         found.sort(key=lambda case: (-killers[case.item.nodeid], case.seconds))
         total_s = list(accumulate(case.seconds for case in found))
         return found[: bisect_right(total_s, self._within_s)]
@@ -315,6 +321,11 @@ class Workbench:
         key = run.mutant.key if run.mutant else ""
         tests_run = run.reached + (outcome == KILLED)
         return Fate(key, TIMEOUT if slow else outcome, test, tests_run)
+
+
+def _case_of(item: pytest.Item) -> _Case:
+    module = getattr(item, "module", None)
+    return _Case(item, reaches_all=getattr(module, "REACHES_ALL", False))
 
 
 def _cpu_s(pid: int) -> float:
