@@ -9,6 +9,7 @@ from semel.client.aio_admin import AsyncAdmin
 from semel.client.aio_reading import AsyncConsumer, AsyncReader
 from semel.client.config import ClientConfig, ConsumerConfig, ProducerConfig, ReaderConfig
 from semel.client.futures import BulkFuture, BulkSummary, SendFuture
+from semel.client.members import DrainResult, MemberProgress, MembershipResult
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
 from semel.client.producer_topic import ProducerStats
 from semel.client.sync import Client, Producer, connect
@@ -31,6 +32,9 @@ __all__ = [
     "ClientConfig",
     "Consumer",
     "ConsumerConfig",
+    "DrainResult",
+    "MemberProgress",
+    "MembershipResult",
     "Message",
     "Producer",
     "ProducerConfig",

@@ -6,8 +6,9 @@ Not here: what the calls do (`admin.py`, `verify.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from semel.client.members import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.model import (
     ClusterStatus,
     GroupDescription,
@@ -141,3 +142,54 @@ class AsyncAdmin:
 
         run = Verification(self._session.cluster, note).run(topic, timeout)
         return await self._session.await_run(run)
+
+    # --- broker nodes
+
+    async def replace_node(
+        self,
+        old: int,
+        new: int,
+        *,
+        address: str = "",
+        timeout: float = 3600.0,
+        on_progress: Callable[[MemberProgress], object] | None = None,
+    ) -> MembershipResult:
+        """Node `new`, started with --join, takes the place of `old`. See `Admin.replace_node`."""
+        work = MembershipWork(self._session.cluster, self._on_loop(on_progress))
+        return await self._session.await_run(work.replace(old, new, address, timeout))
+
+    async def grow_group(
+        self,
+        group: int,
+        to: int,
+        *,
+        nodes: Mapping[int, str] | None = None,
+        timeout: float = 3600.0,
+        on_progress: Callable[[MemberProgress], object] | None = None,
+    ) -> MembershipResult:
+        """A broker group gets 3 or 5 voters. See `Admin.grow_group`."""
+        work = MembershipWork(self._session.cluster, self._on_loop(on_progress))
+        return await self._session.await_run(work.grow(group, to, nodes or {}, timeout))
+
+    async def transfer_mastership(self, group: int, node: int = 0) -> int:
+        """Moves mastership to a voter, 0 for whoever is furthest; returns the master's number."""
+        work = MembershipWork(self._session.cluster)
+        return await self._session.await_run(work.transfer(group, node))
+
+    async def drain_node(self, node: int, *, seconds: float = 60.0) -> DrainResult:
+        """Keeps a node from being master for a while. See `Admin.drain_node`."""
+        work = MembershipWork(self._session.cluster)
+        return await self._session.await_run(work.drain(node, round(seconds * 1000)))
+
+    @staticmethod
+    def _on_loop(
+        on_progress: Callable[[MemberProgress], object] | None,
+    ) -> Callable[[MemberProgress], object]:
+        """Hands news to the caller's loop."""
+        loop = asyncio.get_running_loop()
+
+        def note(progress: MemberProgress) -> None:
+            if on_progress is not None:
+                loop.call_soon_threadsafe(on_progress, progress)
+
+        return note

@@ -233,7 +233,13 @@ class Cluster:
         self.routes.on_master_failed(group_id, master)
 
     async def call_master(
-        self, group_id: GroupId, method: str, request: Any, timeout_s: float | None = None
+        self,
+        group_id: GroupId,
+        method: str,
+        request: Any,
+        timeout_s: float | None = None,
+        *,
+        service: type[Any] = BROKER,
     ) -> Any:
         """A call to the group's master, repeated until it is answered. Raises SemelError."""
         timeout_s = timeout_s or self.config.request_timeout_ms / 1000
@@ -253,7 +259,7 @@ class Cluster:
             left = min(attempt_s, max(0.001, deadline - time.monotonic()))
             attempt_s *= 2
             try:
-                return await self.connections.call(master.address, BROKER, method, request, left)
+                return await self.connections.call(master.address, service, method, request, left)
             except (NotMaster, Unavailable, TimedOut) as error:
                 last = error
                 self.on_master_error(group_id, master, error)

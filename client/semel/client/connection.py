@@ -86,4 +86,5 @@ def translate(error: grpc.RpcError, address: str) -> SemelError:
 
 
 BROKER: type[Any] = broker_pb2_grpc.BrokerStub
+MEMBERS: type[Any] = broker_pb2_grpc.MembersStub
 CONTROLLER: type[Any] = controller_pb2_grpc.ControllerStub

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
+from semel.client.members import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.model import (
     ClusterStatus,
     GroupDescription,
@@ -24,6 +26,9 @@ from semel.client.offsets import Places
 from semel.client.session import Session
 from semel.client.verify import Verification, VerifyProgress
 from semel.protos.errors import TimedOut
+
+_News = TypeVar("_News")
+_Result = TypeVar("_Result")
 
 
 class Admin:
@@ -131,26 +136,99 @@ class Admin:
 
         `on_progress` is called in this thread. Raises UnknownTopic, Unavailable.
         """
-        news: list[VerifyProgress] = []
+
+        def start(note: Callable[[VerifyProgress], object]) -> Coroutine[Any, Any, VerifyResult]:
+            return Verification(self._session.cluster, note).run(topic, timeout)
+
+        return self._watched(start, on_progress, timeout, f"not verified within {timeout:g} s")
+
+    # --- broker nodes
+
+    def replace_node(
+        self,
+        old: int,
+        new: int,
+        *,
+        address: str = "",
+        timeout: float = 3600.0,
+        on_progress: Callable[[MemberProgress], object] | None = None,
+    ) -> MembershipResult:
+        """Node `new`, started with --join, takes the place of `old`, dead or alive.
+
+        A call that was interrupted goes on where it stopped. `address` where the node does not
+        report to the controllers. Raises InvalidRequest, Unavailable, TimedOut.
+        """
+
+        def start(
+            note: Callable[[MemberProgress], object],
+        ) -> Coroutine[Any, Any, MembershipResult]:
+            return MembershipWork(self._session.cluster, note).replace(old, new, address, timeout)
+
+        return self._watched(start, on_progress, timeout, "not replaced in time")
+
+    def grow_group(
+        self,
+        group: int,
+        to: int,
+        *,
+        nodes: Mapping[int, str] | None = None,
+        timeout: float = 3600.0,
+        on_progress: Callable[[MemberProgress], object] | None = None,
+    ) -> MembershipResult:
+        """A broker group gets 3 or 5 voters: `nodes` (addresses by number), or who waits to join.
+
+        Raises InvalidRequest, Unavailable, TimedOut.
+        """
+
+        def start(
+            note: Callable[[MemberProgress], object],
+        ) -> Coroutine[Any, Any, MembershipResult]:
+            return MembershipWork(self._session.cluster, note).grow(group, to, nodes or {}, timeout)
+
+        return self._watched(start, on_progress, timeout, "not grown in time")
+
+    def transfer_mastership(self, group: int, node: int = 0) -> int:
+        """Moves mastership to a voter, 0 for whoever is furthest; returns the master's number.
+
+        No write is refused meanwhile. Raises InvalidRequest, Unavailable.
+        """
+        return self._session.run(MembershipWork(self._session.cluster).transfer(group, node))
+
+    def drain_node(self, node: int, *, seconds: float = 60.0) -> DrainResult:
+        """Keeps a node from being master for a while, so that it can be restarted; 0 ends that.
+
+        Raises InvalidRequest, and Unavailable when no other node can be master.
+        """
+        work = MembershipWork(self._session.cluster)
+        return self._session.run(work.drain(node, round(seconds * 1000)))
+
+    def _watched(
+        self,
+        start: Callable[[Callable[[_News], object]], Coroutine[Any, Any, _Result]],
+        on_news: Callable[[_News], object] | None,
+        timeout: float,
+        too_late: str,
+    ) -> _Result:
+        """Runs what tells news on the I/O thread; `on_news` gets them in this one."""
+        news: list[_News] = []
         changed = threading.Event()
 
-        def note(progress: VerifyProgress) -> None:
-            news.append(progress)
+        def note(each: _News) -> None:
+            news.append(each)
             changed.set()
 
         self._session.check()
-        run = Verification(self._session.cluster, note).run(topic, timeout)
-        future = self._session.runtime.submit(run)
+        future = self._session.runtime.submit(start(note))
         future.add_done_callback(lambda _: changed.set())
         give_up = time.monotonic() + timeout + 10
         try:
             while not future.done() and time.monotonic() < give_up:
                 changed.wait(1.0)
                 changed.clear()
-                while news and on_progress is not None:
-                    on_progress(news.pop(0))
+                while news and on_news is not None:
+                    on_news(news.pop(0))
             return future.result(0)
         except TimeoutError:
-            raise TimedOut(f"not verified within {timeout:g} s") from None
+            raise TimedOut(too_late) from None
         finally:
             future.cancel()

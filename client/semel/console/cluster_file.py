@@ -2,16 +2,23 @@
 
 How it works. The first `up` of a directory chooses ids, ports and the cluster's id, writes them to
 `cluster.toml` (a temporary file, synced, then renamed) and never changes them: addresses stand in
-the replicas' membership, so the same directory must start the same cluster.
+the replicas' membership, so the same directory must start the same cluster. Brokers that joined
+later are added, and those that left are marked, by the commands that change a group; a running
+`up` looks at the file and starts and stops them (`take_in`, `retire`).
 
-Format of `cluster.toml`: `version`, `cluster_id`, and one table a node under `[[controllers]]`
-(`id`, `address`) and `[[brokers]]` (`id`, `group`, `address`).
+Format of `cluster.toml`: `version` (2 once a broker joined later, 1 before), `cluster_id`, and one
+table a node under `[[controllers]]` (`id`, `address`) and `[[brokers]]` (`id`, `group`, `address`;
+`joined` for one that did not found its group, `replaces` with the node whose place it takes,
+`retired` for one that is not run any more).
 
 Not here: starting anything (`supervisor.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import fcntl
 import os
 import random
 import secrets
@@ -25,7 +32,7 @@ from typing import Any, Final, Literal
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 
 FILE_NAME: Final = "cluster.toml"
-VERSION: Final = 1
+VERSION: Final = 2
 CONTROLLER_PORT: Final = 7070
 BROKER_PORT_STEP: Final = 101
 """Brokers listen from the first controller's port + 101 up: 7070 and 7171."""
@@ -47,6 +54,12 @@ class NodePlan:
     """Broker group; None for a controller."""
     address: str
     """HOST:PORT it listens on."""
+    joined: bool = False
+    """It joined a group that was there before."""
+    replaces: int = 0
+    """The node whose place it takes; 0 for none."""
+    retired: bool = False
+    """It left its group and is not run any more."""
 
     @property
     def name(self) -> str:
@@ -64,8 +77,8 @@ class ClusterPlan:
 
     @property
     def nodes(self) -> tuple[NodePlan, ...]:
-        """In the order in which they are started."""
-        return self.controllers + self.brokers
+        """Those that run, in the order in which they are started."""
+        return self.controllers + tuple(node for node in self.brokers if not node.retired)
 
     @property
     def bootstrap(self) -> str:
@@ -78,8 +91,12 @@ class ClusterPlan:
         return sorted({node.group for node in self.brokers if node.group is not None})
 
     def members(self, group: int) -> list[NodePlan]:
-        """The nodes of one broker group."""
-        return [node for node in self.brokers if node.group == group]
+        """The nodes of one broker group that run."""
+        return [node for node in self.brokers if node.group == group and not node.retired]
+
+    def founders(self, group: int) -> list[NodePlan]:
+        """The nodes with which one broker group began."""
+        return [node for node in self.brokers if node.group == group and not node.joined]
 
 
 def plan_cluster(
@@ -158,20 +175,31 @@ def load(directory: Path) -> ClusterPlan | None:
 
 def _node(kind: Kind, row: dict[str, Any]) -> NodePlan:
     group = int(row["group"]) if kind == "broker" else None
-    return NodePlan(kind=kind, id=int(row["id"]), group=group, address=str(row["address"]))
+    return NodePlan(
+        kind=kind,
+        id=int(row["id"]),
+        group=group,
+        address=str(row["address"]),
+        joined=bool(row.get("joined", False)),
+        replaces=int(row.get("replaces", 0)),
+        retired=bool(row.get("retired", False)),
+    )
 
 
 def save(directory: Path, plan: ClusterPlan) -> None:
     """Writes the plan durably."""
     lines = [
         "# Written by `semel up`: the same directory starts the same cluster again.",
-        f"version = {VERSION}",
+        f"version = {VERSION if any(node.joined for node in plan.brokers) else 1}",
         f'cluster_id = "{plan.cluster_id}"',
     ]
-    for node in plan.nodes:
+    for node in plan.controllers + plan.brokers:
         lines += ["", f"[[{node.kind}s]]", f"id = {node.id}"]
         lines += [f"group = {node.group}"] if node.group is not None else []
         lines += [f'address = "{node.address}"']
+        lines += ["joined = true"] if node.joined else []
+        lines += [f"replaces = {node.replaces}"] if node.replaces else []
+        lines += ["retired = true"] if node.retired else []
     temporary = directory / (FILE_NAME + ".new")
     with temporary.open("w", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
@@ -183,3 +211,69 @@ def save(directory: Path, plan: ClusterPlan) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _changing(directory: Path) -> Iterator[ClusterPlan]:
+    """The plan, for one command at a time. Raises DataDirectoryError where there is none."""
+    if not (directory / FILE_NAME).exists():
+        raise DataDirectoryError(f"{directory} holds no cluster: name the --data of a `semel up`")
+    descriptor = os.open(directory / "plan.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        plan = load(directory)
+        assert plan is not None
+        yield plan
+    finally:
+        os.close(descriptor)
+
+
+def take_in(directory: Path, group: int, *, size: int = 0, replaces: int = 0) -> list[NodePlan]:
+    """Brokers that are to join a group: until it has `size`, or one in the place of `replaces`.
+
+    Those that an earlier call planned are found again. Raises DataDirectoryError, InvalidRequest.
+    """
+    with _changing(directory) as plan:
+        members = plan.members(group)
+        if not members:
+            raise InvalidRequest(f"{directory} has no broker group {group}, only {plan.groups}")
+        if replaces:
+            found = [node for node in members if node.replaces == replaces]
+            missing = 0 if found else 1
+        else:
+            found = [node for node in members if node.joined]
+            missing = max(0, size - len(members))
+        host = members[0].address.rpartition(":")[0]
+        taken = {node.address for node in plan.controllers + plan.brokers}
+        port = max(int(address.rpartition(":")[2]) for address in taken)
+        number = max(node.id for node in plan.brokers)
+        added = []
+        for _ in range(missing):
+            number += 1
+            port += 1
+            while port < 65_536 and is_taken(f"{host}:{port}"):
+                port += 1
+            added.append(
+                NodePlan(
+                    kind="broker",
+                    id=number,
+                    group=group,
+                    address=f"{host}:{port}",
+                    joined=True,
+                    replaces=replaces,
+                )
+            )
+        if added:
+            save(directory, dataclasses.replace(plan, brokers=(*plan.brokers, *added)))
+        return found + added
+
+
+def retire(directory: Path, node_id: int) -> None:
+    """A broker has left its group: `up` stops it and starts it no more; its data stays."""
+    with _changing(directory) as plan:
+        brokers = tuple(
+            dataclasses.replace(node, retired=True) if node.id == node_id else node
+            for node in plan.brokers
+        )
+        if brokers != plan.brokers:
+            save(directory, dataclasses.replace(plan, brokers=brokers))

@@ -98,7 +98,10 @@ class Supervisor:
         self._on_event = on_event
         self._command = command or node_command
         self._tasks: list[asyncio.Task[None]] = []
-        self._processes: dict[NodePlan, asyncio.subprocess.Process] = {}
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        """By name of the node."""
+        self._kept: set[str] = set()
+        """Names of the nodes that have a task, and have not been retired."""
         self._failure: str | None = None
         self._stopping = asyncio.Event()
         self.serving = False
@@ -106,9 +109,8 @@ class Supervisor:
         every event told."""
 
     async def __aenter__(self) -> Supervisor:
-        for name in ("logs", *(node.name for node in self._plan.nodes)):
-            (self._directory / name).mkdir(parents=True, exist_ok=True)
-        self._tasks = [asyncio.create_task(self._keep(node)) for node in self._plan.nodes]
+        (self._directory / "logs").mkdir(parents=True, exist_ok=True)
+        self.follow(self._plan)
         return self
 
     async def __aexit__(
@@ -123,6 +125,20 @@ class Supervisor:
                 await asyncio.shield(stopping)
         stopping.result()
 
+    def follow(self, plan: ClusterPlan) -> None:
+        """Starts the nodes that are new in `plan`, and ends those that are not in it any more."""
+        self._plan = plan
+        for node in plan.nodes:
+            if node.name not in self._kept and not self._stopping.is_set():
+                (self._directory / node.name).mkdir(parents=True, exist_ok=True)
+                self._kept.add(node.name)
+                self._tasks.append(asyncio.create_task(self._keep(node)))
+        for name in self._kept - {node.name for node in plan.nodes}:
+            self._kept.discard(name)
+            if name in self._processes:
+                with contextlib.suppress(ProcessLookupError):
+                    self._processes[name].terminate()
+
     def check(self) -> None:
         """Raises Unavailable when a node gave up or the keeping of one failed."""
         if self._failure is not None:
@@ -133,7 +149,7 @@ class Supervisor:
 
     def pid(self, node: NodePlan) -> int | None:
         """Process id of a node that runs."""
-        process = self._processes.get(node)
+        process = self._processes.get(node.name)
         return process.pid if process is not None else None
 
     def log_path(self, node: NodePlan) -> Path:
@@ -148,14 +164,14 @@ class Supervisor:
     async def _keep(self, node: NodePlan) -> None:
         """Runs one node for ever, or until it is not to be started again."""
         restarts = Restarts()
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and node.name in self._kept:
             process = await self._start(node)
             restarts.on_started(_now_ms())
             status = await process.wait()
             delay_ms = restarts.on_exited(_now_ms())
-            del self._processes[node]
+            del self._processes[node.name]
             self._tell(NodeEvent(event="exited", node=node, pid=process.pid, status=status))
-            if self._stopping.is_set() or not self._restart:
+            if self._stopping.is_set() or not self._restart or node.name not in self._kept:
                 return
             if status in (1, 2) and not self.serving:
                 self._failure = f"{node.name} did not start: {self._last_line(node)}"
@@ -178,9 +194,10 @@ class Supervisor:
                 stderr=log,
                 start_new_session=True,
             )
-        self._processes[node] = process
+        self._processes[node.name] = process
         self._tell(NodeEvent(event="started", node=node, pid=process.pid))
-        if self._stopping.is_set():  # the signal to all went out while this one was being started
+        if self._stopping.is_set() or node.name not in self._kept:
+            # The signal went out while this one was being started.
             process.terminate()
         return process
 
@@ -231,8 +248,12 @@ def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str
     if node.kind == "broker":
         assert node.group is not None
         command += ["--group", str(node.group), "--node", str(node.id)]
-        for member in plan.members(node.group):
-            command += ["--member", f"{member.id}={member.address}"]
+        if node.joined:
+            others = [other.address for other in plan.members(node.group) if other != node]
+            command += ["--join", ",".join(others)]
+        else:
+            for member in plan.founders(node.group):
+                command += ["--member", f"{member.id}={member.address}"]
         command += ["--controllers", plan.bootstrap]
     return [*command, "--json"]
 

@@ -3,7 +3,7 @@
 How it works. It locks the directory, loads or makes the plan of the cluster, runs the nodes under
 a `Supervisor` and asks the controller until every group has a master that answers a confirmed
 read; then it says that it is ready and stays until SIGINT, SIGTERM or SIGHUP. A second signal ends
-the nodes at once.
+the nodes at once. Commands that change a broker group change the plan, and `up` follows it.
 
 Invariants
 1. One `up` at a time runs a directory (an flock, gone with the process).
@@ -129,7 +129,7 @@ def _plan(
         return plan
     kept_host, _, kept_port = plan.controllers[0].address.rpartition(":")
     wanted = {
-        "brokers": (brokers, len(plan.members(plan.groups[0]))),
+        "brokers": (brokers, len(plan.founders(plan.groups[0]))),
         "controllers": (controllers, len(plan.controllers)),
         "groups": (groups, len(plan.groups)),
         "port": (port or None, int(kept_port)),
@@ -181,6 +181,11 @@ async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bo
             nodes.serving = True
         while not stop.is_set():
             nodes.check()
+            newest = cluster_file.load(directory)
+            if newest is not None and newest != plan:  # brokers joined or left
+                plan = newest
+                nodes.follow(plan)
+                view.on_plan(plan)
             if view.wants_status:
                 view.on_status(await watch.status())
             await _wait(stop, 0.5)

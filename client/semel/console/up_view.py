@@ -43,6 +43,9 @@ class View(Protocol):
     def on_event(self, event: NodeEvent) -> None:
         """A node came or went, after `on_ready`."""
 
+    def on_plan(self, plan: ClusterPlan) -> None:
+        """Brokers joined or left."""
+
     def on_status(self, status: ClusterStatusReply | None) -> None:
         """The controller's newest word; None while it is silent."""
 
@@ -93,6 +96,9 @@ class JsonView:
             "pid": event.pid,
         }
         self._out.emit(line if event.status is None else {**line, "status": event.status})
+
+    def on_plan(self, plan: ClusterPlan) -> None:
+        """Scripts see the `started` and `exited` lines."""
 
     def on_status(self, status: ClusterStatusReply | None) -> None:
         """Scripts ask for it themselves."""
@@ -157,6 +163,11 @@ class LiveView:
             text = f"{event.node.name} exited with status {status}"
         self._events = [*self._events, f"{time.strftime('%H:%M:%S')}  {text}"][-EVENTS_SHOWN:]
         self._say(text)
+        self._draw()
+
+    def on_plan(self, plan: ClusterPlan) -> None:
+        """The table's rows."""
+        self._plan = plan
         self._draw()
 
     def on_status(self, status: ClusterStatusReply | None) -> None:

@@ -78,7 +78,7 @@ class ClusterWatch:
         now = asyncio.get_running_loop().time()
         self._served_since = now if self._served_since is None else self._served_since
         alive = {node.node_id for group in status.groups for node in group.nodes if node.alive}
-        asleep = [node.name for node in self._plan.brokers if node.id not in alive]
+        asleep = [n.name for n in self._plan.nodes if n.kind == "broker" and n.id not in alive]
         if asleep and now - self._served_since < ALL_NODES_WAIT_S:
             return f"{', '.join(asleep)} did not report yet"
         return ""

@@ -1,7 +1,8 @@
 """What the broker nodes say about themselves, folded into one view of each group.
 
 How it works. Every node reports itself every 200 ms. A group's members are those that its newest
-master names; until a master has reported, all that any report named. A node's own word about its
+master names; until a master has reported, all that any report named. Nodes that wait to join, or
+were removed, are shown while they report, and are no members. A node's own word about its
 address beats anybody else's. The highest term wins; within one term the first master named stays.
 
 All of it is a hint for clients and for people: who is master is decided by the group itself, and a
@@ -26,6 +27,8 @@ from semel.protos.v1.controller_pb2 import GroupRoute, GroupStatus, NodeStatus, 
 from semel.protos.v1.metadata_pb2 import BrokerGroupRecord
 
 MASTER = "master"
+OUTSIDE = ("joining", "removed")
+"""Roles of nodes that report to be found, and are no members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,8 @@ class _Group:
         ]
 
     def learn_members(self, report: ReportNodeRequest) -> None:
+        if report.role in OUTSIDE:
+            return
         named = {node.node_id: node for node in report.members if node.node_id}
         named[report.node.node_id] = report.node
         if report.members and report.role == MASTER and report.term >= self.term:
@@ -72,6 +77,8 @@ class _Group:
                 self.members.setdefault(node_id, node)
 
     def learn_master(self, report: ReportNodeRequest) -> None:
+        if report.role in OUTSIDE:
+            return
         master_id = report.node.node_id if report.role == MASTER else report.master_id
         if report.term > self.term:
             self.term, self.master_id = report.term, master_id
@@ -185,6 +192,8 @@ class NodeTable:
 
     def _node_status(self, group: _Group, now_ms: int) -> Iterable[NodeStatus]:
         for node_id in sorted(group.members.keys() | group.seen.keys()):
+            if node_id not in group.members and not self._alive(group, node_id, now_ms):
+                continue  # it was removed, or never became a member
             seen = group.seen.get(node_id)
             if seen is None:
                 yield NodeStatus(node_id=node_id, address=group.members[node_id].address)

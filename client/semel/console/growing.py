@@ -1,0 +1,97 @@
+"""What the commands that change a broker group share: nodes of a `semel up`, progress, results."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from semel.console import cluster_file, render
+from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut
+
+if TYPE_CHECKING:
+    from semel.client import Client, MemberProgress, MembershipResult
+
+REPORT_WAIT_S: Final = 60.0
+"""How long a node that `up` is to start may take until it reports to the controllers."""
+
+up_option = click.option(
+    "--up",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Directory of a running `semel up`, which starts what is new and stops what has left.",
+)
+
+
+def where(up: Path | None, bootstrap: str) -> str:
+    """The controllers: those of `up`'s directory, or as told."""
+    if up is None:
+        return bootstrap
+    plan = cluster_file.load(up)
+    if plan is None:
+        raise DataDirectoryError(f"{up} holds no cluster: name the --data of a `semel up`")
+    return plan.bootstrap
+
+
+def planned_nodes(
+    client: Client, up: Path, *, group: int = 0, size: int = 0, replaces: int = 0
+) -> list[int]:
+    """Has `up` start the nodes that a group needs, and waits until they report.
+
+    Raises InvalidRequest, TimedOut when `up` does not start them.
+    """
+    if replaces:
+        plan = cluster_file.load(up)
+        planned = plan.brokers if plan is not None else ()
+        found = [node.group for node in planned if node.id == replaces and node.group is not None]
+        if not found:
+            raise InvalidRequest(f"{up} has no broker {replaces}")
+        group = found[0]
+    wanted = [node.id for node in cluster_file.take_in(up, group, size=size, replaces=replaces)]
+    deadline = time.monotonic() + REPORT_WAIT_S
+    while True:
+        status = client.admin.cluster_status()
+        known = {node.id for each in status.groups for node in each.nodes if node.alive}
+        missing = [number for number in wanted if number not in known]
+        if not missing:
+            return wanted
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"broker {missing[0]} did not start within {REPORT_WAIT_S:.0f} s: is `semel up` "
+                f"running on {up}? Its log is {up}/logs/broker-{missing[0]}.log"
+            )
+        time.sleep(0.1)
+
+
+@contextmanager
+def show_progress(out: render.Output) -> Iterator[Callable[[MemberProgress], object]]:
+    """Says what is being done: JSON lines, or lines on stderr for a person.
+
+    Ctrl-C leaves the group as it is then, which is whole after every step.
+    """
+
+    def tell(progress: MemberProgress) -> None:
+        if out.as_json:
+            out.emit({"event": "progress", **progress.as_dict()})
+            return
+        lack = f", {progress.behind:,} entries behind" if progress.behind else ""
+        print(f"{progress.step}: node {progress.node}{lack}", file=sys.stderr, flush=True)
+
+    try:
+        yield tell
+    except KeyboardInterrupt:
+        render.warn("stopped between two steps; the same command goes on from here")
+        raise
+
+
+def tell_result(out: render.Output, result: MembershipResult, text: str) -> None:
+    """The group as it is now."""
+    voters = ", ".join(f"{node} at {address}" for node, address in sorted(result.voters.items()))
+    done = text if result.changed else f"{text}; nothing was left to do"
+    shown = {"event": "done", **result.as_dict()}
+    out.show(shown, f"{done}\ngroup {result.group} has {len(result.voters)} voters: {voters}")

@@ -1,0 +1,137 @@
+"""`semel node list|replace|drain`: broker nodes, one at a time.
+
+Not here: running a node (`nodes.py`), the steps of a replacement (`semel.client.members`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from semel.console import render
+from semel.console.growing import planned_nodes, show_progress, tell_result, up_option, where
+from semel.console.options import client_options, open_client
+from semel.console.units import Duration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from semel.client.model import ClusterStatus
+
+
+@click.group()
+def node() -> None:
+    """Broker nodes: list, replace, drain."""
+
+
+@node.command("list")
+@client_options
+def list_nodes(bootstrap: str, as_json: bool) -> None:
+    """Lists all broker nodes, with those that wait to join."""
+    with open_client(bootstrap) as client:
+        found = client.admin.cluster_status()
+    out = render.Output(as_json=as_json)
+    if as_json:
+        out.emit({"nodes": [{"group": g.id, **n.as_dict()} for g in found.groups for n in g.nodes]})
+        return
+    out.draw(_table(found))
+
+
+def _table(found: ClusterStatus) -> Table:
+    return render.table(
+        ["node", "group", "role", "address", "log end", "behind", "alive"],
+        [
+            [
+                each.id,
+                group.id,
+                "master" if each.id == group.master else each.role,
+                each.address,
+                each.log_end_index,
+                max(0, group.commit_index - each.log_end_index),
+                "yes" if each.alive else f"silent for {each.silent_ms / 1000:.1f} s",
+            ]
+            for group in found.groups
+            for each in group.nodes
+        ],
+    )
+
+
+@node.command(
+    epilog="""\b
+Examples:
+  semel broker --data b4 --cluster-id ID --group 1 --node 4 --listen HOST:7174 \\
+      --join HOST:7171,HOST:7172 --controllers HOST:7070     # on the new machine, and then
+  semel node replace 2 4
+  semel node replace 2 --up semel-data     # `semel up` starts the new node and stops the old one
+
+The new node joins as a learner, catches up, becomes a voter, and then the old one leaves; it
+may be dead or alive. The command may be stopped at any moment: called again it goes on."""
+)
+@click.argument("old", type=click.IntRange(1))
+@click.argument("new", type=click.IntRange(1), required=False)
+@click.option("--address", default="", help="HOST:PORT of NEW.  [default: as it reports itself]")
+@click.option("--timeout", type=Duration(), default="1h", show_default=True, help="For all of it.")
+@up_option
+@client_options
+def replace(
+    old: int,
+    new: int | None,
+    address: str,
+    timeout: int,
+    up: Path | None,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Puts node NEW in the place of node OLD, under load."""
+    if (new is None) == (up is None):
+        raise click.UsageError("name either NEW, a node that was started with --join, or --up DIR")
+    out = render.Output(as_json=as_json)
+    with open_client(where(up, bootstrap)) as client:
+        if up is not None:
+            new = planned_nodes(client, up, replaces=old)[0]
+        assert new is not None
+        with show_progress(out) as on_progress:
+            result = client.admin.replace_node(
+                old, new, address=address, timeout=timeout / 1000, on_progress=on_progress
+            )
+    if up is not None:
+        from semel.console import cluster_file
+
+        cluster_file.retire(up, old)
+    tell_result(out, result, f"node {new} has taken the place of node {old}")
+
+
+@node.command(
+    epilog="""\b
+Examples:
+  semel node drain 1 && systemctl restart semel-broker-1     # no client sees an error
+  semel node drain 1 --for 10m
+  semel node drain 1 --undo"""
+)
+@click.argument("number", metavar="NODE", type=click.IntRange(1))
+@click.option(
+    "--for",
+    "duration",
+    type=Duration(),
+    default="60s",
+    show_default=True,
+    help="How long it stands back; its restart ends that as well.",
+)
+@click.option("--undo", is_flag=True, help="It may be master again from now on.")
+@client_options
+def drain(number: int, duration: int, undo: bool, bootstrap: str, as_json: bool) -> None:
+    """Moves mastership away from NODE without refusing a write, and keeps it away."""
+    with open_client(bootstrap) as client:
+        result = client.admin.drain_node(number, seconds=0 if undo else duration / 1000)
+    out = render.Output(as_json=as_json)
+    if undo:
+        text = f"node {number} may be master again"
+    elif result.was_master:
+        text = (
+            f"node {number} has handed mastership of group {result.group} to node {result.master}"
+        )
+    else:
+        text = f"node {number} is not master of group {result.group} and does not become it"
+    out.show(result.as_dict(), text)
