@@ -288,7 +288,7 @@ class BrokerNode:
             async with asyncio.timeout(_HAND_OVER_S):
                 await self.changes.transfer(None)
         except (SemelError, TimeoutError) as error:
-            logger.info("mastership not handed over: %s", error)
+            logger.info("mastership not handed over: %s", error or "nobody took it in time")
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)

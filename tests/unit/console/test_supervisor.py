@@ -90,7 +90,7 @@ def test_a_new_directory_has_no_plan(tmp_path: Path) -> None:
         ("", "is damaged"),
         ("version = ", "is damaged"),
         ("version = 1\ncluster_id = 'x'\nbrokers = 3\ncontrollers = []\n", "is damaged"),
-        ("version = 2\n", "newer Semel"),
+        ("version = 3\n", "newer Semel"),
         ("\x00\xff", "is damaged"),
     ],
 )
@@ -112,3 +112,44 @@ def test_a_broker_is_told_its_whole_group_and_all_controllers() -> None:
         f" --cluster-id {plan.cluster_id} --group 2 --node 5 --member 4=127.0.0.1:7174"
         " --member 5=127.0.0.1:7175 --member 6=127.0.0.1:7176 --controllers 127.0.0.1:7070 --json"
     )
+
+
+def test_a_plan_that_nobody_joined_can_be_read_by_the_version_before(tmp_path: Path) -> None:
+    cluster_file.save(tmp_path, make_plan(port=0))
+    assert "version = 1\n" in (tmp_path / cluster_file.FILE_NAME).read_text()
+
+
+def test_a_group_takes_in_as_many_as_it_lacks_and_finds_them_again(tmp_path: Path) -> None:
+    cluster_file.save(tmp_path, make_plan(port=0, brokers=1, groups=2))
+    added = cluster_file.take_in(tmp_path, 2, size=3)
+    assert [(node.id, node.group, node.joined) for node in added] == [(3, 2, True), (4, 2, True)]
+    assert cluster_file.take_in(tmp_path, 2, size=3) == added
+    plan = cluster_file.load(tmp_path)
+    assert plan is not None
+    assert [node.id for node in plan.members(2)] == [2, 3, 4]
+    assert [node.id for node in plan.founders(2)] == [2]
+    assert len({node.address for node in plan.nodes}) == len(plan.nodes)
+    assert "version = 2\n" in (tmp_path / cluster_file.FILE_NAME).read_text()
+    command = " ".join(node_command(plan, added[0], tmp_path))
+    others = f"{plan.brokers[1].address},{added[1].address}"
+    assert f"--join {others}" in command
+    assert "--member" not in command
+    # Nobody who founded the group is told of those who joined: their log is.
+    assert "--join" not in " ".join(node_command(plan, plan.brokers[1], tmp_path))
+
+
+def test_a_replaced_node_is_retired_and_its_successor_found_again(tmp_path: Path) -> None:
+    cluster_file.save(tmp_path, make_plan(port=0))
+    (new,) = cluster_file.take_in(tmp_path, 1, replaces=2)
+    assert (new.id, new.replaces) == (4, 2)
+    cluster_file.retire(tmp_path, 2)
+    assert cluster_file.take_in(tmp_path, 1, replaces=2) == [new]
+    plan = cluster_file.load(tmp_path)
+    assert plan is not None
+    assert [node.id for node in plan.members(1)] == [1, 3, 4]
+    assert [node.id for node in plan.founders(1)] == [1, 2, 3]
+    assert "broker-2" not in {node.name for node in plan.nodes}
+    with pytest.raises(InvalidRequest, match="no broker group 7"):
+        cluster_file.take_in(tmp_path, 7, size=3)
+    with pytest.raises(DataDirectoryError, match="holds no cluster"):
+        cluster_file.take_in(tmp_path / "elsewhere", 1, size=3)

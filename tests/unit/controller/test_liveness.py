@@ -116,3 +116,30 @@ def test_a_lasting_shortfall_of_queues_is_told_once() -> None:
     assert not watch.on_count(1, found=4, placed=4, now_ms=200)
     told = [watch.on_count(1, found=0, placed=4, now_ms=now) for now in (250, 340, 350)]
     assert told == [False, False, True]
+
+
+def test_a_node_that_waits_to_join_is_found_and_is_no_member(table: NodeTable) -> None:
+    table.on_report(report(1, "master", 3, members=members(1, 2)), 0)
+    outcome = table.on_report(report(9, "joining", 99), 1)
+    assert not outcome.changed
+    route = table.route(1)
+    assert (route.term, [node.node_id for node in route.nodes]) == (3, [1, 2])
+    (group,) = table.status(2, {})
+    assert [(node.node_id, node.role) for node in group.nodes] == [
+        (1, "master"),
+        (2, ""),
+        (9, "joining"),
+    ]
+
+
+def test_a_removed_node_is_shown_while_it_reports(table: NodeTable) -> None:
+    table.on_report(report(1, "master", 3, members=members(1, 2)), 0)
+    table.on_report(report(2, "slave", 3), 0)
+    assert table.on_report(report(1, "master", 3, members=members(1, 4)), 10).changed
+    table.on_report(report(2, "removed", 9), 20)
+    assert table.addresses(1) == ["h:1", "h:4"]
+    (group,) = table.status(30, {})
+    assert [node.node_id for node in group.nodes] == [1, 2, 4]
+    table.on_report(report(1, "master", 3, members=members(1, 4)), 5_000)
+    (group,) = table.status(5_000, {})
+    assert [node.node_id for node in group.nodes] == [1, 4]
