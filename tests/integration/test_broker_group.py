@@ -278,8 +278,8 @@ async def test_a_replica_whose_memory_contradicts_the_log_halts(tmp_path: Path) 
             node.replica.on_fatal = on_fatal
             append = node.replica.log.append
 
-            def append_and_corrupt(frames: list[bytes]) -> None:
-                append(frames)  # judged, not yet applied
+            def append_and_corrupt(frames: list[bytes], *, wait_for_room: bool) -> None:
+                append(frames, wait_for_room=wait_for_room)  # judged, not yet applied
                 node.replica.state.queues[QUEUE].log_end_offset += 1
 
             node.replica.log.append = append_and_corrupt  # type: ignore[method-assign,assignment]

@@ -12,6 +12,7 @@ SOAKS: Final = {
     "faults": ("tests.soak.faults", "every fault of the matrix on real processes, one by one"),
     "chaos": ("tests.soak.chaos", "random pairs of faults on real processes under load"),
     "steady": ("tests.soak.steady", "half an hour of load, after which nothing may have grown"),
+    "damage": ("tests.soak.damage", "bytes of one node's files flipped, again and again"),
     "mutants": ("tools.mutation.__main__", "small changes of the code, and what the tests notice"),
 }
 

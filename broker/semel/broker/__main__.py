@@ -153,6 +153,15 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
     "--checkpoint-records", type=click.IntRange(1), default=50_000, help="Entries per checkpoint."
 )
 @click.option(
+    "--scrub-bytes-per-second",
+    type=click.IntRange(0),
+    default=8 << 20,
+    help="How fast the disk is read in search of damage; 0: never.",
+)
+@click.option(
+    "--scrub-pause-ms", type=click.IntRange(1), default=600_000, help="Pause between two passes."
+)
+@click.option(
     "--durability",
     type=click.Choice(["sync", "interval"]),
     default="sync",
@@ -189,6 +198,8 @@ def main(
     retention_check_ms: int,
     retained_log_bytes: int,
     checkpoint_records: int,
+    scrub_bytes_per_second: int,
+    scrub_pause_ms: int,
     durability: str,
     catch_up_rate: int,
     as_json: bool,
@@ -225,6 +236,8 @@ def main(
             retention_check_ms=retention_check_ms,
             retained_log_bytes=retained_log_bytes,
             checkpoint_records=checkpoint_records,
+            scrub_bytes_per_second=scrub_bytes_per_second,
+            scrub_pause_ms=scrub_pause_ms,
             catch_up_bytes_per_second=catch_up_rate,
         )
     except InvalidRequest as error:

@@ -11,6 +11,8 @@ from semel.broker.raft.config import RaftConfig
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import GroupId, NodeId
 
+_MAY_BE_ZERO = ("peer_port", "scrub_bytes_per_second")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
@@ -110,6 +112,12 @@ class BrokerConfig:
     catch_up_bytes_per_second: int = 256 << 20
     """Default 256 MiB/s. How fast a snapshot is pulled from a peer at most."""
 
+    scrub_bytes_per_second: int = 8 << 20
+    """Default 8 MiB/s. How fast the disk is read in search of damage; 0: never."""
+
+    scrub_pause_ms: int = 600_000
+    """Default 10 min. Between two passes over everything, and before the first."""
+
     producer_idle_ms: int = 7 * 24 * 3600 * 1000
     """Default 7 days. Rows of the sequence table that were idle for longer end."""
 
@@ -143,5 +151,5 @@ class BrokerConfig:
             raise InvalidRequest(f"peer_port is {self.peer_port}, ports end at 65535")
         for name in self.__slots__:
             value = getattr(self, name)
-            if isinstance(value, int) and value < 1 and name != "peer_port":
+            if isinstance(value, int) and value < 1 and name not in _MAY_BE_ZERO:
                 raise InvalidRequest(f"{name} is {value}, it must be at least 1")

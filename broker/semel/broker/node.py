@@ -36,15 +36,17 @@ from semel.broker.raft import Role
 from semel.broker.registration import Registration
 from semel.broker.repair import Repair
 from semel.broker.replica import TICK_MS, Replica
+from semel.broker.scrub import Scrub
 from semel.broker.server.admin import AdminService
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.members import MembersService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.server.replicate import PeerPort, frame_meta
+from semel.broker.setting_aside import move_away, set_aside
 from semel.broker.snapshots import CatchUp, Checkpoints, SnapshotService
 from semel.broker.standing import Standing, ask_members
 from semel.broker.state import State
-from semel.protos.errors import SemelError, Unavailable
+from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
@@ -123,7 +125,7 @@ class BrokerNode:
         alone = set(known.addresses) == {config.node_id}
         if alone and (torn := log.cut_torn()) is not None:
             logger.warning("torn write at the log's end cut, never acknowledged index=%d", torn)
-        hard_state = HardStateFile(config.data / "hard_state", self._files)
+        hard_state = self._open_hard_state(alone=alone)
         self.replica = Replica(
             config,
             log=log,
@@ -140,6 +142,7 @@ class BrokerNode:
         if await loop.run_in_executor(self.readers, lambda: standing.begin(empty=empty)):
             replica.core.set_muted(True)
         self.checkpoints = Checkpoints(replica)
+        self.scrub = Scrub(replica, self.checkpoints, self._check_identity)
         self.changes = MembershipChanges(config, replica)
         await self._serve()
         self._stack.push_async_callback(self._cancel_tasks)
@@ -151,9 +154,10 @@ class BrokerNode:
         self._start(self.registration.run())
         self._start(Maintenance(self.replica, self.checkpoints, self.changes).run())
         self._start(Repair(self.replica, self._identity).run())
+        self._start(self.scrub.run())
         self._start(self._tick())
 
-    def _open_log(self) -> Log:
+    def _check_identity(self) -> None:
         config = self.config
         check_identity(
             config.data,
@@ -162,7 +166,29 @@ class BrokerNode:
             node_id=config.node_id,
             files=self._files,
         )
-        return Log.open(config.data / "log", config.log, files=self._files)
+
+    def _open_log(self) -> Log:
+        """What is damaged beyond mending is set aside, if there are peers to get it from."""
+        config, directory = self.config, self.config.data / "log"
+        self._check_identity()
+        try:
+            return Log.open(directory, config.log, files=self._files)
+        except CorruptSegment as error:
+            if len(config.members) == 1 and not config.join:
+                raise
+            set_aside(self._files, config.data, directory.name, error)
+            return Log.open(directory, config.log, files=self._files)
+
+    def _open_hard_state(self, *, alone: bool) -> HardStateFile:
+        """A vote that is damaged beyond mending is set aside, and the node counted by nobody."""
+        config, path = self.config, self.config.data / "hard_state"
+        hard_state = HardStateFile(path, self._files)
+        try:
+            hard_state.load()
+        except CorruptSegment as error:
+            # Who is alone votes for nobody else, and the log tells which terms it had.
+            (move_away if alone else set_aside)(self._files, config.data, path.name, error)
+        return hard_state
 
     async def _founding(self, state: State, logged: Mapping[int, Members]) -> Members:
         """The members before any were logged; a node that joins asks, until its own log knows."""
@@ -217,7 +243,7 @@ class BrokerNode:
             MembersService(config, replica, self.changes), server
         )
         broker_pb2_grpc.add_BrokerServicer_to_server(
-            AdminService(config, replica, self.checkpoints), server
+            AdminService(config, replica, self.checkpoints, self.scrub), server
         )
         host, _, _ = config.listen.rpartition(":")
         try:

@@ -410,6 +410,12 @@ class Replica:
         self.drain()
         return True
 
+    @halting
+    def mend_hard_state(self) -> None:
+        """Writes a damaged copy of term and vote anew. BLOCKING like every save: 16 KiB, rarely."""
+        if self._hard_state_file.mend():
+            logger.error("a copy of term and vote was damaged and is written anew")
+
     def _on_synced_in_writer(self, index: int, term: int) -> None:
         self._loop.call_soon_threadsafe(self._on_synced, index, term)
 

@@ -55,13 +55,13 @@ class Checkpoints:
         self.index = 0 if checkpoint is None else checkpoint.index
         """Index of the newest checkpoint."""
 
-    async def write(self) -> int:
-        """Makes the newest applied state durable; returns its index."""
+    async def write(self, *, anew: bool = False) -> int:
+        """Makes the newest applied state durable; returns its index. `anew`: even if it is."""
         async with self._writing:
             replica = self._replica
             state, log = replica.state, replica.log
             index, term = state.applied_index, state.applied_term
-            if index <= self.index:
+            if index <= self.index and not anew:
                 return self.index
             parts = state.to_parts()
             await asyncio.get_running_loop().run_in_executor(

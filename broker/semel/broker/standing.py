@@ -2,8 +2,9 @@
 
 How it works. A node whose directory is empty may be new together with its group, or new in an old
 group, or one that lost its disk and with it the memory of what it acknowledged and voted for. The
-last must not be counted, so all three begin *muted* (`raft/`), and a file says so until the end:
-a crash on the way must not make the node forget that it has forgotten.
+last must not be counted, nor one whose data was damaged and set aside, so all of them begin *muted*
+(`raft/`), and a file says so until the end: a crash on the way must not make the node forget that
+it has forgotten.
 
     muted -> counted   a majority of the founding members is empty as well: the group is new
     muted -> counted   the master, confirmed by a quorum without this node, named its commit index
@@ -35,6 +36,7 @@ from semel.broker.log.files import read_file, replace_file
 from semel.broker.members import Members
 from semel.broker.raft import Role
 from semel.broker.replica import Replica
+from semel.broker.setting_aside import MARK_NAME
 from semel.protos.errors import Unavailable
 from semel.protos.ids import NodeId
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
@@ -42,7 +44,6 @@ from semel.protos.v1 import broker_pb2, broker_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-MARK_NAME: Final = "CATCHING_UP"
 _MARK_TEXT: Final = b"This node began empty and has not caught up: nobody counts it yet.\n"
 _ASK_TIMEOUT_S = 1.0
 _ASK_AGAIN_S = 0.1
@@ -125,10 +126,12 @@ class Standing:
         It must be muted then.
         """
         config = self._config
-        marked = read_file(self._files, self._mark) is not None
+        mark = read_file(self._files, self._mark)
+        marked = mark is not None
         if not marked and (not empty or (not config.join and len(config.members) == 1)):
             return False
-        self._maybe_new_group = empty and not config.join
+        # Any other text: it had data once, which was set aside.
+        self._maybe_new_group = empty and not config.join and mark in (None, _MARK_TEXT)
         if not marked:
             replace_file(self._files, self._mark, [_MARK_TEXT])
         return True
@@ -172,8 +175,8 @@ class Standing:
         """Until everything that this node may once have promised is here again."""
         replica, own = self._replica, self._config.node_id
         logger.warning(
-            "data directory is empty but the group has a history: this node is not counted "
-            "before it has caught up"
+            "what this node had is lost but the group has a history: it is not counted before it "
+            "has caught up"
         )
         while True:
             if own in replica.core.membership.nodes:

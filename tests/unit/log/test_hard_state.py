@@ -122,7 +122,15 @@ def test_an_identity_is_written_once_and_compared() -> None:
         check_identity(root, cluster_id="other", group_id=1, node_id=2, files=disk)
     image = disk.image(root / "IDENTITY")
     assert b"node=2\n" in image
+    good = bytes(image)
+    for at in range(len(good)):  # either copy may be damaged, and is written anew
+        image = disk.image(root / "IDENTITY")
+        image[at] ^= 1 << at % 8
+        check_identity(root, cluster_id="c-1", group_id=1, node_id=2, files=disk)
+        assert disk.image(root / "IDENTITY") == good
+    image = disk.image(root / "IDENTITY")
     image[3] ^= 1
+    image[len(good) // 2 + 3] ^= 1
     with pytest.raises(DataDirectoryError, match="damaged"):
         check_identity(root, cluster_id="c-1", group_id=1, node_id=2, files=disk)
 

@@ -36,7 +36,7 @@ async def test_a_session_does_not_end_while_its_holders_commit_is_on_the_way() -
     assert clock.expired(granted_ms + SESSION_MS) == [("g", KEY, 7)]
     clock.refresh_all(granted_ms)
     replica = SlowReplica(clock)
-    service = AdminService(None, replica, None)  # type: ignore[arg-type]
+    service = AdminService(None, replica, None, None)  # type: ignore[arg-type]
     request = broker_pb2.CommitRequest(group="g")
     request.commits.add(queue=queue_ref(KEY), token=7, offset=1)
     commit = asyncio.ensure_future(service.Commit(request, None))

@@ -95,6 +95,16 @@ class Checkpoints:
     def newest(self) -> Checkpoint | None:
         return self._good[-1] if self._good else None
 
+    def all(self) -> list[Checkpoint]:
+        """The good ones, as far as is known; oldest first."""
+        return list(self._good)
+
+    def discard(self, checkpoint: Checkpoint) -> None:
+        """It was read and found damaged: it counts no more, and goes when the next one is saved."""
+        if checkpoint in self._good:
+            self._good = [one for one in self._good if one != checkpoint]
+            self.damaged = [*self.damaged, checkpoint.path]
+
     @property
     def count(self) -> int:
         return len(self._good)

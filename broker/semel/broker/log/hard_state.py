@@ -78,6 +78,21 @@ class HardStateFile:
         self._last = newest
         return newest[1], newest[2]
 
+    def mend(self) -> bool:
+        """Writes the newest record anew when a copy of it is damaged; true when one was."""
+        if self._last is None:
+            return False
+        file = self._files.open(self._path)
+        try:
+            blocks = SLOT_BLOCKS[self._last[0] % 2]
+            raw = [file.read(RECORD_STRUCT.size, block * BLOCK_BYTES) for block in blocks]
+            damaged = any(self._decode(one) != self._last for one in raw)
+            if damaged:
+                self._write(file, self._last)
+        finally:
+            file.close()
+        return damaged
+
     def save(self, term: int, voted_for: NodeId | None) -> None:
         """Durable when it returns. Raises OSError: then either state may stand."""
         if self._last is None:

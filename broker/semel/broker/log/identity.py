@@ -1,23 +1,26 @@
 """Whose data directory this is: written once, checked at every start.
 
 A node that starts on another node's directory would vote with that node's vote; one of another
-cluster would replicate strange data. The file IDENTITY is text, so that an operator can read it.
+cluster would replicate strange data. The file IDENTITY is text, so that an operator can read it,
+and holds it twice, so that one damaged byte costs nothing.
 
 Format. `docs/formats/hard-state.md`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Final
 
 import google_crc32c
 
 from semel.broker.log.files import FileLayer, OsFiles, read_file, replace_file
-from semel.protos.errors import DataDirectoryError
+from semel.protos.errors import DataDirectoryError, DiskFull
 
 FORMAT: Final = 1
 _NAME: Final = "IDENTITY"
+_COPIES: Final = 2
 
 
 def check_identity(
@@ -50,9 +53,9 @@ def check_identity(
             )
         files.make_directory(directory)
         files.sync_directory(directory.parent)
-        replace_file(files, path, [_encode(expected)])
+        replace_file(files, path, [_encode(expected)] * _COPIES)
         return
-    found = _decode(raw)
+    found = next((one for one in map(_decode, _copies(raw)) if one is not None), None)
     if found is None:
         raise DataDirectoryError(
             f"{path} is damaged; if this is the directory of cluster {cluster_id} group {group_id} "
@@ -68,10 +71,19 @@ def check_identity(
             f"{directory} belongs to {_describe(found)}, not to {_describe(expected)}; name the "
             "right directory, or give this node an empty one"
         )
+    if raw != _encode(expected) * _COPIES:
+        with contextlib.suppress(DiskFull):  # the good copy still stands
+            replace_file(files, path, [_encode(expected)] * _COPIES)
 
 
 def _describe(identity: dict[str, str]) -> str:
     return " ".join(f"{key} {identity.get(key, '?')}" for key in ("cluster", "group", "node"))
+
+
+def _copies(raw: bytes) -> list[bytes]:
+    """Both copies, and the whole as the only one."""
+    half = len(raw) // _COPIES
+    return [raw[:half], raw[half:], raw]
 
 
 def _encode(identity: dict[str, str]) -> bytes:

@@ -115,6 +115,11 @@ class KeptStore:
             self._kept.append(_KeptFile(path, size, payload_bytes, [key for key, _ in places]))
             self._places.update(places)
 
+    def refs(self) -> list[RecordRef]:
+        """All records, at this moment."""
+        with self._lock:
+            return [RecordRef(*key, place.length) for key, place in self._places.items()]
+
     def has(self, index: int, position: int) -> bool:
         return (index, position) in self._places
 

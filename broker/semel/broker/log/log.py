@@ -34,6 +34,7 @@ from semel.broker.log.files import FileLayer, OsFiles
 from semel.broker.log.index import Write
 from semel.broker.log.kept import KeptStore
 from semel.broker.log.reader import OpenFiles, record_of
+from semel.broker.log.scrubbing import scrub
 from semel.broker.log.store import Store
 from semel.broker.log.types import Damage, IndexUnavailable, LogStats, RecordRef
 from semel.protos.errors import Closed, CorruptSegment, InvalidRequest
@@ -164,6 +165,11 @@ class Log:
     def damaged_records(self) -> list[RecordRef]:
         """Records below first_index to fetch from a peer and `mend_record`."""
         return sorted(self._store.kept.damaged)
+
+    @property
+    def checkpoints_damaged(self) -> bool:
+        """A checkpoint is damaged: save a new one."""
+        return bool(self._store.checkpoints.damaged)
 
     def describe(self, index: int) -> str:
         """Where an entry lies, for a person: its index, term, file and byte offset."""
@@ -411,6 +417,12 @@ class Log:
             hi = index.fit(lo, index.last_index + 1, self._config.replay_bytes)
             yield from self._store.reader.frames(lo, hi)
             lo = hi
+
+    def scrub(self) -> Iterator[int]:
+        """BLOCKING, any thread, one at a time: reads everything once from the disk, one piece with
+        each step, and yields its bytes. Fills `damaged`, `damaged_records`, `checkpoints_damaged`.
+        """
+        return scrub(self._store, self._synced_index)
 
     def mend(self, frame: bytes) -> None:
         """BLOCKING, any thread. Puts a damaged entry's frame, as a peer has it, back in place.

@@ -135,6 +135,10 @@ class Reader:
                 lo += len(part)
         return found
 
+    def check(self, segment: Segment, lo: int, hi: int) -> None:
+        """Reads the frames [lo, hi) of one segment from the disk. Raises as `frames` does."""
+        self._read(segment, lo, hi)
+
     def record(self, index: int, position: int, length: int) -> memoryview:
         """The payload of a record, a view of its frame. Raises IndexUnavailable, DamagedEntry."""
         frame = self._tail.get(index)

@@ -16,6 +16,7 @@ from importlib.metadata import version
 
 from semel.broker.config import BrokerConfig
 from semel.broker.replica import Replica, monotonic_ms
+from semel.broker.scrub import Scrub
 from semel.broker.server.members import member_statuses
 from semel.broker.server.verify import verify_queues
 from semel.broker.snapshots import Checkpoints
@@ -50,9 +51,12 @@ _VERSION = version("semel")
 class AdminService(broker_pb2_grpc.BrokerServicer):
     """Serves semel.protos.v1.Broker on one replica."""
 
-    def __init__(self, config: BrokerConfig, replica: Replica, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, config: BrokerConfig, replica: Replica, checkpoints: Checkpoints, scrub: Scrub
+    ) -> None:
         self._config = config
         self._replica = replica
+        self._scrub = scrub
         self._checkpoints = checkpoints
 
     # ------------------------------------------------------------------ producers
@@ -351,6 +355,11 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             membership_index=state.membership.index,
             muted=replica.muted,
             electable=replica.electable,
+            scrub_passes=self._scrub.passes,
+            scrub_bytes=self._scrub.position_bytes,
+            scrub_total_bytes=self._scrub.total_bytes,
+            damaged=log.damaged + len(replica.log.damaged_records),
+            lost=len(replica.lost_entries),
         )
 
     async def VerifyQueues(  # noqa: N802
