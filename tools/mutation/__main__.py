@@ -25,7 +25,16 @@ from typing import TextIO
 import pytest
 
 from tools.mutation.mutants import Mutant, Source
-from tools.mutation.results import SURVIVED, Account, Fate, Results, read_equivalents, settle
+from tools.mutation.results import (
+    SURVIVED,
+    Account,
+    Fate,
+    Place,
+    Results,
+    place_of,
+    read_equivalents,
+    settle,
+)
 from tools.mutation.targets import ROOT, TARGETS, Target
 from tools.mutation.workbench import Workbench
 
@@ -49,7 +58,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--within", type=float, default=math.inf, metavar="S", help="only tests of S seconds in all"
     )
-    parser.add_argument("--again", action="store_true", help="survivors are tested once more")
+    parser.add_argument("--again", action="store_true", help="unexplained survivors once more")
     parser.add_argument("--report", action="store_true", help="run nothing, tell what is known")
     parser.add_argument("--goal", type=float, default=95.0, metavar="PERCENT")
     parser.add_argument(
@@ -92,7 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         mutants = _chosen(sources, options)
         if not options.report:
-            error = _run(name, target, sources, mutants, results, options, until)
+            todo = [one for one in mutants if _wanted(one, results, equivalents, options)]
+            error = _run(name, target, sources, todo, results, options, until)
             if error:
                 print(f"error: {error}", file=sys.stderr)
                 return 1
@@ -103,22 +113,26 @@ def main(arguments: list[str] | None = None) -> int:
     return int(failed)
 
 
+def _wanted(
+    mutant: Mutant, results: Results, equivalents: set[Place], options: argparse.Namespace
+) -> bool:
+    fate = results.fates.get(mutant.key)
+    if fate is None:
+        return True
+    unexplained = fate.outcome == SURVIVED and place_of(mutant) not in equivalents
+    return options.again and unexplained
+
+
 def _run(
     name: str,
     target: Target,
     sources: list[Source],
-    mutants: list[Mutant],
+    todo: list[Mutant],
     results: Results,
     options: argparse.Namespace,
     until: float,
 ) -> str | None:
-    """Tests the mutants whose fate is not known; what is wrong with the tests, if they are."""
-    known = results.fates
-    todo = [
-        mutant
-        for mutant in mutants
-        if mutant.key not in known or (options.again and known[mutant.key].outcome == SURVIVED)
-    ]
+    """Tests these mutants; what is wrong with the tests, if they are."""
     if not todo or time.monotonic() >= until:
         return None
     # pytest's own report would drown the progress.

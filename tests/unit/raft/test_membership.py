@@ -126,3 +126,20 @@ def test_memberships_rise_by_index() -> None:
     history = MembershipHistory(THREE, 5)
     with pytest.raises(AssertionError):
         history.append(5, WITH_LEARNER)
+
+
+def test_the_past_before_the_base_is_the_base() -> None:
+    old = Membership(voters=frozenset({NodeId(1), NodeId(2)}))
+    history = MembershipHistory(old, 5)
+    new = add_learner(old, NodeId(3))
+    history.append(9, new)
+    assert [history.at(index) for index in (4, 5, 8, 9, 10)] == [old, old, old, new, new]
+    assert history.truncate(10) is False
+    assert history.truncate(9) is True
+    assert (history.current, history.index) == (old, 5)
+    history.append(9, new)
+    history.commit(8)
+    assert history.at(5) == old
+    history.commit(9)
+    assert (history.at(5), history.index) == (new, 9)
+    assert history.truncate(1) is False

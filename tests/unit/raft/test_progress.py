@@ -142,3 +142,60 @@ def test_only_a_round_that_began_later_makes_a_muted_peer_count_again() -> None:
     assert progress.on_not_muted(10)
     progress.on_acknowledged(10)
     assert progress.counted_match == 10
+
+
+def test_a_new_peer_has_shown_nothing() -> None:
+    progress = Progress(next_index=11, now_ms=5)
+    found = {name: getattr(progress, name) for name in Progress.__slots__}
+    assert (len(found.pop("inflight")), found.pop("state")) == (0, ProgressState.PROBE)
+    assert found == {
+        "acked_round": 0,
+        "counts": True,
+        "inflight_bytes": 0,
+        "last_contact_ms": 5,
+        "match_index": 0,
+        "muted_round": 0,
+        "next_index": 11,
+        "probe_sent": False,
+    }
+
+
+def test_the_window_is_full_at_its_last_byte() -> None:
+    progress = replicating()
+    progress.on_sent(11, 999)
+    assert progress.may_send(CONFIG) is True
+    progress.on_acknowledged(11)
+    progress.on_sent(12, 1000)
+    assert progress.may_send(CONFIG) is False
+
+
+def test_old_news_is_no_news() -> None:
+    progress = replicating()
+    assert progress.on_acknowledged(10) is False
+    assert progress.on_acknowledged(11) is True
+    assert (progress.match_index, progress.next_index) == (11, 12)
+    progress.on_sent(15, 10)
+    assert progress.on_acknowledged(13) is True
+    assert progress.next_index == 16
+
+
+@pytest.mark.parametrize(("last_index", "next_index"), [(0, 1), (1, 1), (2, 2), (15, 15)])
+def test_a_peer_that_lost_its_disk_starts_anew_and_is_counted_nowhere(
+    last_index: int, next_index: int
+) -> None:
+    progress = replicating()
+    progress.acked_round = 6
+    assert (progress.counted_match, progress.counted_round) == (10, 6)
+    progress.on_sent(11, 500)
+    assert progress.on_muted(7, last_index) is True
+    assert (progress.match_index, progress.acked_round, progress.counts) == (0, 0, False)
+    assert (progress.state, progress.next_index) == (ProgressState.PROBE, next_index)
+    assert (progress.inflight_bytes, progress.muted_round) == (0, 7)
+    progress.on_acknowledged(3)
+    progress.acked_round = 7
+    assert (progress.counted_match, progress.counted_round) == (0, 0)
+    assert progress.on_muted(8, last_index) is False
+    assert (progress.muted_round, progress.match_index) == (8, 3)
+    assert progress.on_not_muted(8) is False
+    assert progress.on_not_muted(9) is True
+    assert (progress.counted_match, progress.counted_round) == (3, 7)
