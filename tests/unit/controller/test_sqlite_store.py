@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,10 @@ async def test_what_a_killed_process_wrote_is_there(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_byte_is_refused_by_name_or_does_no_harm(tmp_path: Path) -> None:
+    """After a clean stop the one file holds everything: no byte of another one counts."""
     content = await fill(tmp_path / "good")
     good = (tmp_path / "good" / FILE_NAME).read_bytes()
+    assert {path.name for path in (tmp_path / "good").iterdir()} == {FILE_NAME, "lock"}
     refused = accepted = 0
     flips = [(position, mask) for position in range(0, len(good), 101) for mask in (0xFF, 0x01)]
     for number, (position, mask) in enumerate(flips):
@@ -66,6 +69,64 @@ async def test_a_damaged_byte_is_refused_by_name_or_does_no_harm(tmp_path: Path)
         await store.close()
     assert refused > 5
     assert refused + accepted == len(flips)
+
+
+async def test_a_transaction_that_was_rolled_back_in_part_is_refused(tmp_path: Path) -> None:
+    """The process died while it wrote, and a byte of SQLite's journal is damaged."""
+    directory = tmp_path / "live"
+    before = await fill(directory)
+    connection = sqlite3.connect(directory / FILE_NAME, isolation_level=None)
+    connection.execute("PRAGMA cache_size = 1")  # pages go to the file before the commit
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("DELETE FROM entries WHERE key < '/k/15'")
+    connection.execute("UPDATE meta SET value = 60, crc = ? WHERE name = 'revision'", (0,))
+    connection.execute("PRAGMA cache_spill = 1")
+    files = {path.name: path.read_bytes() for path in directory.iterdir()}
+    connection.execute("ROLLBACK")
+    connection.close()
+    journal = files[FILE_NAME + "-journal"]
+    assert len(journal) > 8192, "no page was spilled"
+    outcomes = Counter[str]()
+    for number, at in enumerate([None, *range(0, len(journal), 211)]):
+        copy = tmp_path / str(number)
+        copy.mkdir()
+        for name, data in files.items():
+            (copy / name).write_bytes(data)
+        if at is not None:
+            bad = bytearray(journal)
+            bad[at] ^= 0x20
+            (copy / f"{FILE_NAME}-journal").write_bytes(bad)
+        try:
+            store = await SqliteStore.open(copy)
+        except DataDirectoryError as error:
+            outcomes["refused" if FILE_NAME in error.message and at is not None else "wrong"] += 1
+            continue
+        assert await store.scan("") == before
+        await store.close()
+        outcomes["rolled back"] += 1
+    assert outcomes.keys() == {"refused", "rolled back"}
+    assert min(outcomes.values()) > 3
+
+
+async def test_a_file_of_version_one_is_brought_up(tmp_path: Path) -> None:
+    """With a write-ahead log that the old program had not yet written back."""
+    directory = tmp_path / "live"
+    before = await fill(directory)
+    connection = sqlite3.connect(directory / FILE_NAME, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("DELETE FROM meta WHERE name = 'digest'")
+    connection.execute("PRAGMA user_version = 1")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in directory.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    connection.close()
+    assert (copy / f"{FILE_NAME}-wal").stat().st_size
+    for _ in range(2):
+        store = await SqliteStore.open(copy)
+        assert await store.scan("") == before
+        await store.close()
+    assert not (copy / f"{FILE_NAME}-wal").exists()
 
 
 async def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
@@ -103,7 +164,8 @@ async def test_a_file_instead_of_a_directory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "told"),
     [
-        ("PRAGMA user_version = 2", "format 2"),
+        ("PRAGMA user_version = 3", "format 3"),
+        ("DELETE FROM entries WHERE key = '/k/7'", "entries are missing"),
         ("PRAGMA application_id = 77", "another program"),
         ("DELETE FROM meta", "revision is missing"),
         ("UPDATE entries SET value = x'00' WHERE key = '/k/7'", "/k/7"),

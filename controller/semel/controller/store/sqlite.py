@@ -1,19 +1,24 @@
 """The metadata store of a single controller: one SQLite file.
 
 How it works. At the start the whole file is checked and read into memory; from then on reads come
-from memory and every transaction is one SQLite transaction, on a thread of its own, in WAL mode
-with `synchronous=FULL`, so that it is on the disk before `transact` returns.
+from memory and every transaction is one SQLite transaction, on a thread of its own, with a rollback
+journal and `synchronous=EXTRA`, so that it is on the disk before `transact` returns. A write-ahead
+log would be faster and is not used: SQLite takes a damaged frame of it for its end, and forgets the
+transactions behind it without a word.
 
-Format. `DIR/metadata.sqlite`, application id "SMLC", `user_version` 1:
+Format. `DIR/metadata.sqlite`, application id "SMLC", `user_version` 2:
     entries(key TEXT PRIMARY KEY, version INTEGER, value BLOB, crc INTEGER)
-    meta(name TEXT PRIMARY KEY, value INTEGER, crc INTEGER)    -- one row, "revision"
-`crc` is the CRC32C of the key, a zero byte, the version (8 bytes, little-endian) and the value; for
-the revision, of its name, a zero byte and its value.
-SQLite checks its pages' structure, not their content; the CRC does that.
+    meta(name TEXT PRIMARY KEY, value INTEGER, crc INTEGER)    -- rows "revision" and "digest"
+`crc` is the CRC32C of the key, a zero byte, the version (8 bytes, little-endian) and the value; in
+meta, of the name, a zero byte and the value. The digest is the sum of the entries' CRCs, modulo
+2**48: it tells of rows that are missing, and of pages of two different transactions.
+SQLite checks its pages' structure, not their content; CRCs and digest do that. Version 1 had no
+digest and a write-ahead log; it is brought up to version 2 when it is opened.
 
-Crash cases. A torn transaction is rolled back by SQLite's own log. A damaged page, value or CRC is
-refused at the start with the file's name: guessing here could give a producer's epoch or a topic's
-id out twice. `DIR/lock` is locked by the running process and says which one it is.
+Crash cases. A torn transaction is rolled back by SQLite's own journal; if that is damaged, the
+digest shows a transaction that was rolled back in part. A damaged page, value or CRC is refused at
+the start with the file's name: guessing here could give a producer's epoch or a topic's id out
+twice. `DIR/lock` is locked by the running process and says which one it is.
 
 Invariants
 1. A failed write that is not a plain lack of room is fatal: a failed fsync is never tried again.
@@ -43,8 +48,10 @@ from semel.protos.errors import DataDirectoryError, DiskFull
 FILE_NAME: Final = "metadata.sqlite"
 LOCK_NAME: Final = "lock"
 APPLICATION_ID: Final = int.from_bytes(b"SMLC", "big")
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 REVISION: Final = "revision"
+DIGEST: Final = "digest"
+_DIGEST_MASK: Final = (1 << 48) - 1
 _WAY_OUT: Final = (
     "Restore the file from a backup. Starting with an empty directory makes a new cluster, "
     "which brokers and clients of the old one refuse"
@@ -91,6 +98,7 @@ class SqliteStore(MemoryStore):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata")
         self._lock_file = -1
         self._connection: sqlite3.Connection | None = None
+        self._digest = 0
 
     @classmethod
     async def open(cls, directory: Path) -> SqliteStore:
@@ -184,16 +192,16 @@ class SqliteStore(MemoryStore):
 
     def _check_format(self) -> None:
         connection = self._connected()
-        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA synchronous = EXTRA")
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if (application, version, tables) == (0, 0, 0):
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(
-                f"BEGIN; {_SCHEMA} INSERT INTO meta VALUES ('{REVISION}', 0, "
-                f"{entry_crc(REVISION, 0, b'')}); COMMIT;"
+            connection.execute("PRAGMA journal_mode = DELETE")
+            rows = ", ".join(
+                f"('{name}', 0, {entry_crc(name, 0, b'')})" for name in (REVISION, DIGEST)
             )
+            connection.executescript(f"BEGIN; {_SCHEMA} INSERT INTO meta VALUES {rows}; COMMIT;")
         elif application != APPLICATION_ID:
             raise DataDirectoryError(f"{self._path} is a database of another program")
         elif version > FORMAT_VERSION:
@@ -202,23 +210,26 @@ class SqliteStore(MemoryStore):
                 "Start the newer program"
             )
         else:
-            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA journal_mode = DELETE")
+            if version == 1:
+                self._add_digest()
+
+    def _add_digest(self) -> None:
+        """Version 1 becomes version 2; what its rows say is checked by `_load` all the same."""
+        connection = self._connected()
+        rows = connection.execute("SELECT crc FROM entries").fetchall()
+        connection.execute("BEGIN IMMEDIATE")
+        self._put_meta(DIGEST, sum(crc for (crc,) in rows) & _DIGEST_MASK)
+        connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+        connection.execute("COMMIT")
 
     def _load(self) -> None:
         connection = self._connected()
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             raise self._damaged(str(verdict))
-        row = connection.execute(
-            "SELECT value, crc FROM meta WHERE name = ?", (REVISION,)
-        ).fetchone()
-        if (
-            row is None
-            or not _is_row(REVISION, row[0], b"")
-            or entry_crc(REVISION, row[0], b"") != row[1]
-        ):
-            raise self._damaged("the revision is missing or does not match its checksum")
-        self._table.revision = row[0]
+        self._table.revision = self._get_meta(REVISION)
+        digest = 0
         for key, version, value, crc in connection.execute(
             "SELECT key, version, value, crc FROM entries"
         ):
@@ -227,26 +238,48 @@ class SqliteStore(MemoryStore):
             if version > self._table.revision:
                 raise self._damaged(f"{key} is newer than the revision")
             self._table.entries[key] = Versioned(value=value, version=version)
+            digest += crc
+        self._digest = self._get_meta(DIGEST)
+        if digest & _DIGEST_MASK != self._digest:
+            raise self._damaged("entries are missing or are not of the same transaction")
+
+    def _get_meta(self, name: str) -> int:
+        row = (
+            self._connected()
+            .execute("SELECT value, crc FROM meta WHERE name = ?", (name,))
+            .fetchone()
+        )
+        if row is None or not _is_row(name, row[0], b"") or entry_crc(name, row[0], b"") != row[1]:
+            raise self._damaged(f"the {name} is missing or does not match its checksum")
+        return int(row[0])
+
+    def _put_meta(self, name: str, value: int) -> None:
+        self._connected().execute(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?, ?)",
+            (name, value, entry_crc(name, value, b"")),
+        )
 
     def _write(self, transaction: Transaction, revision: int) -> None:
         connection = self._connected()
         connection.execute("BEGIN IMMEDIATE")
         try:
-            connection.executemany(
-                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)",
-                [
-                    (key, revision, bytes(value), entry_crc(key, revision, bytes(value)))
-                    for key, value in transaction.puts.items()
-                ],
-            )
+            digest = self._digest
+            for key in (*transaction.puts, *transaction.deletes):
+                row = connection.execute("SELECT crc FROM entries WHERE key = ?", (key,)).fetchone()
+                digest -= row[0] if row is not None else 0
+            rows = [
+                (key, revision, bytes(value), entry_crc(key, revision, bytes(value)))
+                for key, value in transaction.puts.items()
+            ]
+            digest += sum(row[3] for row in rows)
+            connection.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)", rows)
             connection.executemany(
                 "DELETE FROM entries WHERE key = ?", [(key,) for key in transaction.deletes]
             )
-            connection.execute(
-                "UPDATE meta SET value = ?, crc = ? WHERE name = ?",
-                (revision, entry_crc(REVISION, revision, b""), REVISION),
-            )
+            self._put_meta(REVISION, revision)
+            self._put_meta(DIGEST, digest & _DIGEST_MASK)
             connection.execute("COMMIT")
+            self._digest = digest & _DIGEST_MASK
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
