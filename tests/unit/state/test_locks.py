@@ -231,10 +231,25 @@ def test_commits_give_new_time_and_nothing_delivered_needs_none() -> None:
     made.on_committed("g", KEY, 1, 5, 2_000)
     renew(made, 2_550)
     assert made.expired(2_499) == []
-    assert made.expired(2_500) == [("g", KEY, 1)]
-    made.on_committed("g", KEY, 1, 10, 2_600)
+    made.on_committed("g", KEY, 1, 10, 2_499)
     made.on_renewed("g", KEY, 1, 9_000)
     assert made.expired(9_050) == []
+
+
+def test_a_commit_that_leaves_something_uncommitted_gives_new_time_once() -> None:
+    made = clock()
+    made.on_delivered("g", KEY, 1, 10, 0)
+    made.on_committed("g", KEY, 1, 5, 10)
+    renew(made, 560)
+    assert made.expired(509) == []
+    assert made.expired(510) == [("g", KEY, 1)]
+
+
+def test_a_lock_whose_release_is_decided_is_not_renewed() -> None:
+    made = clock()
+    assert made.expired(100) == [("g", KEY, 1)]
+    assert not made.on_renewed("g", KEY, 1, 101)
+    assert made.expired(1_100) == [("g", KEY, 1)]
 
 
 def test_a_gap_of_the_loop_gives_everybody_fresh_time() -> None:

@@ -167,25 +167,39 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
     async def RenewLocks(  # noqa: N802
         self, request: broker_pb2.RenewLocksRequest, context: object
     ) -> broker_pb2.RenewLocksReply:
-        await self._replica.wait_master()
-        clock, groups = self._replica.lock_clock, self._replica.state.groups
-        assert clock is not None
+        replica = self._replica
+        await replica.wait_master()
         now_ms = monotonic_ms()
+        alive = [
+            self._keep_alive(request.group, queue_key_of(lock.queue), lock.token, now_ms)
+            for lock in request.locks
+        ]
+        # A master that was replaced without knowing it must not tell an owner of its time that all
+        # is well: by now somebody else may hold the lock.
+        await replica.confirm_read()
+        groups = replica.state.groups
         lost = []
-        for lock in request.locks:
-            key = queue_key_of(lock.queue)
-            held = groups.lookup(request.group, key)
-            if held is None or held.token != lock.token or held.owner != request.member_id:
+        for lock, in_time in zip(request.locks, alive, strict=True):
+            held = groups.lookup(request.group, queue_key_of(lock.queue))
+            current = held is not None and (held.token, held.owner) == (
+                lock.token,
+                request.member_id,
+            )
+            if not current or not in_time:
                 lost.append(lock)
-            else:
-                clock.on_renewed(request.group, key, lock.token, now_ms)
         return broker_pb2.RenewLocksReply(lost=lost)
+
+    def _keep_alive(self, group: str, key: QueueKey, token: int, now_ms: int) -> bool:
+        """A sign of life counts when it comes, not when its request is done: in between a session
+        might end whose holder is about to be told that all is well. False: it comes too late."""
+        clock = self._replica.lock_clock
+        return clock is not None and clock.on_renewed(group, key, token, now_ms)
 
     async def ReleaseLocks(  # noqa: N802
         self, request: broker_pb2.ReleaseLocksRequest, context: object
     ) -> broker_pb2.ReleaseLocksReply:
+        await self._replica.confirm_read()  # else a token could be unknown that is current by now
         groups = self._replica.state.groups
-        await self._replica.wait_master()
         held = [
             lock
             for lock in request.locks
@@ -212,13 +226,9 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         _check_group(request.group)
         if not request.commits:
             return broker_pb2.CommitReply()
-        clock = self._replica.lock_clock
-        if clock is not None:
-            # A sign of life when it comes, not when it is applied: in between a session might end
-            # whose holder is about to be told that all is well.
-            now_ms = monotonic_ms()
-            for commit in request.commits:
-                clock.on_renewed(request.group, queue_key_of(commit.queue), commit.token, now_ms)
+        now_ms = monotonic_ms()
+        for commit in request.commits:
+            self._keep_alive(request.group, queue_key_of(commit.queue), commit.token, now_ms)
         record = control_pb2.CommitOffsets(group=request.group, commits=request.commits)
         result = await self._replica.submit_control(
             control_pb2.ControlRecord(commit_offsets=record)

@@ -123,9 +123,10 @@ class LockClock:
         )
 
     def on_renewed(self, group: str, key: QueueKey, token: int, now_ms: float) -> bool:
-        """A heartbeat of the member; False when it does not hold the lock any more."""
+        """A sign of life of the member; False when it does not hold the lock any more, or comes
+        after the lock was named as expired: its release is on the way."""
         held = self._current(group, key, token)
-        if held is None:
+        if held is None or held.named_ms is not None:
             return False
         held.session_deadline_ms = now_ms + held.session_ms
         return True
