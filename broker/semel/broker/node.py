@@ -205,14 +205,14 @@ class BrokerNode:
             cluster_id=config.cluster_id, group_id=config.group_id, node_id=config.node_id
         )
         self._identity = identity
-        catch_up = CatchUp(
+        self.catch_up = CatchUp(
             replica,
             self.checkpoints,
             identity,
             bytes_per_second=config.catch_up_bytes_per_second,
             start_task=self._keep,
         )
-        replica.on_snapshot_offer = catch_up.on_offer
+        replica.on_snapshot_offer = self.catch_up.on_offer
         produce = ProduceHandler(replica)
         replica.on_mastership_lost = produce.on_mastership_lost
         peer_port = PeerPort(replica, identity, lambda node: node in replica.addresses())

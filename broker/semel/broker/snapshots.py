@@ -4,10 +4,10 @@ How it works. A checkpoint is the replicated state at one index, in canonical by
 loop, written and synced in a thread beside serving. It bounds the replay at start, lets the log be
 cleaned, and is what a peer pulls that is too far behind for entries (or new and empty):
 
-1. The master offers a snapshot. The slave pulls the newest checkpoint there, resuming where a
-   broken stream left off, and builds the state.
+1. The master offers a snapshot. The slave pulls the newest checkpoint there and builds the state.
 2. The state names every stored record that is still live. What the slave's own committed log holds
-   is copied from there, the rest is pulled, at most `rate` bytes a second.
+   is copied from there, the rest is pulled (`snapshot_pull.py`: bounded in rate, going on at the
+   next member when one fails).
 3. The log switches to the new base in one step (`Log.install_snapshot`); until then the old log and
    vote stand. Entries behind the checkpoint then come the ordinary way.
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import google_crc32c
@@ -32,9 +31,10 @@ from semel.broker.log import IndexUnavailable, Log, RecordRef
 from semel.broker.peers import Identity
 from semel.broker.raft import Message, SnapshotMark
 from semel.broker.replica import Replica, monotonic_ms
+from semel.broker.snapshot_pull import SnapshotPull
 from semel.broker.state import State
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
-from semel.protos.rpc import PEER_CHANNEL_OPTIONS
+from semel.protos.ids import NodeId
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 1 << 20
 _RECORDS_PER_PULL = 512
 _FRAMES_PER_PULL = 1_024
-_PULL_TRIES = 5
 
 
 class Checkpoints:
@@ -123,8 +122,13 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
     async def PullRecords(  # noqa: N802
         self, request: raft_pb2.PullRecordsRequest, context: object
     ) -> AsyncIterator[raft_pb2.RecordChunk]:
-        """The records asked for, in that order."""
+        """The records asked for, in that order. Raises Unavailable on a node that is behind."""
         loop = asyncio.get_running_loop()
+        if self._replica.state.applied_index < request.applied_index:
+            raise Unavailable(
+                f"node {self._replica.config.node_id} has applied entry "
+                f"{self._replica.state.applied_index}, not yet {request.applied_index}"
+            )
         for ref in request.records:
             wanted = RecordRef(ref.index, ref.position, ref.length)
             data = await loop.run_in_executor(
@@ -183,7 +187,9 @@ class CatchUp:
         self._rate = bytes_per_second
         self._start_task = start_task
         self._running = False
-        self._due = 0.0
+        self._pulling: SnapshotPull | None = None
+        self.bytes_pulled = 0
+        """Over all pulls of this life."""
 
     def on_offer(self, offer: Message) -> None:
         """Starts a pull unless one is under way."""
@@ -203,16 +209,22 @@ class CatchUp:
             self._running = False
             self._replica.drain()
 
+    @property
+    def bytes_pulled_now(self) -> int:
+        """Of the pull that is under way; 0 when there is none."""
+        return 0 if self._pulling is None else self._pulling.bytes_received
+
     async def _pull(self, offer: Message) -> None:
         replica = self._replica
         assert offer.snapshot is not None
-        address = replica.peer_address(offer.source)
-        if address is None:
-            raise Unavailable(f"node {offer.source} is not a member any more")
         loop = asyncio.get_running_loop()
-        async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS) as channel:
-            stub = raft_pb2_grpc.SnapshotsStub(channel)
-            index, term, payload = await self._pull_checkpoint(stub, offer.snapshot.index)
+        installing: asyncio.Future[None] | None = None
+        pull = SnapshotPull(
+            lambda: self._sources(offer.source), self._identity, bytes_per_second=self._rate
+        )
+        self._pulling = pull
+        try:
+            index, term, payload = await pull.checkpoint(offer.snapshot.index)
             state = await loop.run_in_executor(replica.readers, State.from_bytes, payload)
             if state.applied_index != index:
                 raise CorruptSegment(f"checkpoint {index} holds state {state.applied_index}")
@@ -225,8 +237,8 @@ class CatchUp:
                 for queue in state.queues.values()
                 for ref in queue.live_records(0, index + 1)
             ]
-            records = self._records(stub, refs, replica.state.applied_index, loop)
-            await loop.run_in_executor(
+            records = self._records(pull, refs, index, replica.state.applied_index, loop)
+            installing = loop.run_in_executor(
                 replica.readers,
                 replica.log.install_snapshot,
                 [payload],
@@ -234,51 +246,50 @@ class CatchUp:
                 term,
                 records,
             )
+            await asyncio.shield(installing)
+        finally:
+            await pull.close()
+            self._pulling = None
+            self.bytes_pulled += pull.bytes_received
+            if installing is not None and not installing.done():
+                # The node stops. The thread waits for this loop, which must not be blocked by
+                # waiting for the thread: see it end first.
+                await asyncio.wait({installing})
         replica.install_state(state)
         self._checkpoints.index = max(self._checkpoints.index, index)
         replica.core.on_snapshot_installed(mark, monotonic_ms())
-        logger.info("snapshot installed index=%d records=%d", index, len(refs))
+        logger.info(
+            "snapshot installed index=%d records=%d pulled_bytes=%d",
+            index,
+            len(refs),
+            pull.bytes_received,
+        )
 
-    async def _pull_checkpoint(
-        self, stub: raft_pb2_grpc.SnapshotsStub, index: int
-    ) -> tuple[int, int, bytes]:
-        """Index, term and payload of a checkpoint at or above `index`."""
-        pieces: list[bytes] = []
-        received, found, term, total, crc = 0, index, 0, -1, 0
-        for attempt in range(_PULL_TRIES):
-            try:
-                request = raft_pb2.PullCheckpointRequest(index=found, position=received)
-                async for chunk in stub.PullCheckpoint(request, metadata=self._identity.metadata):
-                    if chunk.index != found or chunk.position != received:
-                        pieces, received = [], 0  # a newer one: from its start
-                        if chunk.position:
-                            break
-                    found, term = chunk.index, chunk.term
-                    total, crc = chunk.total_bytes, chunk.payload_crc
-                    pieces.append(chunk.data)
-                    received += len(chunk.data)
-                    await self._pace(len(chunk.data))
-            except grpc.aio.AioRpcError as error:
-                if attempt == _PULL_TRIES - 1:
-                    raise
-                logger.info("checkpoint pull interrupted at=%d error=%s", received, error.code())
-                await asyncio.sleep(0.2)
-            if received == total:
-                payload = b"".join(pieces)
-                if google_crc32c.value(payload) != crc:
-                    raise CorruptSegment(f"checkpoint {found} arrived damaged")
-                return found, term, payload
-        raise Unavailable(f"checkpoint {index} could not be pulled; it will be offered again")
+    def _sources(self, first: NodeId) -> list[str]:
+        """Members that may give: who offered, then the master of the moment, then the others."""
+        replica = self._replica
+        nodes = sorted(
+            replica.addresses().keys() - {replica.config.node_id},
+            key=lambda node: (node != first, node != replica.core.master_id, node),
+        )
+        return [address for node in nodes if (address := replica.peer_address(node))]
 
     def _records(
         self,
-        stub: raft_pb2_grpc.SnapshotsStub,
+        pull: SnapshotPull,
         refs: Sequence[RecordRef],
+        index: int,
         own_applied: int,
         loop: asyncio.AbstractEventLoop,
     ) -> Iterator[tuple[RecordRef, bytes]]:
         """Runs in the thread that installs: local records are read, others pulled on the loop."""
         missing: list[RecordRef] = []
+
+        def fetch() -> list[tuple[RecordRef, bytes]]:
+            wanted = missing.copy()
+            missing.clear()
+            return asyncio.run_coroutine_threadsafe(pull.records(wanted, index), loop).result()
+
         for ref in refs:
             data = None
             if ref.index <= own_applied:
@@ -288,61 +299,9 @@ class CatchUp:
                 continue
             missing.append(ref)
             if len(missing) == _RECORDS_PER_PULL:
-                yield from self._fetch(stub, missing, loop)
-                missing = []
+                yield from fetch()
         if missing:
-            yield from self._fetch(stub, missing, loop)
-
-    def _fetch(
-        self,
-        stub: raft_pb2_grpc.SnapshotsStub,
-        refs: Sequence[RecordRef],
-        loop: asyncio.AbstractEventLoop,
-    ) -> list[tuple[RecordRef, bytes]]:
-        pulling = asyncio.run_coroutine_threadsafe(self._pull_records(stub, refs), loop)
-        return pulling.result()
-
-    async def _pull_records(
-        self, stub: raft_pb2_grpc.SnapshotsStub, refs: Sequence[RecordRef]
-    ) -> list[tuple[RecordRef, bytes]]:
-        found: list[tuple[RecordRef, bytes]] = []
-        answered = 0
-        for attempt in range(_PULL_TRIES):
-            request = raft_pb2.PullRecordsRequest(
-                records=[
-                    raft_pb2.RecordRef(index=ref.index, position=ref.position, length=ref.length)
-                    for ref in refs[answered:]
-                ]
-            )
-            try:
-                async for chunk in stub.PullRecords(request, metadata=self._identity.metadata):
-                    ref = refs[answered]
-                    answered += 1
-                    if chunk.damaged:
-                        raise CorruptSegment(f"{ref} is damaged at the peer, which mends it first")
-                    if chunk.gone:
-                        continue
-                    if (
-                        len(chunk.data) != ref.length
-                        or google_crc32c.value(chunk.data) != chunk.crc
-                    ):
-                        raise CorruptSegment(f"record {ref} arrived damaged")
-                    found.append((ref, chunk.data))
-                    await self._pace(len(chunk.data))
-            except grpc.aio.AioRpcError:
-                if attempt == _PULL_TRIES - 1:
-                    raise
-                await asyncio.sleep(0.2)
-            if answered == len(refs):
-                return found
-        raise Unavailable("records could not be pulled; the snapshot will be offered again")
-
-    async def _pace(self, received: int) -> None:
-        """Keeps the pull at or below its rate, so that the master goes on serving."""
-        now = time.monotonic()
-        self._due = max(self._due, now - 0.1) + received / self._rate
-        if self._due > now:
-            await asyncio.sleep(self._due - now)
+            yield from fetch()
 
 
 def _read_or_none(log: Log, ref: RecordRef) -> bytes | None:

@@ -97,10 +97,12 @@ class FrameChunk(_message.Message):
     def __init__(self, index: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class PullRecordsRequest(_message.Message):
-    __slots__ = ("records",)
+    __slots__ = ("records", "applied_index")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[RecordRef]
-    def __init__(self, records: _Optional[_Iterable[_Union[RecordRef, _Mapping]]] = ...) -> None: ...
+    applied_index: int
+    def __init__(self, records: _Optional[_Iterable[_Union[RecordRef, _Mapping]]] = ..., applied_index: _Optional[int] = ...) -> None: ...
 
 class RecordChunk(_message.Message):
     __slots__ = ("record", "data", "crc", "gone", "damaged")

@@ -1,0 +1,180 @@
+"""Pulls a checkpoint and records from the group's members, and goes on where it was cut off.
+
+How it works. Any member that has applied as much can give the same bytes: a record's place in the
+log is the same on every node. So a stream that breaks, a node that hangs, is damaged or ends is no
+end of the pull: the next member is asked for what is still missing. A pull is given up only when
+nothing at all arrived from anybody for `_PATIENCE_S`.
+
+All that arrives is counted against `bytes_per_second`, so that whoever gives goes on serving.
+
+Invariants
+1. Nothing that arrived is asked for again, except a checkpoint whose giver has a newer one.
+2. "Gone" is believed only of a node that has applied the checkpoint's index: it was trimmed.
+
+Not here: what is pulled and where it goes (`snapshots.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import google_crc32c
+import grpc
+import grpc.aio
+
+from semel.broker.log import RecordRef
+from semel.broker.peers import Identity
+from semel.protos.errors import CorruptSegment, Unavailable
+from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.v1 import raft_pb2, raft_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 30.0
+_CHUNK_TIMEOUT_S = 15.0
+"""A giver writes its checkpoint first, if it has none that is new enough."""
+_PAUSE_S = 0.2
+_REQUEST_BYTES_MAX = 4 << 20
+_CUT_OFF = (grpc.aio.AioRpcError, TimeoutError, CorruptSegment)
+
+
+class SnapshotPull:
+    """One pull; `close` it in any case."""
+
+    def __init__(
+        self, sources: Callable[[], Sequence[str]], identity: Identity, *, bytes_per_second: int
+    ) -> None:
+        """`sources` gives the addresses of the members, whoever is to be asked first in front."""
+        self._sources = sources
+        self._identity = identity
+        self._rate = bytes_per_second
+        self._due = 0.0
+        self._channel: grpc.aio.Channel | None = None
+        self._closed = asyncio.Event()
+        self._failures = 0
+        self._heard = time.monotonic()
+        self.bytes_received = 0
+
+    async def close(self) -> None:
+        """Ends the pull, from wherever it is called: what is under way raises Unavailable."""
+        self._closed.set()
+        await self._drop_channel()
+
+    async def _drop_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(grace=0)
+
+    async def checkpoint(self, index: int) -> tuple[int, int, bytes]:
+        """Index, term and payload of a checkpoint at or above `index`. Raises Unavailable."""
+        pieces: list[bytes] = []
+        received, found, term, total, crc = 0, index, 0, -1, 0
+        while received != total:
+            request = raft_pb2.PullCheckpointRequest(index=found, position=received)
+            try:
+                async for chunk in self._chunks(self._stub().PullCheckpoint, request):
+                    if (chunk.index, chunk.position) != (found, received):
+                        pieces, received = [], 0  # a newer one: from its start
+                        if chunk.position:
+                            raise CorruptSegment("a checkpoint does not begin at its beginning")
+                    found, term = chunk.index, chunk.term
+                    total, crc = chunk.total_bytes, chunk.payload_crc
+                    pieces.append(chunk.data)
+                    received += len(chunk.data)
+                    await self._pace(len(chunk.data))
+                if received == total and google_crc32c.value(b"".join(pieces)) != crc:
+                    pieces, received, total = [], 0, -1
+                    raise CorruptSegment(f"checkpoint {found} arrived damaged")
+            except _CUT_OFF as error:
+                await self._cut_off(error, f"checkpoint {found} at byte {received}")
+        return found, term, b"".join(pieces)
+
+    async def records(self, refs: Sequence[RecordRef], index: int) -> list[tuple[RecordRef, bytes]]:
+        """Those of `refs` that still exist, as of `index`, in order. Raises Unavailable."""
+        found: list[tuple[RecordRef, bytes]] = []
+        answered = 0
+        while answered < len(refs):
+            request = raft_pb2.PullRecordsRequest(
+                records=[
+                    raft_pb2.RecordRef(index=ref.index, position=ref.position, length=ref.length)
+                    for ref in self._portion(refs, answered)
+                ],
+                applied_index=index,
+            )
+            try:
+                async for chunk in self._chunks(self._stub().PullRecords, request):
+                    ref = refs[answered]
+                    if chunk.damaged:
+                        raise CorruptSegment(f"{ref} is damaged at the peer, which mends it first")
+                    if not chunk.gone:
+                        crc = google_crc32c.value(chunk.data)
+                        if len(chunk.data) != ref.length or crc != chunk.crc:
+                            raise CorruptSegment(f"record {ref} arrived damaged")
+                        found.append((ref, chunk.data))
+                    answered += 1
+                    await self._pace(len(chunk.data))
+            except _CUT_OFF as error:
+                await self._cut_off(error, f"record {refs[answered]}")
+        return found
+
+    def _portion(self, refs: Sequence[RecordRef], start: int) -> Sequence[RecordRef]:
+        """What is asked for at once: so little that the rate holds at the giver as well, which
+        sends as fast as it can into buffers on the way."""
+        room = min(_REQUEST_BYTES_MAX, self._rate // 4)
+        end = start
+        while end < len(refs) and (end == start or room >= refs[end].length):
+            room -= refs[end].length
+            end += 1
+        return refs[start:end]
+
+    def _stub(self) -> Any:
+        """To the member whose turn it is. Raises Unavailable."""
+        if self._closed.is_set():
+            raise Unavailable("the pull was ended; it will be offered again")
+        if self._channel is None:
+            sources = self._sources()
+            if not sources:
+                raise Unavailable("no other member of the group is known")
+            address = sources[self._failures % len(sources)]
+            self._channel = grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS)
+        return raft_pb2_grpc.SnapshotsStub(self._channel)
+
+    async def _chunks(self, method: Any, request: Any) -> AsyncIterator[Any]:
+        call = method(request, metadata=self._identity.metadata)
+        try:
+            while True:
+                async with asyncio.timeout(_CHUNK_TIMEOUT_S):
+                    chunk = await call.read()
+                if chunk is grpc.aio.EOF:
+                    return
+                yield chunk
+        finally:
+            call.cancel()
+
+    async def _cut_off(self, error: BaseException, at: str) -> None:
+        """The next member is asked, unless none gave anything for too long."""
+        reason = error_from_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
+        await self._drop_channel()
+        self._failures += 1
+        if time.monotonic() - self._heard > _PATIENCE_S:
+            raise Unavailable(f"nobody gives {at} ({reason}); it will be offered again") from None
+        logger.info("pull cut off, asking the next member at=%s reason=%r", at, reason)
+        await self._pause(_PAUSE_S)
+
+    async def _pace(self, received: int) -> None:
+        """Keeps the pull at or below its rate."""
+        self.bytes_received += received
+        now = self._heard = time.monotonic()
+        self._due = max(self._due, now - 0.1) + received / self._rate
+        if self._due > now:
+            await self._pause(self._due - now)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()

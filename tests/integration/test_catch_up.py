@@ -1,0 +1,121 @@
+"""A node that is new and empty, or was away for too long, catches up by snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from semel.broker import snapshots
+from semel.broker.log import Log, LogConfig, RecordRef
+from semel.broker.node import BrokerNode
+from semel.protos.v1 import broker_pb2, common_pb2
+from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
+
+SIZE = 8_000
+MESSAGES = 150
+RATE = 400_000
+"""Bytes a second; the live records take two seconds."""
+
+
+@pytest.fixture
+async def group(tmp_path: Path) -> AsyncIterator[BrokerGroup]:
+    """Three nodes whose logs begin far behind the first entry, with live records in front of it."""
+    built = BrokerGroup(
+        tmp_path,
+        log=LogConfig(segment_bytes=64 << 10, cache_bytes=64 << 10),
+        retained_log_bytes=32 << 10,
+        retention_check_ms=50,
+        catch_up_bytes_per_second=RATE,
+    )
+    async with built:
+        master = await built.master()
+        async with RawClient(master.address) as client:
+            settings = common_pb2.TopicSettings(retention_bytes=800_000)
+            await client.create_queue(settings=settings)
+            await client.fence(1)
+            for number in range(MESSAGES):
+                value = str(number).encode().rjust(SIZE, b".")
+                await client.produce(make_batch(number - 1, [value]))
+        await built.settled()
+        async with asyncio.timeout(20):
+            for node in built.running.values():
+                while node.replica.log.first_index == 1:
+                    await asyncio.sleep(0.02)
+        yield built
+
+
+def live_bytes(node: BrokerNode) -> int:
+    return node.replica.state.queues[QUEUE].bytes
+
+
+async def check(group: BrokerGroup) -> None:
+    index = await group.settled()
+    found = []
+    for node in group.running.values():
+        async with RawClient(node.address) as client:
+            found.append((await client.verify(index))[QUEUE])
+    assert all(queue == found[0] for queue in found)
+    assert not found[0].problems
+    assert found[0].missing == found[0].duplicates == 0
+
+
+async def join(group: BrokerGroup) -> BrokerNode:
+    node = await group.join(4)
+    await group.change(4, broker_pb2.STANDING_LEARNER)
+    async with asyncio.timeout(20):
+        while not node.catch_up.bytes_pulled_now:
+            await asyncio.sleep(0.01)
+    return node
+
+
+async def test_a_pull_that_is_cut_off_goes_on_at_another_member(
+    group: BrokerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The giver, who is master, goes away in the middle; nothing is pulled twice."""
+    givers: list[Log] = []
+    read = snapshots._read_or_none
+
+    def note(log: Log, ref: RecordRef) -> bytes | None:
+        if log not in givers:
+            givers.append(log)
+        return read(log, ref)
+
+    monkeypatch.setattr(snapshots, "_read_or_none", note)
+    began = time.monotonic()
+    node = await join(group)
+    first = await group.master()
+    whole = live_bytes(first)
+    async with asyncio.timeout(20):
+        while not 0.1 * whole < node.catch_up.bytes_pulled_now:
+            await asyncio.sleep(0.01)
+    assert node.catch_up.bytes_pulled_now < 0.9 * whole, "it was done before it could be cut off"
+    await group.stop(first.config.node_id)
+    async with asyncio.timeout(30):
+        while node.replica.muted:
+            await asyncio.sleep(0.02)
+    assert len([log for log in givers if log is not node.replica.log]) == 2
+    assert givers[0] is first.replica.log
+    pulled = node.catch_up.bytes_pulled
+    assert whole * 0.7 <= pulled <= whole + RATE / 4, "something was pulled twice"
+    assert time.monotonic() - began > pulled / RATE * 0.8, "the rate was not kept"
+    await check(group)
+
+
+async def test_a_node_that_is_stopped_while_it_pulls_ends_and_begins_again(
+    group: BrokerGroup,
+) -> None:
+    node = await join(group)
+    async with asyncio.timeout(8):
+        await group.stop(4)
+    assert node.replica.muted
+    assert node.replica.log.last_index == 0, "half a snapshot was taken for a whole one"
+    node = await group.start(4)
+    async with asyncio.timeout(30):
+        while node.replica.muted:
+            await asyncio.sleep(0.02)
+    assert node.replica.log.first_index > 1
+    await check(group)
