@@ -343,7 +343,10 @@ class BrokerNode:
 def _recover(log: Log) -> tuple[State, dict[int, Members]]:
     """The state of the newest checkpoint, and members that stand in the log behind it."""
     checkpoint = log.checkpoint
-    state = State() if checkpoint is None else State.from_bytes(checkpoint.payload)
+    try:
+        state = State() if checkpoint is None else State.from_bytes(checkpoint.payload)
+    except CorruptSegment as error:
+        raise CorruptSegment(f"{checkpoint and checkpoint.path}: {error}") from error
     logged: dict[int, Members] = {}
     lo, end = state.applied_index + 1, log.last_index + 1
     damaged = sorted(index for index in log.damaged if index >= lo)

@@ -62,6 +62,10 @@ class RecordKind(IntEnum):
 _KINDS: Final = {kind.value: kind for kind in RecordKind}
 
 
+class NewerFrame(CorruptFrame):
+    """Its header is whole, of a version that this program does not know: no damage to mend."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameHeader:
     """The header of one frame."""
@@ -130,7 +134,7 @@ def build_frame(
 
 
 def decode_frame_header(data: bytes | bytearray | memoryview, at: int = 0) -> FrameHeader:
-    """The frame header at `data[at:]`, checked by itself. Raises CorruptFrame."""
+    """The frame header at `data[at:]`, checked by itself. Raises CorruptFrame, NewerFrame."""
     raw = bytes(data[at : at + FRAME_HEADER_BYTES])
     if len(raw) < FRAME_HEADER_BYTES:
         raise CorruptFrame(f"frame header is cut: {len(raw)} of {FRAME_HEADER_BYTES} bytes")
@@ -142,7 +146,7 @@ def decode_frame_header(data: bytes | bytearray | memoryview, at: int = 0) -> Fr
     if header_crc != google_crc32c.value(raw[:FRAME_HEADER_CRC_AT]) or zero:
         raise CorruptFrame("frame header is damaged: its CRC does not match")
     if version != FRAME_VERSION:
-        raise CorruptFrame(f"frame version {version} is unknown; this side knows {FRAME_VERSION}")
+        raise NewerFrame(f"frame version {version} is unknown; this side knows {FRAME_VERSION}")
     if length % 8 or length > FRAME_BYTES_MAX - FRAME_HEADER_BYTES or not count or not index:
         raise CorruptFrame(f"frame {index} has {count} records in {length} bytes")
     return FrameHeader(

@@ -62,7 +62,7 @@ from semel.broker.log.segment import (
 )
 from semel.broker.log.types import Damage
 from semel.protos.errors import CorruptFrame, CorruptSegment, DataDirectoryError
-from semel.protos.frames import FRAME_HEADER_BYTES, check_frame, decode_frame_header
+from semel.protos.frames import FRAME_HEADER_BYTES, NewerFrame, check_frame, decode_frame_header
 
 _log = logging.getLogger(__name__)
 
@@ -234,9 +234,15 @@ class _Walk:
         self._repairs: list[tuple[int, bytes]] = []
 
     def run(self) -> Segment:
-        fast = self._take_sealed()
-        if not fast:
-            self._take_slowly()
+        try:
+            fast = self._take_sealed()
+            if not fast:
+                self._take_slowly()
+        except NewerFrame as error:
+            raise DataDirectoryError(
+                f"{self._path} holds entries of a newer program: {error}; run that one, or give "
+                "this node an empty directory"
+            ) from None
         segment = self._segment
         segment.load(self._places)
         if self._end_index is not None and segment.end_index != self._end_index:
@@ -383,6 +389,8 @@ class _Walk:
             if header.index != index or header.term < self._term:
                 return None
             check_frame(self._file.read(header.frame_length, position))
+        except NewerFrame:
+            raise
         except CorruptFrame:
             return None
         # The lag says that the entry itself was not yet durable: true until the repair is synced.
@@ -392,6 +400,8 @@ class _Walk:
 def _is_entry(frame: memoryview, one: FrameId) -> bool:
     try:
         header = check_frame(frame)
+    except NewerFrame:
+        raise
     except CorruptFrame:
         return False
     return (header.index, header.term) == (one.index, one.term)
