@@ -33,6 +33,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from random import Random
 
 from semel.broker.config import BrokerConfig
@@ -48,6 +49,7 @@ from semel.broker.raft import (
     HardState,
     Membership,
     Message,
+    MessageKind,
     RaftCore,
     Ready,
     Role,
@@ -58,6 +60,7 @@ from semel.broker.state import (
     LockClock,
     LogClock,
     State,
+    VoterClocks,
 )
 from semel.broker.watchers import QueueWatchers
 from semel.protos.batch import BatchHeader
@@ -79,6 +82,15 @@ _CHANGE_TIMEOUT_S = 10.0
 def monotonic_ms() -> int:
     """The clock of elections, locks and waits."""
     return time.monotonic_ns() // 1_000_000
+
+
+def wall_us() -> int:
+    """The machine's clock, which may jump; only log time looks at it."""
+    return time.time_ns() // 1000
+
+
+def _monotonic_us() -> int:
+    return time.monotonic_ns() // 1000
 
 
 class Replica:
@@ -141,6 +153,8 @@ class Replica:
         self._turn_scheduled = False
         self._reading_to_apply = False
         self._log_clock: LogClock | None = None
+        self._voter_clocks = VoterClocks()
+        self.wall_us: Callable[[], int] = wall_us
         self._master_ready = asyncio.Event()
         self._room = asyncio.Event()
         self.watchers = QueueWatchers()
@@ -369,6 +383,13 @@ class Replica:
         self._frames_in_step = {
             meta.index: frame for meta, frame in zip(message.entries, frames, strict=True)
         }
+        if message.kind is MessageKind.VOTE_REPLY and not message.rejected:
+            self._voter_clocks.on_vote(
+                message.source,
+                term=message.term,
+                clock_us=message.hint_index,
+                monotonic_us=_monotonic_us(),
+            )
         self.core.step(message, monotonic_ms())
         self.drain()
         self._frames_in_step = {}
@@ -506,6 +527,8 @@ class Replica:
             self._append_noop()
         for message in (*ready.messages_after_hard_state, *ready.messages):
             link = self.links.get(message.target)
+            if message.kind is MessageKind.VOTE_REPLY:
+                message = replace(message, hint_index=self.wall_us())
             if link is not None:
                 link.send(message)
         if ready.reads or ready.reads_failed:
@@ -527,9 +550,8 @@ class Replica:
             self.state.log_time_us if self._log_clock is None else self._log_time(self._log_clock)
         )
 
-    @staticmethod
-    def _log_time(clock: LogClock) -> int:
-        return clock.now(wall_us=time.time_ns() // 1000, monotonic_us=time.monotonic_ns() // 1000)
+    def _log_time(self, clock: LogClock) -> int:
+        return clock.now(wall_us=self.wall_us(), monotonic_us=_monotonic_us())
 
     def _append(self, frames: Sequence[bytes]) -> None:
         """The core counts on these entries: with a disk that fills up at this very moment they wait
@@ -539,9 +561,14 @@ class Replica:
     def _append_noop(self) -> None:
         index, term = self.core.next_index(), self.core.term
         newest_us = max(self.state.log_time_us, self._last_entry_time_us())
-        self._log_clock = LogClock(
-            newest_us, wall_us=time.time_ns() // 1000, monotonic_us=time.monotonic_ns() // 1000
+        monotonic_us = _monotonic_us()
+        group_us = self._voter_clocks.now(
+            self.core.membership.voters,
+            term=term,
+            wall_us=self.wall_us(),
+            monotonic_us=monotonic_us,
         )
+        self._log_clock = LogClock(newest_us, wall_us=group_us, monotonic_us=monotonic_us)
         time_us = self._log_time(self._log_clock)
         frame, _ = build_frame(index, term, time_us, [(RecordKind.NOOP, ())])
         self._append((frame,))

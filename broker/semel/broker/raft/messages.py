@@ -9,7 +9,8 @@ the time; they are the `Term` and `Index` of `semel.protos.ids`.
     PRE_VOTE_REPLY                           term (asked for; the own one if rejected), context,
                                              rejected
     VOTE             the last entry          context (campaign), force
-    VOTE_REPLY                               context, rejected
+    VOTE_REPLY                               context, rejected, hint_index (the voter's wall clock
+                                             in microseconds, set by the shell; 0: not told)
     APPEND           the entry before        entries, commit_index
     APPEND_REPLY     durable and matched     rejected: log_index is the refused APPEND's, with
                                              hint_index, hint_term

@@ -4,7 +4,7 @@ from semel.broker.state.extents import Extent
 from semel.broker.state.judge import Judge, batch_record_parts
 from semel.broker.state.lock_clock import LockClock
 from semel.broker.state.locks import ConsumerGroups, GroupQueue
-from semel.broker.state.log_clock import LogClock, majority_time_us
+from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
 from semel.broker.state.machine import FEATURE_LEVEL_MAX, State, queue_key_of
 from semel.broker.state.producers import (
     WINDOW_BATCHES,
@@ -87,6 +87,7 @@ __all__ = [
     "State",
     "StateDiverged",
     "TableVerifier",
+    "VoterClocks",
     "WindowEntry",
     "batch_record_parts",
     "majority_time_us",

@@ -1,9 +1,10 @@
 """Log time: the one clock the log knows, told by the master in every entry.
 
-How it works. A new master starts from the later of the log's last time and its own idea of now
-(the time that a majority of the group's clocks has passed, when it knows them). From there log time
-follows the wall clock, but its speed is held within one percent of the monotonic clock: a wall
-clock set an hour forth or back bends it slowly instead of expiring everything or standing still.
+How it works. A new master starts from the later of the log's last time and the time that a majority
+of the group's clocks has passed: each vote tells its voter's clock (`VoterClocks`), so one node
+whose clock is an hour ahead carries nobody along. From there log time follows the wall clock, but
+its speed is held within one percent of the monotonic clock: a wall clock set an hour forth or back
+bends it slowly instead of expiring everything or standing still.
 
 Invariants
 1. `now` never falls, and is never below the log time it started from.
@@ -14,7 +15,7 @@ Not here: reading clocks; both come in as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 SLEW: Final = 0.01
@@ -28,7 +29,7 @@ class LogClock:
     __slots__ = ("_monotonic_us", "_time_us")
 
     def __init__(self, log_time_us: int, *, wall_us: int, monotonic_us: int) -> None:
-        """`log_time_us` is that of the last entry, applied or not."""
+        """`log_time_us` is that of the last entry, applied or not; `wall_us` the group's time."""
         self._time_us = max(log_time_us, wall_us)
         self._monotonic_us = monotonic_us
 
@@ -40,6 +41,35 @@ class LogClock:
         self._time_us = min(max(wall_us, slowest), fastest)
         self._monotonic_us = max(monotonic_us, self._monotonic_us)
         return self._time_us
+
+
+class VoterClocks:
+    """The wall clocks of the others, as their votes tell them."""
+
+    __slots__ = ("_heard",)
+
+    def __init__(self) -> None:
+        self._heard: dict[int, tuple[int, int, int]] = {}
+        """By node: term of the vote, its clock, and the own monotonic clock when it came."""
+
+    def on_vote(self, node: int, *, term: int, clock_us: int, monotonic_us: int) -> None:
+        """A vote has come; `clock_us` is 0 when the voter tells none."""
+        if clock_us:
+            self._heard[node] = (term, clock_us, monotonic_us)
+
+    def now(self, voters: Collection[int], *, term: int, wall_us: int, monotonic_us: int) -> int:
+        """The time that a majority of `voters` has passed, for the master elected in `term`.
+
+        `wall_us` is its own clock, which counts alone when too few voters told theirs.
+        """
+        clocks = [wall_us]
+        for node in voters:
+            vote_term, clock_us, heard_us = self._heard.get(node, (0, 0, 0))
+            if vote_term == term:
+                clocks.append(clock_us + max(0, monotonic_us - heard_us))
+        if len(clocks) <= len(voters) // 2:
+            return wall_us
+        return majority_time_us(clocks, len(voters))
 
 
 def majority_time_us(clocks_us: Sequence[int], members: int) -> int:
