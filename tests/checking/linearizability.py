@@ -172,7 +172,7 @@ class Lock:
 
 
 class LockModel:
-    """acquire, refused, release, commit, lost, behind, describe: see `prober.py`."""
+    """acquire, refused, release, commit, lost, behind, renewed, unrenewed, describe."""
 
     initial = Lock()
 
@@ -198,7 +198,10 @@ class LockModel:
                 if held and said["offset"] >= state.committed:
                     return (Lock(state.token, state.owner, said["offset"]),)
                 return ()
-            case "lost":
+            case "renewed":
+                held = state.owner == operation.client and state.token == said["token"]
+                return (state,) if held else ()
+            case "lost" | "unrenewed":
                 if state.token != said["token"] or not state.owner:
                     return (state,)
                 return (Lock(state.token, "", state.committed),)
@@ -217,14 +220,14 @@ class LockModel:
         token = operation.fields.get("token", 0)
         if operation.what == "acquire":
             return bool(token <= state.token)
-        return operation.what in ("commit", "behind", "describe") and token < state.token
+        return operation.what in ("commit", "behind", "describe", "renewed") and token < state.token
 
 
 def check_early(operations: Sequence[Operation], session_s: float) -> None:
     """No lock went to another member before its session was over or it was given back.
 
-    Raises NotLinearizable. A session is counted from when the grant or commit was asked for, which
-    is earlier than anything the broker can count from.
+    Raises NotLinearizable. A session is counted from when a grant, commit or renewal was asked for,
+    which is earlier than anything the broker can count from.
     """
     grants = sorted(
         (one for one in operations if one.what == "acquire" and one.answered),
@@ -234,7 +237,7 @@ def check_early(operations: Sequence[Operation], session_s: float) -> None:
     freed: dict[int, float] = {}
     for one in operations:
         token = one.fields.get("token")
-        if one.what == "commit" and one.answered and token in alive:
+        if one.what in ("commit", "renewed") and one.answered and token in alive:
             alive[token] = max(alive[token], one.began_s)
         elif one.what == "release" and token is not None:
             freed[token] = min(freed.get(token, FOREVER), one.began_s)

@@ -32,9 +32,11 @@ GOOD = [
     op(2, 3, "a", "commit", token=1, offset=5),
     op(2.5, 3.5, "b", "describe", token=1, owner="a", committed=5),
     op(4, 5, "a", "behind", token=1, offset=3),
+    op(4, 5, "a", "renewed", token=1),
     op(5, 6, "a", "release", token=1),
     op(6, 7, "b", "acquire", token=2, committed=5),
     op(7, 8, "a", "lost", token=1, offset=9),
+    op(7, 8, "a", "unrenewed", token=1),
     op(8, 9, "b", "commit", token=2, offset=6),
 ]
 
@@ -72,6 +74,7 @@ def test_an_operation_without_an_answer_may_happen_late_or_never() -> None:
             op(9, 10, "c", "describe", token=1, owner="a", committed=5),
         ),
         ("a refused commit is no refusal", op(9, 10, "b", "behind", token=2, offset=6)),
+        ("a stale master renews", op(9, 10, "a", "renewed", token=1)),
         ("progress from nowhere", op(9, 10, "c", "describe", token=2, owner="b", committed=8)),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
@@ -89,6 +92,8 @@ def test_a_lock_that_ends_too_early_is_caught() -> None:
     linearize(LockModel(), grants)
     with pytest.raises(NotLinearizable, match="two owners"):
         check_early(grants, 0.7)
+    with pytest.raises(NotLinearizable, match="two owners"):
+        check_early([*grants, op(0.15, 0.2, "a", "renewed", token=1)], 0.2)
     check_early([*grants, op(0.1, None, "a", "release", token=1)], 0.7)
     check_early(grants, 0.2)
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults.matrix import FAULTS, Fault
-from tests.faults.run import Run, Verdict
+from tests.faults.run import RESUME_S, Run, Verdict
 
 
 def strike(run: Run, fault: Fault, rng: random.Random, longest_s: float = 60.0) -> None:
@@ -24,28 +24,35 @@ def strike(run: Run, fault: Fault, rng: random.Random, longest_s: float = 60.0) 
     with fault.run(run, rng):
         until = time.monotonic() + seconds
         if fault.majority:
-            run.go_on(30, timeout=10.0 + seconds)
+            run.go_on(30, timeout=run.resume_s + seconds)
         time.sleep(max(0.0, until - time.monotonic()))
     run.healed()
 
 
 def matrix_round(
-    directory: Path, names: Sequence[str], seed: int, *, longest_s: float = 60.0
+    directory: Path,
+    names: Sequence[str],
+    seed: int,
+    *,
+    longest_s: float = 60.0,
+    resume_s: float = RESUME_S,
 ) -> Verdict:
     """These faults, one after the other, on one cluster. Raises what is wrong."""
     rng = random.Random(seed)
-    with Run(directory, seed=seed) as run:
+    with Run(directory, seed=seed, resume_s=resume_s) as run:
         for name in names:
             strike(run, FAULTS[name], rng, longest_s)
-            run.cluster.wait_caught_up(timeout=30)
+            run.cluster.wait_caught_up(timeout=20 + run.resume_s)
         return run.finish()
 
 
-def chaos_round(directory: Path, seed: int, seconds: float) -> Verdict:
+def chaos_round(
+    directory: Path, seed: int, seconds: float, *, resume_s: float = RESUME_S
+) -> Verdict:
     """Random pairs of faults under load for so long, then the verdict. Raises what is wrong."""
     rng = random.Random(seed)
     chosen = [each for each in FAULTS.values() if each.chaos and not each.unavailable()]
-    with Run(directory, seed=seed, crews=3) as run:
+    with Run(directory, seed=seed, crews=3, resume_s=resume_s) as run:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             first, second = rng.sample(chosen, 2)
@@ -59,5 +66,5 @@ def chaos_round(directory: Path, seed: int, seconds: float) -> Verdict:
                 time.sleep(rng.uniform(*first.seconds) / 2)
             run.healed()
             if rng.random() < 0.5:
-                run.cluster.wait_caught_up(timeout=30)
+                run.cluster.wait_caught_up(timeout=20 + run.resume_s)
         return run.finish()

@@ -1,8 +1,8 @@
 """Asks any node, master or not, for a queue's end and for its lock, and writes down every answer.
 
 How it works. One thread over bare gRPC: each operation goes to one node, once, with a short time
-limit. Nothing is repeated and nothing is hidden, so what comes back is what that node answered. Its
-locks are never renewed, so they end a session after they were granted or committed under.
+limit. Nothing is repeated and nothing is hidden, so what comes back is what that node answered.
+Locks are renewed now and then only, so that their sessions end.
 
 Lines: {"kind": "op", "id", "member", "queue", "what", "began_s", "ended_s" or null, fields of the
 operation and of its answer}. An operation that changes something is written before it leaves and
@@ -30,6 +30,8 @@ from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 GROUP: Final = "probers"
 SESSION_MS: Final = 700
 TIMEOUT_S: Final = 1.5
+QUESTIONS: Final = ("end", "describe", "renewed", "unrenewed")
+"""What is written only when it is answered."""
 
 
 class Prober:
@@ -85,6 +87,8 @@ class Prober:
             self._describe(stub)
         elif not self._token:
             self._acquire(stub)
+        elif chance < 0.65:
+            self._renew(stub)
         elif chance < 0.8:
             self._commit(stub)
         elif chance < 0.9:
@@ -149,6 +153,18 @@ class Prober:
         else:
             self._line("behind", began, **call)
 
+    def _renew(self, stub: Any) -> None:
+        request = broker_pb2.RenewLocksRequest(
+            group=GROUP,
+            member_id=self._member,
+            locks=[broker_pb2.LockRef(queue=self._ref, token=self._token)],
+        )
+        began = time.monotonic()
+        lost = stub.RenewLocks(request, timeout=TIMEOUT_S).lost
+        self._line("unrenewed" if lost else "renewed", began, token=self._token)
+        if lost:
+            self._token = 0
+
     def _release(self, stub: Any) -> None:
         request = broker_pb2.ReleaseLocksRequest(
             group=GROUP,
@@ -168,7 +184,7 @@ class Prober:
         return began
 
     def _line(self, what: str, began: float, **fields: Any) -> None:
-        if what in ("end", "describe"):
+        if what in QUESTIONS:
             self._number += 1
         self._put(what, began, time.monotonic(), fields)
 

@@ -18,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.faults.campaign import chaos_round
+from tests.faults.run import RESUME_S
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,16 +27,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="for how long")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     parser.add_argument("--round", type=float, default=60.0, help="seconds of load in a round")
+    parser.add_argument(
+        "--resume",
+        type=float,
+        default=RESUME_S,
+        metavar="SECONDS",
+        help="writes are back so long after healing; more where other loads share the machine",
+    )
     options = parser.parse_args(arguments)
-    if options.minutes <= 0 or options.round <= 0:
-        parser.error("--minutes and --round must be above 0")
+    if options.minutes <= 0 or options.round <= 0 or options.resume <= 0:
+        parser.error("--minutes, --round and --resume must be above 0")
     began = time.monotonic()
     total: Counter[str] = Counter()
     seed = options.seed
     while time.monotonic() - began < options.minutes * 60:
         directory = Path(tempfile.mkdtemp(prefix=f"semel-chaos-{seed}-"))
         try:
-            verdict = chaos_round(directory / "run", seed, options.round)
+            verdict = chaos_round(directory / "run", seed, options.round, resume_s=options.resume)
         except Exception:
             traceback.print_exc(file=sys.stderr)
             print(f"FAILED with seed {seed}; its files are in {directory}")

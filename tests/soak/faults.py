@@ -8,6 +8,7 @@ inject is left out, loudly, and the exit status is 0 only if nothing failed.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from tests.faults.campaign import matrix_round
 from tests.faults.matrix import FAULTS
+from tests.faults.run import RESUME_S
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,6 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1, help="each fault so often, other seeds")
     parser.add_argument("--longest", type=float, default=60, help="seconds of the longest fault")
     parser.add_argument("--keep", type=Path, help="directory for the files of runs that failed")
+    parser.add_argument(
+        "--resume",
+        type=float,
+        default=RESUME_S,
+        metavar="SECONDS",
+        help="writes are back so long after healing; more where other loads share the machine",
+    )
     options = parser.parse_args(arguments)
     if options.list:
         for fault in FAULTS.values():
@@ -45,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
                 results.append((name, seed, "left out", why))
                 continue
             began = time.monotonic()
-            status, text = _one(name, seed, options.longest, options.keep)
+            status, text = _one(name, seed, options)
             results.append((name, seed, status, text))
             took = time.monotonic() - began
             print(f"{status:8} {name} seed {seed} ({took:.0f} s): {text}", flush=True)
@@ -58,12 +67,18 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if bad or not good else 0
 
 
-def _one(name: str, seed: int, longest_s: float, keep: Path | None) -> tuple[str, str]:
-    """One run of one fault, in a directory that stays if it failed and `keep` is given."""
+def _one(name: str, seed: int, options: argparse.Namespace) -> tuple[str, str]:
+    """One run of one fault, in a directory that stays if it failed and `--keep` was given."""
     with tempfile.TemporaryDirectory(prefix="semel-faults-") as scratch:
+        keep: Path | None = options.keep
         directory = keep / f"{name}-{seed}" if keep is not None else Path(scratch) / "run"
         try:
-            return "survived", str(matrix_round(directory, [name], seed, longest_s=longest_s))
+            verdict = matrix_round(
+                directory, [name], seed, longest_s=options.longest, resume_s=options.resume
+            )
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             return "FAILED", f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        if keep is not None:
+            shutil.rmtree(directory)
+        return "survived", str(verdict)
