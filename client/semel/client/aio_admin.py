@@ -171,6 +171,17 @@ class AsyncAdmin:
         work = MembershipWork(self._session.cluster, self._on_loop(on_progress))
         return await self._session.await_run(work.grow(group, to, nodes or {}, timeout))
 
+    async def remove_node(
+        self,
+        node: int,
+        *,
+        shrink: bool = False,
+        timeout: float = 60.0,
+    ) -> MembershipResult:
+        """A node leaves its group. See `Admin.remove_node`."""
+        work = MembershipWork(self._session.cluster)
+        return await self._session.await_run(work.remove(node, shrink, timeout))
+
     async def transfer_mastership(self, group: int, node: int = 0) -> int:
         """Moves mastership to a voter, 0 for whoever is furthest; returns the master's number."""
         work = MembershipWork(self._session.cluster)

@@ -143,7 +143,10 @@ class MembershipWork:
         chosen = [node for node in sorted(nodes) if node not in voters] or sorted(
             node
             for node, (of_group, _, role, alive) in known.items()
-            if of_group == group and alive and (role in ("joining", "learner"))
+            if of_group == group
+            and alive
+            and role in ("joining", "learner")
+            and node not in voters  # its report may be older than its promotion
         )
         if len(chosen) < missing:
             raise InvalidRequest(
@@ -154,6 +157,26 @@ class MembershipWork:
         addresses = {node: nodes.get(node) or _address(known, node) for node in chosen}
         wanted = dict.fromkeys(chosen, Standing.VOTER)
         return await self._bring(group, wanted, addresses, timeout_s)
+
+    async def remove(self, node: int, shrink: bool, timeout_s: float) -> MembershipResult:
+        """`node` leaves: a learner that was left over, or a voter too many.
+
+        A group is left with an even number of voters only with `shrink`, on the way to fewer.
+        Raises InvalidRequest, TimedOut, Unavailable.
+        """
+        nodes = await self._nodes()
+        if node not in nodes:
+            raise InvalidRequest(f"node {node} is not known to the controllers")
+        group = nodes[node][0]
+        members = _standings(await self._status(group))
+        left = [other for other in members if other != node and members[other] is Standing.VOTER]
+        if members.get(node) is Standing.VOTER and len(left) % 2 == 0 and not shrink:
+            raise InvalidRequest(
+                f"broker group {group} would be left with {len(left)} voters, which survive no "
+                f"more failures than {len(left) - 1}: replace node {node} instead, or say that the "
+                "group is to shrink"
+            )
+        return await self._bring(group, {node: Standing.REMOVED}, {}, timeout_s)
 
     async def transfer(self, group: int, node: int) -> int:
         """Mastership goes to `node`, 0 for whoever is furthest; returns the master's number."""

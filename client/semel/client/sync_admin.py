@@ -187,6 +187,16 @@ class Admin:
 
         return self._watched(start, on_progress, timeout, "not grown in time")
 
+    def remove_node(
+        self, node: int, *, shrink: bool = False, timeout: float = 60.0
+    ) -> MembershipResult:
+        """A node leaves its group: a learner left over, a voter too many, or one by one to shrink.
+
+        Raises InvalidRequest, Unavailable, TimedOut.
+        """
+        work = MembershipWork(self._session.cluster)
+        return self._session.run(work.remove(node, shrink, timeout))
+
     def transfer_mastership(self, group: int, node: int = 0) -> int:
         """Moves mastership to a voter, 0 for whoever is furthest; returns the master's number.
 

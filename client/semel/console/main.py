@@ -32,7 +32,7 @@ _COMMANDS: Final = {
     "consume": ("semel.console.consume:consume", "Read messages from a topic."),
     "group": ("semel.console.group:group", "Consumer groups, their members and their lag."),
     "cluster": ("semel.console.cluster:cluster", "The cluster's state; growing broker groups."),
-    "node": ("semel.console.node:node", "Broker nodes: list, replace, drain."),
+    "node": ("semel.console.node:node", "Broker nodes: list, replace, remove, drain."),
     "producer": ("semel.console.producer:producer", "Named producers, and one message's fate."),
     "verify": ("semel.console.verify:verify", "Prove from every node's log what is stored once."),
     "bench": ("semel.console.bench:bench", "Load on a running cluster, and how fast it is."),

@@ -1,4 +1,4 @@
-"""`semel node list|replace|drain`: broker nodes, one at a time.
+"""`semel node list|replace|remove|drain`: broker nodes, one at a time.
 
 Not here: running a node (`nodes.py`), the steps of a replacement (`semel.client.members`).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def node() -> None:
-    """Broker nodes: list, replace, drain."""
+    """Broker nodes: list, replace, remove, drain."""
 
 
 @node.command("list")
@@ -101,6 +101,28 @@ def replace(
 
         cluster_file.retire(up, old)
     tell_result(out, result, f"node {new} has taken the place of node {old}")
+
+
+@node.command(
+    epilog="""\b
+Examples:
+  semel node remove 4                # a learner that a given-up replacement left behind
+  semel node remove 5 --shrink       # from five voters to four, and then
+  semel node remove 4                # to three"""
+)
+@click.argument("number", metavar="NODE", type=click.IntRange(1))
+@click.option("--shrink", is_flag=True, help="Allow an even number of voters, on the way to fewer.")
+@up_option
+@client_options
+def remove(number: int, shrink: bool, up: Path | None, bootstrap: str, as_json: bool) -> None:
+    """Takes NODE out of its group; its data stays where it is."""
+    with open_client(where(up, bootstrap)) as client:
+        result = client.admin.remove_node(number, shrink=shrink)
+    if up is not None:
+        from semel.console import cluster_file
+
+        cluster_file.retire(up, number)
+    tell_result(render.Output(as_json=as_json), result, f"node {number} has left")
 
 
 @node.command(

@@ -3,12 +3,143 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from semel.client.members import Standing, next_step
+from semel.client.members import MemberProgress, MembershipWork, Standing, next_step
+from semel.protos.errors import InvalidRequest, Throttled, TimedOut
+from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
 
 LEARNER, VOTER, REMOVED = Standing.LEARNER, Standing.VOTER, Standing.REMOVED
+
+
+class FakeCluster:
+    """Group 1 of a cluster whose master does what it is told; `busy` calls are throttled first."""
+
+    def __init__(self, members: dict[int, Standing], *, joining: tuple[int, ...] = ()) -> None:
+        self.members = members
+        self.joining = joining
+        self.behind = 0
+        self.busy = 0
+        self.calls: list[tuple[int, Standing]] = []
+        self.routes = SimpleNamespace(cluster_id="c")
+
+    async def controller(self, method: str, request: Any) -> Any:
+        assert method == "GetClusterStatus"
+        nodes = [
+            controller_pb2.NodeStatus(
+                node_id=node,
+                address=f"h:{node}",
+                role="joining" if node in self.joining else "slave",
+                alive=True,
+            )
+            for node in (*self.members, *self.joining)
+        ]
+        group = controller_pb2.GroupStatus(group_id=1, nodes=nodes)
+        return controller_pb2.ClusterStatusReply(groups=[group])
+
+    async def call_master(
+        self, group: int, method: str, request: Any, timeout_s: float, service: Any = None
+    ) -> Any:
+        assert group == 1
+        if method == "GetNodeStatus":
+            return self.status()
+        assert method == "ChangeMember"
+        if self.busy:
+            self.busy -= 1
+            raise Throttled("not yet")
+        node, standing = request.node.node_id, Standing(request.standing)
+        self.calls.append((node, standing))
+        if standing is REMOVED:
+            del self.members[node]
+        else:
+            assert standing is VOTER or request.node.address == f"h:{node}"
+            self.members[node] = standing
+        return broker_pb2.ChangeMemberReply()
+
+    def status(self) -> broker_pb2.NodeStatusReply:
+        return broker_pb2.NodeStatusReply(
+            log_end_index=1_000,
+            members=[
+                broker_pb2.MemberStatus(
+                    node=common_pb2.NodeAddress(node_id=node, address=f"h:{node}"),
+                    standing=standing,  # type: ignore[arg-type]
+                )
+                for node, standing in self.members.items()
+            ],
+            peers=[
+                broker_pb2.PeerStatus(
+                    node_id=node, match_index=1_000 - self.behind, active=True, counts=True
+                )
+                for node in self.members
+            ],
+        )
+
+
+def three() -> dict[int, Standing]:
+    return {1: VOTER, 2: VOTER, 3: VOTER}
+
+
+def work(cluster: FakeCluster, news: list[MemberProgress] | None = None) -> MembershipWork:
+    return MembershipWork(cluster, None if news is None else news.append)  # type: ignore[arg-type]
+
+
+async def test_a_busy_master_is_asked_again() -> None:
+    cluster = FakeCluster(three(), joining=(4,))
+    cluster.busy = 2
+    news: list[MemberProgress] = []
+    result = await work(cluster, news).replace(2, 4, "", 60)
+    assert cluster.calls == [(4, LEARNER), (4, VOTER), (2, REMOVED)]
+    assert result.changed
+    assert result.voters == {1: "h:1", 3: "h:3", 4: "h:4"}
+    assert [each.step for each in news] == ["add", "promote", "remove"]
+    assert not (await work(cluster).replace(2, 4, "", 60)).changed
+
+
+async def test_a_learner_that_does_not_catch_up_stays_one() -> None:
+    cluster = FakeCluster(three(), joining=(4,))
+    cluster.behind = 900
+    with pytest.raises(TimedOut, match="900 entries behind"):
+        await work(cluster).replace(2, 4, "", 0.0)
+    assert cluster.members == three() | {4: LEARNER}
+
+
+async def test_a_group_grows_by_those_who_wait() -> None:
+    cluster = FakeCluster({1: VOTER}, joining=(7, 5))
+    result = await work(cluster).grow(1, 3, {}, 60)
+    assert sorted(result.voters) == [1, 5, 7]
+    with pytest.raises(InvalidRequest, match="for 5 start 2 more"):
+        await work(cluster).grow(1, 5, {}, 60)
+    with pytest.raises(InvalidRequest, match="1, 3 or 5 voters, not 4"):
+        await work(cluster).grow(1, 4, {}, 60)
+    with pytest.raises(InvalidRequest, match="more than 1"):
+        await work(cluster).grow(1, 1, {}, 60)
+
+
+async def test_a_group_is_not_left_even_by_accident() -> None:
+    cluster = FakeCluster(three() | {4: LEARNER, 5: VOTER})
+    await work(cluster).remove(4, False, 60)
+    await work(cluster).remove(5, False, 60)
+    with pytest.raises(InvalidRequest, match="left with 2 voters"):
+        await work(cluster).remove(3, False, 60)
+    assert cluster.members == three()
+    await work(cluster).remove(3, True, 60)
+    assert cluster.members == {1: VOTER, 2: VOTER}
+
+
+async def test_what_cannot_be_meant_is_refused() -> None:
+    cluster = FakeCluster(three(), joining=(4,))
+    with pytest.raises(InvalidRequest, match="cannot replace itself"):
+        await work(cluster).replace(2, 2, "", 60)
+    with pytest.raises(InvalidRequest, match="does not report to the controllers"):
+        await work(cluster).replace(2, 9, "", 60)
+    with pytest.raises(InvalidRequest, match="neither node 8 nor node 9"):
+        await work(cluster).replace(8, 9, "", 60)
+    with pytest.raises(InvalidRequest, match="node 9 is not known"):
+        await work(cluster).remove(9, False, 60)
+    assert not cluster.calls
 
 
 def walk(members: dict[int, Standing], wanted: dict[int, Standing]) -> list[tuple[int, Standing]]:
