@@ -80,8 +80,8 @@ class Maintenance:
         while True:
             await asyncio.sleep(_LOCK_CHECK_S)
             clock = self._replica.lock_clock
-            if clock is None:
-                continue
+            if clock is None or self._replica.loop_stopped():
+                continue  # after a stop everybody gets fresh time first, by the next tick
             for group, queue_key, token in clock.expired(monotonic_ms()):
                 logger.info("lock expired group=%s queue=%s token=%d", group, queue_key, token)
                 release = control_pb2.ReleaseLock(

@@ -417,6 +417,10 @@ class Replica:
                 self._schedule_turn()  # the core may take proposals again, and nothing else says so
         self.drain()
 
+    def loop_stopped(self) -> bool:
+        """The loop stood still (SIGSTOP), and no tick has dealt with that yet."""
+        return monotonic_ms() - self._last_tick_ms > _LOOP_GAP_MS
+
     def set_lost(self, entries: frozenset[int]) -> None:
         """No node can give these entries out; those that are applied here stop nobody."""
         self.lost_entries = entries

@@ -252,6 +252,14 @@ def test_a_lock_whose_release_is_decided_is_not_renewed() -> None:
     assert made.expired(1_100) == [("g", KEY, 1)]
 
 
+def test_a_gap_of_the_loop_does_not_revive_a_lock_whose_release_is_decided() -> None:
+    made = clock()
+    assert made.expired(100) == [("g", KEY, 1)]
+    made.refresh_all(500)
+    assert not made.on_renewed("g", KEY, 1, 501)
+    assert made.expired(1_100) == [("g", KEY, 1)]
+
+
 def test_a_gap_of_the_loop_gives_everybody_fresh_time() -> None:
     made = clock()
     made.on_delivered("g", KEY, 1, 10, 0)

@@ -165,12 +165,13 @@ class LockClock:
         self._held.pop((group, key), None)
 
     def refresh_all(self, now_ms: float) -> None:
-        """Full fresh time for everybody."""
+        """Full fresh time for everybody whose release is not decided."""
         for held in self._held.values():
+            if held.named_ms is not None:
+                continue
             held.session_deadline_ms = now_ms + held.session_ms
             if held.lock_deadline_ms is not None:
                 held.lock_deadline_ms = now_ms + held.lock_ms
-            held.named_ms = None
 
     def expired(self, now_ms: float) -> list[tuple[str, QueueKey, int]]:
         """Locks to release, as (group, queue, token)."""

@@ -1,0 +1,49 @@
+"""What a master does beside serving, without disk or network."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from semel.broker.maintenance import Maintenance
+from semel.broker.replica import monotonic_ms
+from semel.broker.state import LockClock
+from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.v1.control_pb2 import ControlRecord
+
+KEY = QueueKey(TopicId(1), QueueId(2))
+
+
+class StoppedReplica:
+    """A master whose process was frozen for an hour and whose next tick is still to come."""
+
+    def __init__(self) -> None:
+        self.lock_clock = LockClock()
+        long_ago = monotonic_ms() - 3_600_000
+        self.lock_clock.on_granted("g", KEY, 1, lock_ms=1_000, session_ms=1_000, now_ms=long_ago)
+        self.looked = asyncio.Event()
+        self.released: asyncio.Queue[ControlRecord] = asyncio.Queue()
+        self.stopped = True
+
+    def loop_stopped(self) -> bool:
+        self.looked.set()
+        return self.stopped
+
+    async def submit_control(self, record: ControlRecord) -> Any:
+        self.released.put_nowait(record)
+
+
+async def test_no_lock_is_released_between_a_stop_of_the_loop_and_the_next_tick() -> None:
+    """Its holder could not be heard; the tick gives it fresh time."""
+    replica = StoppedReplica()
+    maintenance = Maintenance(replica, None, None)  # type: ignore[arg-type]
+    task = asyncio.ensure_future(maintenance._release_locks())
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            replica.looked.clear()
+            await replica.looked.wait()
+        assert replica.released.empty()
+        replica.stopped = False  # without a tick: what a look would do
+        record = await replica.released.get()
+    assert record.release_lock.token == 1
+    task.cancel()
