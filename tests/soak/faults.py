@@ -78,7 +78,7 @@ def _one(name: str, seed: int, options: argparse.Namespace) -> tuple[str, str]:
             )
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
-            return "FAILED", f"{type(error).__name__}: {(str(error) or "?").splitlines()[0]}"
+            return "FAILED", f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
         if keep is not None:
             shutil.rmtree(directory)
         return "survived", str(verdict)
