@@ -83,11 +83,19 @@ class BrokerConfig:
     pending_bytes_max: int = 32 << 20
     """Default 32 MiB. Produce streams are not read while so much waits to be proposed."""
 
+    requests_waiting_max: int = 20_000
+    """Default 20,000. While so many requests wait to be judged, further calls (fences, locks,
+    commits) are told to come back; produce streams are not read instead."""
+
     park_bytes_max: int = 16 << 20
     """Default 16 MiB. Batches that arrived before their predecessor, all producers together."""
 
     fetch_bytes_max: int = 8 << 20
     """Default 8 MiB. The largest fetch reply, whatever the client asks for (one batch at least)."""
+
+    fetch_buffer_bytes_max: int = 256 << 20
+    """Default 256 MiB. About what replies may take that clients have not taken off; the nearer to
+    it, the smaller the replies."""
 
     fetch_wait_max_ms: int = 30_000
     """Default 30 s. The longest long poll."""

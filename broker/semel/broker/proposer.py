@@ -109,6 +109,11 @@ class Proposer:
         self._sizes: dict[int, int] = {}
 
     @property
+    def waiting(self) -> int:
+        """Requests that were not judged yet, batches and control records."""
+        return len(self._queue)
+
+    @property
     def entries_in_flight(self) -> int:
         """Entries that are appended and not applied."""
         return len(self._entries)

@@ -64,7 +64,7 @@ from semel.broker.state import (
 )
 from semel.broker.watchers import QueueWatchers
 from semel.protos.batch import BatchHeader
-from semel.protos.errors import DiskFull, NotMaster, SemelError, Unavailable
+from semel.protos.errors import DiskFull, NotMaster, SemelError, Throttled, Unavailable
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
 from semel.protos.ids import NodeId, QueueKey, Term
 from semel.protos.v1.control_pb2 import ControlRecord
@@ -74,6 +74,7 @@ logger = logging.getLogger(__name__)
 TICK_MS = 25
 _LOOP_GAP_MS = 300
 _APPLY_FRAMES = 64
+_RETRY_AFTER_MS = 100
 _CONTROL_BYTES = 64 << 10
 """What the control records and headers of one entry take, generously."""
 _CHANGE_TIMEOUT_S = 10.0
@@ -252,9 +253,15 @@ class Replica:
         self._schedule_turn()
 
     async def submit_control(self, record: ControlRecord) -> ApplyResult:
-        """The record's result once it is applied. Raises NotMaster, or the judge's refusal."""
+        """The record's result once it is applied. Raises NotMaster, Throttled, or the judge's
+        refusal."""
         await self.wait_master()
         assert self.proposer is not None
+        if self.proposer.waiting >= self.config.requests_waiting_max:
+            raise Throttled(
+                f"{self.proposer.waiting} requests wait on node {self.config.node_id} already",
+                retry_after_ms=_RETRY_AFTER_MS,
+            )
         future = self.proposer.submit_control(record)
         self._schedule_turn()
         return await future

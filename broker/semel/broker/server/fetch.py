@@ -13,6 +13,7 @@ Invariants
 1. Batches of a result are in offset order without a gap, and the first one contains `offset`.
 2. A reply holds at least one batch of a queue that has data, and else at most the bytes asked for.
 3. Answers leave a stream one after the other; each request is answered once.
+4. What clients do not take off is bounded: two replies a stream, smaller the more there are.
 
 Not here: extents (`state/queues.py`), bytes (`log/`).
 """
@@ -20,6 +21,7 @@ Not here: extents (`state/queues.py`), bytes (`log/`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -51,6 +53,12 @@ from semel.protos.v1 import broker_pb2
 logger = logging.getLogger(__name__)
 
 _QUEUES_MAX = 65_536
+_READ_AHEAD = 2
+"""Replies of one stream that are read before the first of them has left."""
+_BUFFER_SHARE = 8
+"""A reply takes this part of what is left of `fetch_buffer_bytes_max` at most."""
+_LEAST_BYTES = 64 << 10
+"""But may always take so much."""
 Part = bytes | memoryview
 
 
@@ -79,23 +87,37 @@ class FetchNode(Protocol):
     def watchers(self) -> QueueWatchers: ...
 
 
+class _Outlet:
+    """Where the replies of one stream leave."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self._context = context
+        self._writing = asyncio.Lock()
+        self.reading = asyncio.Semaphore(_READ_AHEAD)
+
+    async def write(self, reply: bytes) -> None:
+        """Returns once the client's window has taken it."""
+        async with self._writing:
+            await self._context.write(reply)
+
+
 class FetchHandler:
     """Handles BrokerStream.Fetch."""
 
     def __init__(self, node: FetchNode) -> None:
         self._node = node
+        self.unsent_bytes = 0
+        """Of replies that were read and are not taken off by their clients yet, all streams."""
 
     async def fetch(self, _: object, context: StreamContext) -> None:
         """One client's stream. Requests are served concurrently, replies leave in turn."""
         limit = asyncio.Semaphore(self._node.config.fetches_per_stream_max)
-        writing = asyncio.Lock()
+        out = _Outlet(context)
         await context.send_initial_metadata(())
 
         async def answer(request: broker_pb2.FetchRequest) -> None:
             try:
-                reply = await self._reply(request)
-                async with writing:
-                    await context.write(reply)
+                await self._serve(request, out)
             finally:
                 limit.release()
 
@@ -108,24 +130,20 @@ class FetchHandler:
                 await limit.acquire()
                 tasks.create_task(answer(request))
 
-    async def _reply(self, request: broker_pb2.FetchRequest) -> bytes:
-        header = broker_pb2.FetchReplyHeader(correlation_id=request.correlation_id)
+    async def _serve(self, request: broker_pb2.FetchRequest, out: _Outlet) -> None:
         try:
             if len(request.queues) > _QUEUES_MAX:
                 raise InvalidRequest(f"a fetch names at most {_QUEUES_MAX} queues")
             if not request.any_replica:
                 self._node.check_master()
-            parts = await self._collect(request, header)
+            await self._collect(request, out)
         except SemelError as error:
-            del header.results[:]
+            header = broker_pb2.FetchReplyHeader(correlation_id=request.correlation_id)
             header.error.CopyFrom(to_detail(error))
-            parts = []
-        return encode_fetch_reply(header, parts)
+            await out.write(encode_fetch_reply(header, []))
 
-    async def _collect(
-        self, request: broker_pb2.FetchRequest, header: broker_pb2.FetchReplyHeader
-    ) -> list[Part]:
-        """Fills `header.results`; waits when there is nothing at all."""
+    async def _collect(self, request: broker_pb2.FetchRequest, out: _Outlet) -> None:
+        """Answers; waits first when there is nothing at all."""
         loop = asyncio.get_running_loop()
         wait_ms = min(request.max_wait_ms, self._node.config.fetch_wait_max_ms)
         deadline = loop.time() + wait_ms / 1000
@@ -133,26 +151,51 @@ class FetchHandler:
         while True:
             grown = self._node.watchers.watch(keys)
             try:
-                parts = await self._once(request, header)
-                if header.results:
-                    return parts
                 left = deadline - loop.time()
-                if left <= 0:
-                    return []
-                try:
+                if await self._answer(request, out, last=left <= 0):
+                    return
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(left):
                         await grown.wait()
-                except TimeoutError:
-                    return []
             finally:
                 self._node.watchers.unwatch(keys, grown)
             if not request.any_replica:
                 self._node.check_master()
 
+    async def _answer(self, request: broker_pb2.FetchRequest, out: _Outlet, *, last: bool) -> bool:
+        """Reads and writes one reply; False when there is nothing yet and it is not the `last` try.
+
+        A client that takes nothing off holds `_READ_AHEAD` replies and no more, and the more all
+        clients hold together, the smaller the next reply: so thousands of them cannot fill the
+        memory, and those who read are served.
+        """
+        config = self._node.config
+        header = broker_pb2.FetchReplyHeader(correlation_id=request.correlation_id)
+        async with out.reading:
+            left = max(0, config.fetch_buffer_bytes_max - self.unsent_bytes)
+            room = min(
+                request.max_bytes or config.fetch_bytes_max,
+                config.fetch_bytes_max,
+                max(left // _BUFFER_SHARE, _LEAST_BYTES),
+            )
+            self.unsent_bytes += room
+            held = room
+            try:
+                parts = await self._once(request, header, room)
+                if not header.results and not last:
+                    return False
+                reply = encode_fetch_reply(header, parts)
+                self.unsent_bytes += len(reply) - held
+                held = len(reply)
+                await out.write(reply)
+            finally:
+                self.unsent_bytes -= held
+        return True
+
     async def _once(
-        self, request: broker_pb2.FetchRequest, header: broker_pb2.FetchReplyHeader
+        self, request: broker_pb2.FetchRequest, header: broker_pb2.FetchReplyHeader, room: int
     ) -> list[Part]:
-        room = min(request.max_bytes or 1 << 30, self._node.config.fetch_bytes_max)
+        """Fills `header.results` with at most `room` bytes, but one batch at least."""
         parts: list[Part] = []
         for wanted in request.queues:
             if room <= 0:

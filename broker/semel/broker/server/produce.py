@@ -34,6 +34,8 @@ from semel.protos.v1 import broker_pb2
 logger = logging.getLogger(__name__)
 
 _ACKS_PER_REPLY = 1024
+_UNREAD_ACKS_MAX = 8 * _ACKS_PER_REPLY
+"""A client that reads no acknowledgements is not read either beyond so many."""
 _STATUS = {
     "committed": broker_pb2.PRODUCE_STATUS_COMMITTED,
     "duplicate": broker_pb2.PRODUCE_STATUS_DUPLICATE,
@@ -63,9 +65,10 @@ class ProduceStream:
     def __init__(self, node: ProduceNode) -> None:
         self._node = node
         self._acks: list[broker_pb2.ProduceAck] = []
-        self._pongs: list[int] = []
+        self._pong = 0
         self._error: SemelError | None = None
         self._wake = asyncio.Event()
+        self._taken = asyncio.Event()
         self._unanswered = 0
         self._ended = False
 
@@ -127,7 +130,7 @@ class ProduceStream:
                 message = decode_produce(data)
                 if isinstance(message, Ping):
                     self._node.check_master()
-                    self._pongs.append(message.number)
+                    self._pong = max(self._pong, message.number)
                     self._wake.set()
                     continue
                 for batch in message:
@@ -135,6 +138,9 @@ class ProduceStream:
                     self._unanswered += 1
                     self._node.submit_batch(header, batch, self)
                 await self._node.produce_room()
+                while len(self._acks) > _UNREAD_ACKS_MAX:  # the client reads none of them
+                    self._taken.clear()
+                    await self._taken.wait()
         except SemelError as error:
             self.fail(error)
         except grpc.aio.AioRpcError:
@@ -145,7 +151,7 @@ class ProduceStream:
 
     async def _write(self, context: StreamContext) -> None:
         while True:
-            if not (self._acks or self._pongs or self._error):
+            if not (self._acks or self._pong or self._error):
                 if self._ended and not self._unanswered:
                     return
                 self._wake.clear()
@@ -153,10 +159,9 @@ class ProduceStream:
                 continue
             acks = self._acks[:_ACKS_PER_REPLY]
             del self._acks[:_ACKS_PER_REPLY]
+            self._taken.set()
             reply = broker_pb2.ProduceReply(acks=acks, term=self._node.term)
-            if self._pongs:
-                reply.pong = max(self._pongs)
-                self._pongs.clear()
+            reply.pong, self._pong = self._pong, 0
             last = self._error is not None and not self._acks
             if last and self._error is not None:
                 reply.error.CopyFrom(to_detail(self._error))
