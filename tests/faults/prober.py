@@ -1,4 +1,4 @@
-"""Asks any node, master or not, for a queue's end and for its lock, and writes down every answer.
+"""Asks any node, master or not, for ends, outcomes and locks, and writes down every answer.
 
 How it works. One thread over bare gRPC: each operation goes to one node, once, with a short time
 limit. Nothing is repeated and nothing is hidden, so what comes back is what that node answered.
@@ -30,7 +30,7 @@ from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 GROUP: Final = "probers"
 SESSION_MS: Final = 700
 TIMEOUT_S: Final = 1.5
-QUESTIONS: Final = ("end", "describe", "renewed", "unrenewed")
+QUESTIONS: Final = ("end", "outcome", "describe", "renewed", "unrenewed")
 """What is written only when it is answered."""
 
 
@@ -57,6 +57,8 @@ class Prober:
         self._token = 0
         self._committed = 0
         self._end = 0
+        self._stored: list[tuple[int, int]] = []
+        """Producers and sequences that some node has applied."""
         self._number = 0
         self._last = 0
         """The node that answered last; asked more often than the others."""
@@ -81,9 +83,11 @@ class Prober:
 
     def _ask(self, stub: Any) -> None:
         chance = self._random.random()
-        if chance < 0.35:
+        if chance < 0.25:
             self._ends(stub)
-        elif chance < 0.5:
+        elif chance < 0.35:
+            self._outcome(stub)
+        elif chance < 0.45:
             self._describe(stub)
         elif not self._token:
             self._acquire(stub)
@@ -104,6 +108,33 @@ class Prober:
         if not reply.queues[0].HasField("error"):
             self._end = reply.queues[0].high_watermark
             self._line("end", began, end=self._end)
+
+    def _outcome(self, stub: Any) -> None:
+        """Asks one node what a producer has stored, and later any node whether that is so."""
+        if not self._stored:
+            reply = stub.DescribeProducers(
+                broker_pb2.DescribeProducersRequest(queues=[self._ref]), timeout=TIMEOUT_S
+            )
+            self._stored = [
+                (row.producer_id, row.last_sequence) for row in reply.rows if row.last_sequence >= 0
+            ]
+            return
+        producer_id, sequence = self._stored.pop()
+        began = time.monotonic()
+        reply = stub.GetProduceOutcome(
+            broker_pb2.ProduceOutcomeRequest(
+                queue=self._ref, producer_id=producer_id, sequence=sequence
+            ),
+            timeout=TIMEOUT_S,
+        )
+        self._line(
+            "outcome",
+            began,
+            producer_id=producer_id,
+            sequence=sequence,
+            outcome=reply.Outcome.Name(reply.outcome),
+            offset=reply.offset,
+        )
 
     def _describe(self, stub: Any) -> None:
         began = time.monotonic()

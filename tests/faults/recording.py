@@ -20,6 +20,7 @@ from tests.checking.history import Delivered, EndRead, History, Outcome, Send
 from tests.checking.linearizability import (
     Append,
     LockModel,
+    NotLinearizable,
     Operation,
     Saw,
     check_early,
@@ -37,6 +38,8 @@ class Recording:
     history: History
     operations: dict[Queue, list[Operation]] = field(default_factory=dict)
     """On the probers' group, by queue."""
+    outcomes: list[dict[str, Any]] = field(default_factory=list)
+    """What nodes said about sequences that some node had applied when they were asked."""
 
     @classmethod
     def read(cls, directory: Path) -> Recording:
@@ -60,8 +63,12 @@ class Recording:
         for send in sends.values():
             history.add(send)
         operations: dict[Queue, list[Operation]] = defaultdict(list)
+        outcomes = []
         for raw in asked.values():
             queue: Queue = (raw["queue"][0], raw["queue"][1])
+            if raw["what"] == "outcome":
+                outcomes.append({**raw, "queue": queue})
+                continue
             if raw["what"] == "end":
                 history.add(
                     EndRead(
@@ -84,7 +91,7 @@ class Recording:
                     **until,
                 )
             )
-        return cls(history, dict(operations))
+        return cls(history, dict(operations), outcomes)
 
     def check_order(self, folded: Fold) -> int:
         """The second checker over everything; how many operations it explained.
@@ -108,6 +115,7 @@ class Recording:
             )
         for queue in saw.keys() | appends.keys():
             check_offsets(appends[queue], saw[queue])
+        self._check_outcomes(folded)
         for some in self.operations.values():
             linearize(LockModel(), some)
             check_early(some, SESSION_MS / 1000)
@@ -116,7 +124,16 @@ class Recording:
             saw.values(),
             self.operations.values(),
         )
-        return sum(len(some) for side in sides for some in side)
+        return sum(len(some) for side in sides for some in side) + len(self.outcomes)
+
+    def _check_outcomes(self, folded: Fold) -> None:
+        """What was applied somewhere is stored, and every node knows so or is no master."""
+        rows = {(row.queue, row.producer_id, row.sequence): row for row in folded.rows}
+        for said in self.outcomes:
+            row = rows.get((said["queue"], said["producer_id"], said["sequence"]))
+            stale = said["outcome"] == "OUTCOME_NOT_COMMITTED"
+            if stale or (row is not None and said["offset"] not in (-1, row.offset)):
+                raise NotLinearizable(f"{said} was answered, and the log holds {row}")
 
 
 def _merge(sends: dict[tuple[str, int], Send], send: Send) -> None:

@@ -88,6 +88,14 @@ def the_checkers_object_to_lies(run: Run) -> None:
         recording.check_order(folded)
     recording.history.notes.remove(stale)
 
+    assert recording.outcomes, "nobody asked for an outcome"
+    said = recording.outcomes[0]
+    outcome, said["outcome"] = said["outcome"], "OUTCOME_NOT_COMMITTED"
+    with pytest.raises(NotLinearizable, match="was answered, and the log holds"):
+        recording.check_order(folded)
+    said["outcome"] = outcome
+    recording.check_order(folded)
+
     (operations,) = recording.operations.values()
     grants = [one for one in operations if one.what == "acquire" and one.answered]
     assert len(grants) > 3, "the probers got no locks"
