@@ -137,6 +137,13 @@ async def test_a_master_that_is_removed_hands_over_first(tmp_path: Path) -> None
                 await asyncio.sleep(0.02)
         await group.stop(old.config.node_id)
         await check(group, 10)
+        # Nor does it count when it has lost its disk as well, and all that it knew.
+        group.wipe(old.config.node_id)
+        back = await group.start(old.config.node_id)
+        async with asyncio.timeout(20):
+            while back.replica.role != "removed":
+                await asyncio.sleep(0.02)
+        assert back.replica.muted
 
 
 async def test_a_node_that_lost_its_disk_is_fed_by_the_same_master(tmp_path: Path) -> None:
@@ -179,6 +186,30 @@ async def test_a_node_that_caught_up_halfway_is_still_muted_after_a_restart(tmp_
         await group.start(other)
         await until_counted(node)
         await check(group, 20)
+
+
+async def test_a_group_that_restarts_is_not_taken_for_a_new_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nodes that have just started know of nothing committed; their logs say that there is more."""
+    async with BrokerGroup(tmp_path) as group:
+        await produce(await group.master(), 0, 5)
+        await group.settled()
+        assert not any(node.checkpoints.index for node in group.running.values()), "it would tell"
+    lost, slow, whole = group.addresses
+    group.wipe(lost)
+    await group.start(slow)
+    node = await group.start(lost)
+    async with asyncio.timeout(20):
+        while "is lost but the group has a history" not in caplog.text:
+            await asyncio.sleep(0.01)
+    assert node.replica.muted
+    assert group.running[slow].replica.core.commit_index == 0, "it knew, and proved nothing"
+    await group.start(whole)
+    await until_counted(node)
+    await check(group, 5)
+    for running in list(group.running):
+        await group.stop(running)
 
 
 async def test_changes_that_would_harm_the_group_are_refused(tmp_path: Path) -> None:

@@ -141,6 +141,23 @@ class MembershipChanges:
         await replica.change_members(changed, {})
         logger.info("node removed node=%d", node)
 
+    async def readmit(self, node: NodeId) -> tuple[int, int]:
+        """Index and term of an entry that is new, and committed by a quorum without muted `node`.
+
+        With that, `node` may count again. A candidate of an earlier term, which still holds a vote
+        that the node forgot, lacks the entry and cannot win any more; an entry of a later
+        term, which the node once acknowledged, would have kept this one from being committed.
+        Raises NotMaster, Throttled while this master still counts the node, Unavailable.
+        """
+        replica = self._replica
+        await replica.wait_master()
+        progress = replica.core.progress.get(node)
+        if progress is None:
+            raise InvalidRequest(f"node {node} is no other member of the group")
+        if progress.counts:
+            raise Throttled(f"node {node} has not said yet that it is muted; try again")
+        return await replica.write_noop()
+
     async def _settled(self) -> None:
         """The members in force are committed."""
         await self._replica.wait_applied(self._replica.members.index, _SETTLE_S)

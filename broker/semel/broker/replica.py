@@ -285,9 +285,29 @@ class Replica:
         self.members.append(index, members)
         self.on_members_changed()
         self.drain()
+        await self._until_applied(index, term)
+
+    async def write_noop(self) -> tuple[int, int]:
+        """Index and term of an empty entry, once it is applied: a quorum has it from now on.
+
+        Raises NotMaster, Unavailable (fate unknown).
+        """
+        if self._log_clock is None:
+            raise self.not_master()
+        index, term = self.core.next_index(), self.core.term
+        record: tuple[RecordKind, tuple[bytes, ...]] = (RecordKind.NOOP, ())
+        frame, _ = build_frame(index, term, self._log_time(self._log_clock), [record])
+        self._append((frame,))
+        self.core.proposed(EntryMeta(index=index, term=term, size=len(frame)))
+        self.drain()
+        await self._until_applied(index, term)
+        return index, term
+
+    async def _until_applied(self, index: int, term: int) -> None:
+        """Raises NotMaster when another entry takes its place, Unavailable when it takes long."""
         await self.wait_applied(index, _CHANGE_TIMEOUT_S)
-        if self.state.membership.index < index or self.log.term_at(index) not in (None, term):
-            raise self.not_master()  # another entry took its place
+        if self.log.term_at(index) != term:
+            raise self.not_master()
 
     def hand_over(self, successor: NodeId) -> None:
         """Takes no more proposals and tells `successor` to stand, once it has everything.

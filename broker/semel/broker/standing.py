@@ -7,8 +7,8 @@ last must not be counted, nor one whose data was damaged and set aside, so all o
 it has forgotten.
 
     muted -> counted   a majority of the founding members is empty as well: the group is new
-    muted -> counted   the master, confirmed by a quorum without this node, named its commit index
-                       after this node had started, and everything up to there is applied here
+    muted -> counted   the group committed an entry without counting this node, after this node
+                       had started, and everything up to there is applied here
     member -> removed  the own log says so, or another member's committed membership
 
 A node that was removed is not told by the log, because the master stops sending to it; it asks when
@@ -37,7 +37,6 @@ from semel.broker.members import Members
 from semel.broker.raft import Role
 from semel.broker.replica import Replica
 from semel.broker.setting_aside import MARK_NAME
-from semel.protos.errors import Unavailable
 from semel.protos.ids import NodeId
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
@@ -47,15 +46,15 @@ logger = logging.getLogger(__name__)
 _MARK_TEXT: Final = b"This node began empty and has not caught up: nobody counts it yet.\n"
 _ASK_TIMEOUT_S = 1.0
 _ASK_AGAIN_S = 0.1
-_APPLY_PATIENCE_S = 5.0
+_READMIT_TIMEOUT_S = 5.0
 _LOOK_S = 1.0
 
 
-async def ask_status(address: str, *, confirmed: bool = False) -> broker_pb2.NodeStatusReply:
+async def ask_status(address: str) -> broker_pb2.NodeStatusReply:
     """What the node at `address` says of itself. Raises SemelError."""
     async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS) as channel:
         stub = broker_pb2_grpc.BrokerStub(channel)
-        request = broker_pb2.NodeStatusRequest(confirmed=confirmed)
+        request = broker_pb2.NodeStatusRequest()
         try:
             reply: broker_pb2.NodeStatusReply = await stub.GetNodeStatus(
                 request, timeout=_ASK_TIMEOUT_S
@@ -65,12 +64,10 @@ async def ask_status(address: str, *, confirmed: bool = False) -> broker_pb2.Nod
         return reply
 
 
-async def _ask_all(
-    addresses: Mapping[NodeId, str], *, confirmed: bool = False
-) -> dict[NodeId, broker_pb2.NodeStatusReply]:
+async def _ask_all(addresses: Mapping[NodeId, str]) -> dict[NodeId, broker_pb2.NodeStatusReply]:
     """The answers of those who answer."""
     answers = await asyncio.gather(
-        *(ask_status(address, confirmed=confirmed) for address in addresses.values()),
+        *(ask_status(address) for address in addresses.values()),
         return_exceptions=True,
     )
     return {
@@ -163,8 +160,8 @@ class Standing:
         empty = {config.node_id}
         while not replica.core.commit_index:
             answers = await _ask_all(self._peers())
-            if any(answer.commit_index for answer in answers.values()):
-                return False
+            if any(answer.commit_index or answer.log_end_index for answer in answers.values()):
+                return False  # a node that has just started may not know what is committed
             empty.update(answers)
             if len(empty) > len(config.members) // 2 and not replica.core.commit_index:
                 return True
@@ -178,27 +175,40 @@ class Standing:
             "what this node had is lost but the group has a history: it is not counted before it "
             "has caught up"
         )
-        while True:
+        index: int | None = None
+        while index is None:
             if own in replica.core.membership.nodes:
-                answers = await _ask_all(self._peers(), confirmed=True)
-                masters = [answer for answer in answers.values() if answer.role == "master"]
-                if masters and await self._caught_up_with(masters[0]):
-                    logger.info("caught up applied_index=%d", replica.state.applied_index)
-                    return
-            await asyncio.sleep(_ASK_AGAIN_S)
+                index = await self._readmit()
+            if index is None:
+                await self._look_for_removal()  # it may have lost its disk and its place
+                await asyncio.sleep(_ASK_AGAIN_S)
+        await replica.wait_applied(index, None)
+        while replica.core.master_id is None:
+            await replica.role_change()
+        logger.info("caught up applied_index=%d", replica.state.applied_index)
 
-    async def _caught_up_with(self, master: broker_pb2.NodeStatusReply) -> bool:
-        replica = self._replica
-        try:
-            await replica.wait_applied(master.commit_index, _APPLY_PATIENCE_S)
-        except Unavailable:
-            return False
-        core = replica.core
-        return (
-            core.term >= master.term
-            and core.master_id is not None
-            and self._config.node_id in core.membership.nodes
+    async def _readmit(self) -> int | None:
+        """Index of an entry that the group committed without this node, after it was asked."""
+        answers = await asyncio.gather(
+            *(self._ask_readmission(address) for address in self._peers().values()),
+            return_exceptions=True,
         )
+        for answer in answers:
+            if isinstance(answer, broker_pb2.ReadmitNodeReply):
+                return answer.index
+        return None
+
+    async def _ask_readmission(self, address: str) -> broker_pb2.ReadmitNodeReply:
+        config = self._config
+        request = broker_pb2.ReadmitNodeRequest(
+            cluster_id=config.cluster_id, group_id=config.group_id, node_id=config.node_id
+        )
+        async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS) as channel:
+            stub = broker_pb2_grpc.MembersStub(channel)
+            reply: broker_pb2.ReadmitNodeReply = await stub.ReadmitNode(
+                request, timeout=_READMIT_TIMEOUT_S
+            )
+            return reply
 
     async def _look_for_removal(self) -> None:
         replica, own = self._replica, self._config.node_id

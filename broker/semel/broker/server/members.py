@@ -67,6 +67,13 @@ class MembersService(broker_pb2_grpc.MembersServicer):
             membership_index=self._replica.state.membership.index,
         )
 
+    async def ReadmitNode(  # noqa: N802
+        self, request: broker_pb2.ReadmitNodeRequest, context: object
+    ) -> broker_pb2.ReadmitNodeReply:
+        self._check_group(request)
+        index, term = await self._changes.readmit(NodeId(request.node_id))
+        return broker_pb2.ReadmitNodeReply(index=index, term=term)
+
     async def TransferMastership(  # noqa: N802
         self, request: broker_pb2.TransferMastershipRequest, context: object
     ) -> broker_pb2.TransferMastershipReply:

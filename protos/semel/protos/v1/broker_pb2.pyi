@@ -530,6 +530,24 @@ class ChangeMemberReply(_message.Message):
     membership_index: int
     def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ...) -> None: ...
 
+class ReadmitNodeRequest(_message.Message):
+    __slots__ = ("cluster_id", "group_id", "node_id")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group_id: int
+    node_id: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ...) -> None: ...
+
+class ReadmitNodeReply(_message.Message):
+    __slots__ = ("index", "term")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    term: int
+    def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+
 class TransferMastershipRequest(_message.Message):
     __slots__ = ("cluster_id", "group_id", "node_id")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]

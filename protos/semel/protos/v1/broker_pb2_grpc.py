@@ -809,6 +809,11 @@ class MembersStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberReply.FromString,
                 _registered_method=True)
+        self.ReadmitNode = channel.unary_unary(
+                '/semel.protos.v1.Members/ReadmitNode',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadmitNodeRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadmitNodeReply.FromString,
+                _registered_method=True)
         self.TransferMastership = channel.unary_unary(
                 '/semel.protos.v1.Members/TransferMastership',
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.TransferMastershipRequest.SerializeToString,
@@ -827,6 +832,13 @@ class MembersServicer:
 
     def ChangeMember(self, request, context):
         """Brings one node to a standing, in one step; success when it has it already. Master only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadmitNode(self, request, context):
+        """A muted node asks what it must have before it may count again. Master only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -853,6 +865,11 @@ def add_MembersServicer_to_server(servicer, server):
                     servicer.ChangeMember,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberReply.SerializeToString,
+            ),
+            'ReadmitNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadmitNode,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadmitNodeRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadmitNodeReply.SerializeToString,
             ),
             'TransferMastership': grpc.unary_unary_rpc_method_handler(
                     servicer.TransferMastership,
@@ -893,6 +910,33 @@ class Members:
             '/semel.protos.v1.Members/ChangeMember',
             semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.ChangeMemberReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadmitNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Members/ReadmitNode',
+            semel_dot_protos_dot_v1_dot_broker__pb2.ReadmitNodeRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.ReadmitNodeReply.FromString,
             options,
             channel_credentials,
             insecure,
