@@ -37,7 +37,7 @@ from tests.integration.faulty_node import faults_of
 TOPIC: Final = "t"
 RESUME_S: Final = 10.0
 """Acknowledged writes are back so long after healing, on a machine that has time for them."""
-SEGMENT_BYTES: Final = 1 << 20
+SEGMENT_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Run:
         self.directory = directory
         self.seed = seed
         self.resume_s = resume_s
-        flags = ["--segment-bytes", str(SEGMENT_BYTES), "--checkpoint-records", "500"]
+        flags = ["--segment-bytes", str(SEGMENT_BYTES), "--checkpoint-records", "60"]
         flags += broker_flags
         self.cluster = ProxiedCluster(directory / "cluster", broker_flags=flags, seed=seed)
         self.disks = {node.id: faults_of(node) for node in self.cluster.brokers}
