@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import random
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,4 +202,92 @@ def test_when_nobody_has_room_producers_are_told_and_served_again(cluster: Fault
         cluster.stored = [message.value for message in reader]
     assert cluster.stored[: 5 + len(sent)][-1:] == sent[-1:]
     cluster.load(5)
+    cluster.check()
+
+
+def test_a_write_torn_on_every_node_is_cut_and_sent_again(cluster: FaultyCluster) -> None:
+    """The power fails everywhere while an entry is on its way to all three disks."""
+    cluster.load(5)
+    value = random.Random(1).randbytes(50_000)  # nothing to compress
+    with connect(cluster.bootstrap) as client, client.producer("loader") as producer:
+        producer.send(TOPIC, b"first").result(30)  # it is known to the log
+        cluster.stored.append(b"first")
+        for faults in cluster.faults.values():
+            faults.set(Rule(operation="sync", path="segment-*", hang=True))
+        future = producer.send(TOPIC, value)
+        segments = [(node, _segment_with(node, value)) for node in cluster.brokers]
+        assert not future.done(), "it was acknowledged: nobody may cut it"
+        for node in cluster.brokers:
+            cluster.kill(node)
+        for node, segment in segments:
+            assert cluster.faults[node.id].bites()
+            data = bytearray(segment.read_bytes())
+            at = data.index(value) + 512
+            data[at : at + 512] = bytes(512)  # a sector that never reached the disk
+            segment.write_bytes(data)
+            cluster.faults[node.id].clear()
+            cluster.faults[node.id].power_failed()
+        cluster.start()
+        future.result(30)
+    cluster.stored.append(value)
+    said = [node.log_file.read_text() for node in cluster.brokers]
+    assert any("torn write cut" in text for text in said)
+    assert all("may be torn" in text or "damaged, asking" in text for text in said)
+    cluster.load(3)
+    cluster.check()
+
+
+def _segment_with(node: Node, value: bytes) -> Path:
+    """The node's segment file that holds `value`; waits for it."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for path in (node.data / "log").glob("log-*/segment-*"):
+            if value in path.read_bytes():
+                return path
+        time.sleep(0.02)
+    raise TimeoutError(f"broker {node.id} has not written the entry")
+
+
+@pytest.fixture
+def small_disks(tmp_path: Path) -> Iterator[FaultyCluster]:
+    """A cluster whose nodes have 64 MiB each, on file systems of their own."""
+    cluster = FaultyCluster(tmp_path / "cluster")
+    mounted: list[Path] = []
+    try:
+        for node in cluster.brokers:
+            node.data.mkdir()
+            done = subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", "size=64m", "semel-test", str(node.data)],
+                capture_output=True,
+                check=False,
+            )
+            if done.returncode:
+                pytest.skip(f"no small file system can be mounted here: {done.stderr.decode()}")
+            mounted.append(node.data)
+        with cluster:
+            with connect(cluster.bootstrap) as client:
+                client.admin.create_topic(TOPIC, queues=1)
+            yield cluster
+    finally:
+        for path in mounted:
+            subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_real_file_system_that_fills_up(small_disks: FaultyCluster) -> None:
+    cluster = small_disks
+    cluster.load(5)
+    full = cluster.master()
+    ballast = full.data / "ballast"
+    with ballast.open("wb") as file:
+        room = os.statvfs(full.data)
+        os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize)
+    assert not os.statvfs(full.data).f_bavail
+    deadline = time.monotonic() + 30
+    while cluster.master() == full:  # the room that is left is that of prepared segments
+        assert time.monotonic() < deadline, "a master without room stays master"
+        cluster.load(10, size=60_000)
+    assert "disk full, mastership handed over" in full.log_file.read_text()
+    cluster.load(60, size=60_000)
+    assert full.running
+    ballast.unlink()
     cluster.check()
