@@ -366,10 +366,10 @@ class Script:
     def do_wipe(self, name: str) -> list[str]:
         node = self._node(name)
         assert not node.up
-        founding = node.disk.checkpoint.mark.membership
+        founding, lost = node.disk.checkpoint.mark.membership, node.disk.durable
         self.disks[node.node_id] = SimDisk(founding, trust_completions=self._trust_completions)
         self.nodes[node.node_id] = SimNode(self, node.node_id, self.disks[node.node_id])
-        self.checker.on_disk_lost(node.node_id)
+        self.checker.on_disk_lost(node.node_id, lost)
         self.do_start(name)
         self._node(name).core.set_muted(True)
         return []

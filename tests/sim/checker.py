@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 
 from semel.broker.raft import HardState, Membership, Message, MessageKind
 from semel.protos.ids import NodeId
-from tests.sim.disk import SimDisk, SimEntry
+from tests.sim.disk import Image, SimDisk, SimEntry
 
 _ACKNOWLEDGES = frozenset(
     {MessageKind.APPEND_REPLY, MessageKind.HEARTBEAT_REPLY, MessageKind.SNAPSHOT_REPLY}
@@ -55,6 +55,7 @@ class Checker:
         self._durable_terms: Counter[NodeId] = Counter()
         self._told_votes: dict[tuple[NodeId, int], NodeId] = {}
         self._reads: dict[int, int] = {}
+        self._lost: dict[NodeId, Image] = {}
         self._acknowledged: Counter[tuple[NodeId, int]] = Counter()
 
     def on_master(self, node: NodeId, term: int, disk: SimDisk) -> None:
@@ -117,8 +118,8 @@ class Checker:
             durable = [
                 node
                 for node in voters
-                if disks[node].durable.term_at(index) == entry_term
-                or index < disks[node].durable.first_index
+                if self._has(disks[node].durable, index, entry_term)
+                or (node in self._lost and self._has(self._lost[node], index, entry_term))
             ]
             quorum = len(list(voters)) // 2 + 1
             require(
@@ -130,6 +131,10 @@ class Checker:
             if entry_term < term:
                 self.seen["prior-term entry committed"] += 1
         self.on_digest(index, digest)
+
+    @staticmethod
+    def _has(durable: Image, index: int, term: int) -> bool:
+        return durable.term_at(index) == term or index < durable.first_index
 
     def on_digest(self, index: int, digest: int) -> None:
         known = self._digests.setdefault(index, digest)
@@ -144,10 +149,18 @@ class Checker:
             known = self._durable_votes.setdefault((node, term), vote)
             require(known == vote, f"node {node} votes for {known} and {vote} in term {term}")
 
-    def on_disk_lost(self, node: NodeId) -> None:
-        """The node starts empty: what it once had on its disk counts no more."""
+    def on_disk_lost(self, node: NodeId, durable: Image) -> None:
+        """The node starts empty; `durable` is what it had, and may have acknowledged.
+
+        It does not know its votes any more: two in one term are no fault of the core, but two
+        masters would still be one.
+        """
         self.seen["disk lost"] += 1
+        self._lost[node] = durable
         del self._durable_terms[node]
+        for kept in (self._durable_votes, self._told_votes, self._acknowledged):
+            for key in [key for key in kept if key[0] == node]:
+                del kept[key]
 
     def on_send(self, message: Message, disk: SimDisk) -> None:
         node, term = message.source, message.term

@@ -8,6 +8,7 @@ and go on (`settle`): safety is checked all along, liveness at the end.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -329,7 +330,8 @@ class Cluster:
         others = sorted(node.core.membership.voters - {node.node_id})
         if others:
             self.checker.seen["transfer"] += 1
-            node.core.transfer_leadership(self.random.choice(others), self.now_ms)
+            with contextlib.suppress(Throttled):  # the chosen one is muted
+                node.core.transfer_leadership(self.random.choice(others), self.now_ms)
             node.perform()
 
     def _refuse(self) -> None:

@@ -87,10 +87,15 @@ class Progress:
         if not self.counts:
             return False
         self.counts = False
-        self.match_index = 0
         self.acked_round = 0
+        self.forget()
         self.become_probe(max(last_index, 1))
         return True
+
+    def forget(self) -> None:
+        """What the muted peer acknowledged is not there (any more); nobody has counted on it."""
+        assert not self.counts
+        self.match_index = 0
 
     def on_not_muted(self, answered_round: int) -> bool:
         """A message without the flag, of a peer that had it; true when it counts again.

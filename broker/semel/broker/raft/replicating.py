@@ -207,6 +207,8 @@ class Replicating(RaftState):
 
     def _on_rejected(self, message: Message, progress: Progress) -> None:
         refused = message.log_index
+        if message.muted and message.hint_index < progress.match_index:
+            progress.forget()
         if progress.state is ProgressState.SNAPSHOT or refused <= progress.match_index:
             return
         if progress.state is ProgressState.PROBE and refused != progress.next_index - 1:
@@ -231,6 +233,11 @@ class Replicating(RaftState):
             self._maybe_hand_over()
 
     def _on_heartbeat_reply(self, message: Message, progress: Progress) -> None:
+        if message.muted and message.log_index < progress.match_index:
+            # It has lost its disk once more; nobody has counted what it had meanwhile.
+            progress.forget()
+            progress.become_probe(max(self.log.last_index, 1))
+            self._due.add(message.source)
         if message.context > progress.acked_round:
             progress.acked_round = message.context
             self._confirm_reads()
