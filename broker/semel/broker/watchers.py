@@ -13,20 +13,21 @@ class QueueWatchers:
     """Events by queue; each is set when one of its queues grows, changes hands, or ends."""
 
     def __init__(self) -> None:
-        self._events: dict[QueueKey, set[asyncio.Event]] = {}
+        self._events: dict[QueueKey, dict[asyncio.Event, None]] = {}
+        """In the order in which they came: a set's would change from run to run."""
 
     def watch(self, keys: Sequence[QueueKey]) -> asyncio.Event:
         """An event for these queues; give it back to `unwatch`."""
         event = asyncio.Event()
         for key in keys:
-            self._events.setdefault(key, set()).add(event)
+            self._events.setdefault(key, {})[event] = None
         return event
 
     def unwatch(self, keys: Sequence[QueueKey], event: asyncio.Event) -> None:
         for key in keys:
             watching = self._events.get(key)
             if watching is not None:
-                watching.discard(event)
+                watching.pop(event, None)
                 if not watching:
                     del self._events[key]
 

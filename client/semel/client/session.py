@@ -54,7 +54,8 @@ class Session:
         self.cluster = Cluster(controllers, self.config)
         self.admin = AdminCore(self.cluster)
         self.closed = False
-        self._members: set[Closable] = set()
+        self._members: dict[Closable, None] = {}
+        """In the order in which they were opened, which is the order of closing."""
         _sessions.add(self)
 
     async def open(self) -> None:
@@ -92,10 +93,10 @@ class Session:
         return await self.runtime.await_run(coroutine)
 
     def join(self, member: Closable) -> None:
-        self._members.add(member)
+        self._members[member] = None
 
     def leave(self, member: Closable) -> None:
-        self._members.discard(member)
+        self._members.pop(member, None)
 
     async def close(self) -> list[SemelError]:
         """Ends all members, then the connections, and returns what was not stored.

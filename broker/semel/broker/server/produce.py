@@ -175,12 +175,13 @@ class ProduceHandler:
 
     def __init__(self, node: ProduceNode) -> None:
         self._node = node
-        self._streams: set[ProduceStream] = set()
+        self._streams: dict[ProduceStream, None] = {}
+        """In the order in which they came: a set's would change from run to run."""
 
     async def produce(self, _: object, context: StreamContext) -> None:
         """One client's stream."""
         stream = ProduceStream(self._node)
-        self._streams.add(stream)
+        self._streams[stream] = None
         try:
             try:
                 self._node.check_master()
@@ -189,7 +190,7 @@ class ProduceHandler:
             await context.send_initial_metadata(())
             await stream.serve(context)
         finally:
-            self._streams.discard(stream)
+            del self._streams[stream]
 
     def on_mastership_lost(self, error: NotMaster) -> None:
         """Tells every client where to go."""
