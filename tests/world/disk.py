@@ -1,0 +1,215 @@
+"""A node's disk: forgets what was not synced, tears, stalls, fails, fills up, rots, and dies at any
+operation.
+
+How it works. The bytes lie in the log's own simulated file system (`tests/unit/log/sim_files.py`),
+which keeps a durable image of every file and name beside the present one. A process sees it through
+a `NodeFiles`, which makes each operation take its time: a thread sleeps, the event loop stands
+still. A crash is planned as "at the so-manieth operation of this kind": the process dies in it, and
+the operation is done, or not, or (a write) in part.
+
+Not here: which faults happen when (`nemesis.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from semel.broker.log.files import File
+from tests.unit.log.sim_files import SECTOR, SimFiles
+from tests.world.loop import Killed, Process
+
+if TYPE_CHECKING:
+    from tests.world.world import World
+
+SLOW_KINDS = frozenset({"sync", "syncdir"})
+
+
+class Disk:
+    """One node's disk, which outlives its processes."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.files = SimFiles()
+        self.random = Random(world.random.getrandbits(64))
+        self.stalled_until = 0.0
+        self.sync_max_s = 0.006
+        self.crash_in: int | None = None
+        """Operations of `crash_kind` until the process dies in one."""
+        self.crash_kind = ""
+        self.fail_in: int | None = None
+        """Operations until one fails with EIO."""
+        self.seen: Counter[str] = Counter()
+
+    def mount(self, process: Process) -> NodeFiles:
+        """The file layer of a new process."""
+        return NodeFiles(self, process)
+
+    def after_kill(self) -> None:
+        """The process is gone; what it had written is there."""
+        self.files = self.files.copy()
+        self._calm()
+
+    def after_power_cut(self) -> None:
+        """The machine was off: any subset of what was not synced is there."""
+        survives = self.random.choice([0.0, 0.3, 0.7, 1.0])
+        self.files = self.files.restart(self.random, survives)
+        self._calm()
+
+    def _calm(self) -> None:
+        self.crash_in = self.fail_in = None
+        self.stalled_until = 0.0
+
+    def latency(self, kind: str) -> float:
+        """How long an operation takes, s."""
+        now = self.world.loop.now
+        wait = max(0.0, self.stalled_until - now)
+        if kind in SLOW_KINDS:
+            return wait + self.random.uniform(0.0002, self.sync_max_s)
+        if self.random.random() < 0.1:
+            return wait + self.random.uniform(0.0001, 0.002)
+        return wait
+
+    def damage(self, path: Path, offset: int, data: bytes) -> None:
+        """Overwrites bytes behind everybody's back, durably."""
+        inode = self.files.names_now.get(path)
+        if inode is None or offset + len(data) > len(inode.data):
+            return
+        inode.data[offset : offset + len(data)] = data
+        durable = inode.durable
+        if offset + len(data) <= len(durable):
+            durable[offset : offset + len(data)] = data
+        self.world.count("damage: " + path.name.split("-")[0])
+
+
+class NodeFiles:
+    """A `FileLayer` of one process."""
+
+    def __init__(self, disk: Disk, process: Process) -> None:
+        self.disk = disk
+        self._process = process
+
+    def before(self, kind: str) -> None:
+        """Takes time, and may kill. Raises Killed, OSError."""
+        disk, process = self.disk, self._process
+        if not process.alive:
+            raise Killed
+        world = disk.world
+        delay = disk.latency(kind)
+        if delay > 0:
+            thread = world.threads.current
+            if thread is not None:
+                thread.sleep(delay)
+            else:
+                world.loop.stop_process(process, world.loop.now + delay)
+        disk.seen[kind] += 1
+        if disk.fail_in is not None and kind in ("write", "sync"):
+            disk.fail_in -= 1
+            if disk.fail_in < 0:
+                disk.fail_in = None
+                world.count(f"disk error in {kind}")
+                raise OSError(errno.EIO, "input/output error (simulated)")
+        if disk.crash_in is not None and disk.crash_kind in ("", kind):
+            disk.crash_in -= 1
+            if disk.crash_in < 0:
+                disk.crash_in = None
+                world.count(f"crash in {kind}")
+                world.crash(process.host, "in " + kind)
+                raise Killed
+
+    def _dying(self) -> bool:
+        """Whether the operation in which the process died was done all the same."""
+        return self.disk.random.random() < 0.5
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        if not create:
+            if not self._process.alive:
+                raise Killed
+            return _NodeFile(self, self.disk.files.open(path))
+        files = self.disk.files
+        try:
+            self.before("create")
+        except Killed:
+            if self._dying() and path not in files.names_now:
+                files.open(path, create=True)
+            raise
+        return _NodeFile(self, files.open(path, create=True))
+
+    def lock(self, path: Path) -> File:
+        return self.disk.files.lock(path)
+
+    def names(self, directory: Path) -> list[str]:
+        return self.disk.files.names(directory)
+
+    def rename(self, source: Path, target: Path) -> None:
+        files = self.disk.files
+        try:
+            self.before("rename")
+        except Killed:
+            if self._dying() and source in files.names_now:
+                files.rename(source, target)
+            raise
+        files.rename(source, target)
+
+    def remove(self, path: Path) -> None:
+        if path not in self.disk.files.names_now:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+        self.before("remove")
+        self.disk.files.remove(path)
+
+    def make_directory(self, path: Path) -> None:
+        self.before("mkdir")
+        self.disk.files.make_directory(path)
+
+    def remove_directory(self, path: Path) -> None:
+        self.before("rmdir")
+        self.disk.files.remove_directory(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self.before("syncdir")
+        self.disk.files.sync_directory(path)
+
+    def boot(self) -> int:
+        return self.disk.files.boot()
+
+
+class _NodeFile:
+    """An open file of one process."""
+
+    def __init__(self, layer: NodeFiles, file: File) -> None:
+        self._layer = layer
+        self._file = file
+        self.size = file.size
+        self.close = file.close
+
+    def write(self, parts: Sequence[bytes], offset: int) -> None:
+        try:
+            self._layer.before("write")
+        except Killed:
+            if self._layer._dying():
+                data = b"".join(parts)
+                torn = self._layer.disk.random.randrange(0, len(data) + SECTOR)
+                if data[:torn]:
+                    self._file.write([data[:torn]], offset)
+            raise
+        self._file.write(parts, offset)
+
+    def read(self, length: int, offset: int) -> bytes:
+        return self._file.read(length, offset)
+
+    def sync(self) -> None:
+        self._layer.before("sync")
+        self._file.sync()
+
+    def allocate(self, length: int) -> None:
+        self._layer.before("allocate")
+        self._file.allocate(length)
+
+    def resize(self, length: int) -> None:
+        self._layer.before("resize")
+        self._file.resize(length)

@@ -1,0 +1,411 @@
+"""What must hold after every event, whatever the faults: checked as things happen.
+
+How it works. Sent messages, appends and truncations are seen as they pass; after each event of a
+broker its role and its applied index are looked at. All checks are incremental. What is durable is
+read from the disk's own durable image, not from what the node believes.
+
+Invariants
+1. Election safety: one master a term.
+2. Log matching: an (index, term) has one frame and one predecessor, everywhere and for ever.
+3. Leader completeness: a new master has all that was committed in earlier terms.
+4. State-machine safety: one frame per applied index; a committed one is never truncated.
+5. One durable vote per (node, term); nothing is said in a term that is not durable, and terms never
+   fall.
+6. What an acknowledgement names is durable, and what is applied is durable on a quorum.
+7. A node's sequence table is the fold of the log up to where it has applied.
+
+Not here: what clients see (`tests/checking`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+
+from semel.broker.log import HardStateFile
+from semel.broker.log.hard_state import BLOCK_BYTES, RECORD_STRUCT
+from semel.broker.raft import Message, MessageKind, Role
+from semel.broker.replica import Replica
+from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
+from semel.protos.errors import SemelError
+from semel.protos.frames import RecordKind, decode_frame_header, iter_records
+from semel.protos.ids import NodeId, ProducerId, QueueId, QueueKey, TopicId
+from semel.protos.v1 import control_pb2
+from tests.checking.history import Mastered, Voted
+
+if TYPE_CHECKING:
+    from tests.world.nodes import BrokerHost
+    from tests.world.world import World
+
+_ACKNOWLEDGES = frozenset({MessageKind.APPEND_REPLY, MessageKind.HEARTBEAT_REPLY})
+_PROMISES_NOTHING = frozenset({MessageKind.PRE_VOTE, MessageKind.PRE_VOTE_REPLY})
+_RowKey = tuple[QueueKey, int]
+_Row = tuple[int, int, int]
+
+
+class InvariantError(AssertionError):
+    """The group as a whole is wrong, though no single node noticed."""
+
+
+def require(truth: bool, message: str) -> None:
+    if not truth:
+        raise InvariantError(message)
+
+
+class Invariants:
+    """The memory of the whole group."""
+
+    def __init__(self, world: World, hosts: dict[NodeId, BrokerHost]) -> None:
+        self.world = world
+        self.hosts = hosts
+        self.committed: dict[int, bytes] = {}
+        self.newest = 0
+        """Index of the newest committed entry."""
+        self.failure: InvariantError | None = None
+        self._committed_in: dict[int, int] = {}
+        self._entries: dict[tuple[int, int], tuple[int, int]] = {}
+        self._masters: dict[int, NodeId] = {}
+        self._votes: dict[tuple[NodeId, int], int] = {}
+        self._terms: dict[NodeId, int] = {}
+        self._durable_to: dict[NodeId, int] = dict.fromkeys(hosts, 0)
+        self._was_durable_to: dict[NodeId, int] = dict.fromkeys(hosts, 0)
+        """On a disk that is lost: what was counted on it may be called committed all the same."""
+        self._applied: dict[NodeId, int] = dict.fromkeys(hosts, 0)
+        self._first: dict[NodeId, int] = dict.fromkeys(hosts, 0)
+        self._table: dict[_RowKey, _Row] = {}
+        self._touched: dict[int, dict[_RowKey, _Row | None]] = {}
+        self._role: dict[NodeId, tuple[Role, int]] = {}
+        for host in hosts.values():
+            host.on_send = self._guarded_send(host)
+            host.on_started = self.on_started
+
+    def _fail(self, error: InvariantError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self.world.tell(f"INVARIANT: {error}")
+
+    def _guarded_send(self, host: BrokerHost):  # type: ignore[no-untyped-def]
+        def on_send(message: Message, replica: Replica) -> None:
+            try:
+                self.on_send(host, message, replica)
+            except InvariantError as error:
+                self._fail(error)
+
+        return on_send
+
+    def on_started(self, host: BrokerHost) -> None:
+        """A node has opened its data: from here on it is watched."""
+        assert host.node is not None
+        assert host.process is not None
+        replica = host.node.replica
+        log = replica.log
+        append, truncate = log.append, log.truncate
+
+        def watched_append(frames: Sequence[bytes], **options: Any) -> None:
+            previous = log.last_term
+            append(frames, **options)
+            try:
+                self.on_append(frames, previous)
+            except InvariantError as error:
+                self._fail(error)
+
+        def watched_truncate(from_index: int) -> None:
+            try:
+                self.on_truncate(host, replica, from_index)
+            except InvariantError as error:
+                self._fail(error)
+            truncate(from_index)
+
+        mend = log.mend
+
+        def watched_mend(frame: bytes) -> None:
+            before = len(log.damaged)
+            mend(frame)
+            if len(log.damaged) < before:
+                self.world.count("entry mended")
+
+        log.mend = watched_mend  # type: ignore[method-assign]
+        log.append = watched_append  # type: ignore[method-assign]
+        log.truncate = watched_truncate  # type: ignore[method-assign]
+        self._applied[host.number] = replica.state.applied_index
+        self._durable_to[host.number] = min(self._durable_to[host.number], log.synced_index)
+        self._role[host.number] = (replica.core.role, replica.core.term)
+        self._first[host.number] = log.first_index
+        try:
+            self.check_table(host, replica, full=True)
+            self._see_hard_state(host)
+        except InvariantError as error:
+            self._fail(error)
+
+        def after_event() -> None:
+            try:
+                self.after_event(host, replica)
+            except InvariantError as error:
+                self._fail(error)
+
+        host.process.after_event = after_event
+
+    def forget(self, host: BrokerHost) -> None:
+        """The node's disk is empty: what it may have said stands, what it had is gone."""
+        self._was_durable_to[host.number] = self._durable_to[host.number]
+        self._durable_to[host.number] = 0
+        self._terms.pop(host.number, None)
+
+    # --- what passes
+
+    def on_append(self, frames: Sequence[bytes], previous: int) -> None:
+        for frame in frames:
+            index = int.from_bytes(frame[8:16], "little")
+            term = int.from_bytes(frame[16:24], "little")
+            mark = (google_crc32c.value(frame), previous)
+            known = self._entries.setdefault((index, term), mark)
+            require(known == mark, f"entry {index} of term {term} exists in two versions")
+            previous = term
+
+    def on_truncate(self, host: BrokerHost, replica: Replica, from_index: int) -> None:
+        self.world.count("truncation")
+        log = replica.log
+        self._durable_to[host.number] = min(self._durable_to[host.number], from_index - 1)
+        for index in range(from_index, log.last_index + 1):
+            frame = self.committed.get(index)
+            require(
+                frame is None or decode_frame_header(frame).term != log.term_at(index),
+                f"{host.name} truncates the committed entry {index}",
+            )
+
+    def on_send(self, host: BrokerHost, message: Message, replica: Replica) -> None:
+        kind, term = message.kind, message.term
+        if kind in _PROMISES_NOTHING:
+            return
+        if term > self._terms.get(host.number, 0) or kind in (
+            MessageKind.VOTE,
+            MessageKind.VOTE_REPLY,
+        ):
+            found = self._see_hard_state(host)
+            require(
+                found is not None and term <= found[0],
+                f"{host.name} says {kind.name} in term {term}, durable is {found}",
+            )
+            if kind is MessageKind.VOTE_REPLY and not message.rejected:
+                require(
+                    found == (term, message.target),
+                    f"{host.name} tells a vote for {message.target} in term {term}, durable is "
+                    f"{found}",
+                )
+                self._see_vote(host.number, term, message.target)
+            elif kind is MessageKind.VOTE:
+                require(
+                    found == (term, host.number),
+                    f"{host.name} stands in term {term}, durable is {found}",
+                )
+        if kind in _ACKNOWLEDGES and not message.rejected:
+            self._check_durable(host, replica, message.log_index)
+
+    def _check_durable(self, host: BrokerHost, replica: Replica, index: int) -> None:
+        for one in range(self._durable_to[host.number] + 1, index + 1):
+            require(
+                self.is_durable(host, replica, one),
+                f"{host.name} acknowledges entry {one}, which is not durable there",
+            )
+            self._durable_to[host.number] = one
+
+    def is_durable(self, host: BrokerHost, replica: Replica, index: int) -> bool:
+        """Whether the entry's bytes lie in the disk's durable image."""
+        if host.damaged:
+            return True  # that image is not what was written any more; `Repair` is at work
+        store = replica.log._store
+        if index < store.index.first_index:
+            return True
+        term = store.index.term_at(index)
+        if term is None:
+            return False
+        segment = store.index.locate(index)
+        start, end = segment.place(index)
+        inode = host.disk.files.names_durable.get(store.directory / segment.file_name)
+        if inode is None:
+            return False
+        mark = self._entries.get((index, term))
+        raw = inode.durable[start:end]
+        return mark is None or google_crc32c.value(bytes(raw)) == mark[0]
+
+    def _see_hard_state(self, host: BrokerHost) -> tuple[int, int | None] | None:
+        """The durable (term, vote); None when there is none, or it is damaged."""
+        path = host.config.data / "hard_state"
+        inode = host.disk.files.names_durable.get(path)
+        if inode is None:
+            return None
+        file = HardStateFile(path)
+        copies = []
+        for block in range(4):
+            at = block * BLOCK_BYTES
+            with contextlib.suppress(SemelError):
+                copies.append(file._decode(bytes(inode.durable[at : at + RECORD_STRUCT.size])))
+        good = [copy for copy in copies if copy is not None]
+        if not good:
+            return None
+        _, term, vote = max(good, key=lambda copy: copy[0])
+        node = host.number
+        require(
+            term >= self._terms.get(node, 0),
+            f"{host.name} falls back to term {term} from {self._terms.get(node)}",
+        )
+        self._terms[node] = term
+        if vote is not None:
+            self._see_vote(node, term, vote)
+        return term, vote
+
+    def _see_vote(self, node: NodeId, term: int, vote: int) -> None:
+        known = self._votes.get((node, term))
+        if known is None:
+            self._votes[node, term] = vote
+            self.world.history.add(Voted(node=node, term=term, vote=vote))
+        else:
+            require(known == vote, f"node {node} votes for {known} and {vote} in term {term}")
+
+    # --- after each event
+
+    def after_event(self, host: BrokerHost, replica: Replica) -> None:
+        core = replica.core
+        now = (core.role, core.term)
+        if now != self._role[host.number]:
+            self._role[host.number] = now
+            if core.role is Role.MASTER:
+                self._on_master(host, replica)
+        if replica.proposer is not None and replica.proposer._parked:
+            self.world.seen["batch parked"] += 1
+        first = replica.log.first_index
+        if first != self._first[host.number]:
+            if self._first[host.number]:
+                self.world.count("log cleaned")
+            self._first[host.number] = first
+        applied = replica.state.applied_index
+        if applied != self._applied[host.number]:
+            self._on_applied(host, replica, applied)
+
+    def _on_master(self, host: BrokerHost, replica: Replica) -> None:
+        term = replica.core.term
+        known = self._masters.get(term)
+        if known is None:
+            self._masters[term] = host.number
+            self.world.count("election")
+            self.world.history.add(Mastered(node=host.number, term=term, at_s=self.world.now))
+        require(known in (None, host.number), f"term {term} has masters {known} and {host.number}")
+        for index in range(self.newest, 0, -1):
+            if self._committed_in[index] < term:
+                wanted = decode_frame_header(self.committed[index]).term
+                found = replica.log.term_at(index)
+                require(
+                    found == wanted or index < replica.log.first_index,
+                    f"master {host.name} of term {term} has term {found} at {index}, where "
+                    f"term {wanted} was committed",
+                )
+                break
+
+    def _on_applied(self, host: BrokerHost, replica: Replica, applied: int) -> None:
+        before = self._applied[host.number]
+        self._applied[host.number] = applied
+        log = replica.log
+        if applied < before:
+            raise InvariantError(f"{host.name} applied {before}, and then {applied}")
+        if log.first_index > before + 1:
+            self.world.count("snapshot installed")
+            self._first[host.number] = log.first_index
+            self._durable_to[host.number] = max(self._durable_to[host.number], log.first_index - 1)
+            self.check_table(host, replica, full=True)
+            return
+        for index in range(before + 1, applied + 1):
+            frames = log.cached_frames(index, index + 1) or log.read_frames(index, index + 1)
+            known = self.committed.get(index)
+            if known is None:
+                require(index == self.newest + 1, f"entry {index} is applied behind a hole")
+                self._commit(host, replica, index, frames[0])
+            else:
+                require(
+                    known == frames[0], f"{host.name} applies another entry {index} than others"
+                )
+        self.check_table(host, replica, since=before)
+
+    def _commit(self, host: BrokerHost, replica: Replica, index: int, frame: bytes) -> None:
+        durable = 0
+        for other in self.hosts.values():
+            live = other.replica
+            if live is not None and live.log.term_at(index) is not None:
+                same = live.log.term_at(index) == decode_frame_header(frame).term
+                durable += same and self.is_durable(other, live, index)
+            else:
+                known = max(self._durable_to[other.number], self._was_durable_to[other.number])
+                durable += known >= index
+        require(
+            durable > len(self.hosts) // 2,
+            f"entry {index} is applied on {host.name} with {durable} durable copies",
+        )
+        self.committed[index] = frame
+        self.newest = index
+        self._committed_in[index] = replica.core.term
+        if decode_frame_header(frame).term < replica.core.term:
+            self.world.count("prior-term entry committed")
+        self._touched[index] = self._fold(frame)
+
+    def _fold(self, frame: bytes) -> dict[_RowKey, _Row | None]:
+        touched: dict[_RowKey, _Row | None] = {}
+        for _, kind, payload in iter_records(frame):
+            if kind is RecordKind.BATCH:
+                header = decode_header(payload, BROKER_HEADER_BYTES)
+                touched[header.queue_key, header.producer_id] = (
+                    header.epoch,
+                    header.session,
+                    header.last_sequence,
+                )
+            elif kind is RecordKind.CONTROL:
+                record = control_pb2.ControlRecord.FromString(bytes(payload))
+                which = record.WhichOneof("record")
+                if which == "fence":
+                    for ref in record.fence.queues:
+                        key = (_key(ref), record.fence.producer_id)
+                        last = (self._table.get(key) or (0, 0, -1))[2]
+                        touched[key] = (record.fence.epoch, record.fence.session, last)
+                        self.world.count("fence")
+                elif which == "expire_producers":
+                    for producer_id in record.expire_producers.producer_ids:
+                        touched[_key(record.expire_producers.queue), producer_id] = None
+                        self.world.count("producer expired")
+                elif which == "trim":
+                    self.world.count("trim")
+                elif which == "release_lock":
+                    self.world.count("lock released")
+            for key, row in touched.items():
+                if row is None:
+                    self._table.pop(key, None)
+                else:
+                    self._table[key] = row
+        return touched
+
+    def check_table(
+        self, host: BrokerHost, replica: Replica, *, since: int = 0, full: bool = False
+    ) -> None:
+        """The node's rows that were touched since, against the fold."""
+        applied = replica.state.applied_index
+        expected: dict[_RowKey, _Row | None] = {}
+        for index in range(since + 1, min(applied, self.newest) + 1):
+            expected.update(self._touched[index])
+        producers = replica.state.producers
+        for (key, producer_id), row in expected.items():
+            found = producers.lookup(key, ProducerId(producer_id))
+            told = None if found is None else (found.epoch, found.session, found.last_sequence)
+            require(
+                told == row,
+                f"{host.name} has {told} for producer {producer_id} in queue {key} at index "
+                f"{applied}, the log says {row}",
+            )
+        if full and applied <= self.newest:
+            extra = {(row.queue_key, int(row.producer_id)) for row in producers.rows()} - {
+                key for key, row in expected.items() if row is not None
+            }
+            require(not extra, f"{host.name} has rows that the log does not know: {extra}")
+
+
+def _key(ref: object) -> QueueKey:
+    return QueueKey(TopicId(ref.topic_id), QueueId(ref.queue_id))  # type: ignore[attr-defined]

@@ -1,0 +1,266 @@
+"""One event loop for all processes of a simulated cluster, with a clock that only it moves.
+
+How it works. It is asyncio's own loop without a selector: when nothing is ready, time jumps to the
+next timer. Every handle was made by some process, named by a context variable; the handles of a
+process that is dead are dropped (that is the whole of a crash), those of one that is stopped wait
+(SIGSTOP, or a disk that blocks its loop). Within a process handles run in the order asyncio
+promises; across processes the network's random latencies decide.
+
+Executors and `call_soon_threadsafe` are simulated threads (`threads.py`), so that nothing ever runs
+beside the loop.
+
+Invariants
+1. Whatever runs, runs alone; the order depends on the seed only. Hence tasks hash by their number:
+   sets of tasks, as asyncio keeps them, are iterated in an order that repeats.
+2. A dead process does nothing any more: neither handles nor threads nor `finally` blocks of its
+   coroutines, which are kept until the run is over.
+
+Not here: clocks as processes see them (`hosting.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.world.threads import SimThread
+
+
+class Killed(BaseException):
+    """The process of the running code is gone. No handler of the product catches it."""
+
+
+class Process:
+    """One incarnation of a node or a client."""
+
+    def __init__(self, name: str, host: str) -> None:
+        self.name = name
+        self.host = host
+        """Where it runs: links of the network are between hosts."""
+        self.alive = True
+        self.stopped_until = 0.0
+        """Its loop does not turn before this time."""
+        self.parked: list[asyncio.Handle] = []
+        self.threads: dict[SimThread, None] = {}
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.on_death: list[Callable[[], None]] = []
+        self.clock_rate = 1.0
+        self.clock_offset = 0.0
+        """Of the monotonic clock, s."""
+        self.wall_offset = 0.0
+        self.after_event: Callable[[], None] | None = None
+        """Called after each of its events."""
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+PROCESS: ContextVar[Process] = ContextVar("simulated process")
+
+
+class SimTask(asyncio.Task[Any]):
+    """A task whose place in a set does not depend on its address."""
+
+    _numbers = count()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._number = next(SimTask._numbers)
+        super().__init__(*arguments, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def _make_task(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], context: Any = None
+) -> SimTask:
+    task = SimTask(coroutine, loop=loop, context=context)
+    process = PROCESS.get(None) if context is None else context.get(PROCESS)
+    if process is not None:
+        process.tasks.append(task)
+    return task
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """Run it with `run`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        SimTask._numbers = count()
+        self.now = 0.0
+        self.steps = 0
+        self.errors: list[str] = []
+        """What tasks and callbacks raised and nobody caught."""
+        self.spawn_thread: Callable[..., SimThread] | None = None
+        self.over = False
+        self._dying: list[Process] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timer_numbers = count()
+        self.set_task_factory(_make_task)  # type: ignore[arg-type]
+        self.set_exception_handler(self._on_error)
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        process = PROCESS.get(None)
+        if process is not None:
+            delay /= process.clock_rate
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._timer_numbers), timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: Any) -> None:
+        """Cancelled timers are skipped when they come up."""
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+        """In a simulated thread of the calling process."""
+        future: asyncio.Future[Any] = self.create_future()
+
+        def finish(result: Any, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except Exception as error:
+                self.call_soon(finish, None, error)
+            else:
+                self.call_soon(finish, result, None)
+
+        assert self.spawn_thread is not None
+        self.spawn_thread(work, "executor")
+        return future
+
+    async def create_server(self, *arguments: Any, **options: Any) -> Any:
+        """A port that nobody reaches: peers are linked by `network.py`."""
+        return _NoServer()
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Killed) or self.over or "destroyed" in context["message"]:
+            return
+        self.errors.append(f"{context['message']}: {error!r}")
+
+    def kill(self, process: Process) -> None:
+        """From here on nothing of the process runs; its threads are unwound at the next step."""
+        if process.alive:
+            process.alive = False
+            process.parked.clear()
+            self._dying.append(process)
+
+    def stop_process(self, process: Process, until: float) -> None:
+        """Its loop stands still until then."""
+        if until > process.stopped_until:
+            process.stopped_until = until
+            context = Context()
+            self.call_at(until, self._go_on, process, context=context)
+
+    def _go_on(self, process: Process) -> None:
+        if process.alive and process.stopped_until <= self.now:
+            handles, process.parked = process.parked, []
+            self._ready.extendleft(reversed(handles))  # type: ignore[attr-defined]
+
+    def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
+        """Runs events up to the time `until`, or until `done()`."""
+        ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
+        events._set_running_loop(self)
+        try:
+            while not done():
+                if self._dying:
+                    self._bury()
+                if ready:
+                    handle = ready.popleft()
+                elif timers:
+                    when = timers[0][0]
+                    if when > until:
+                        break
+                    handle = heapq.heappop(timers)[2]
+                    if when > self.now and not handle._cancelled:
+                        self.now = when
+                else:
+                    break
+                if handle._cancelled:
+                    continue
+                process = handle._context.get(PROCESS)
+                if process is not None:
+                    if not process.alive:
+                        continue
+                    if process.stopped_until > self.now:
+                        process.parked.append(handle)
+                        continue
+                self.steps += 1
+                handle._run()
+                if process is not None and process.after_event is not None and process.alive:
+                    process.after_event()
+            self.now = max(self.now, until) if not done() else self.now
+        finally:
+            events._set_running_loop(None)
+
+    def _bury(self) -> None:
+        while self._dying:
+            process = self._dying.pop(0)
+            for thread in list(process.threads):
+                thread.unwind()
+            for action in process.on_death:
+                action()
+
+    def end(self, processes: list[Process]) -> None:
+        """The run is over: unwinds everything, in peace."""
+        self.over = True
+        for process in processes:
+            process.alive = False
+            for thread in list(process.threads):
+                thread.unwind()
+        events._set_running_loop(self)
+        try:
+            for process in processes:
+                for task in process.tasks:
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    if not task.done():
+                        try:
+                            task.get_coro().close()  # type: ignore[union-attr]
+                        except BaseException:  # a `finally` that awaits, in a world that has ended
+                            continue
+                process.tasks.clear()
+        finally:
+            events._set_running_loop(None)
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._timers.clear()
+        self._closed = True
+
+
+class _NoSocket:
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", 1
+
+
+class _NoServer:
+    def __init__(self) -> None:
+        self.sockets = [_NoSocket()]
+
+    def close(self) -> None:
+        pass
+
+    async def wait_closed(self) -> None:
+        pass

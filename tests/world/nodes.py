@@ -1,0 +1,277 @@
+"""Brokers and the controller of a simulated cluster: the production nodes, started and restarted.
+
+How it works. A `BrokerHost` owns a disk and runs `BrokerNode` on it, one process after the other; a
+supervisor starts it again some time after it died, as `semel up` does. Only two doors of the node
+are its own here: Raft's messages leave by datagrams (`SimLink`) instead of streams, and the end of
+the process is the end of a simulated one.
+
+Not here: faults (`nemesis.py`), what must hold (`invariants.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from pathlib import Path
+from typing import Any
+
+from semel.broker.config import BrokerConfig
+from semel.broker.log import IndexUnavailable, LogConfig
+from semel.broker.node import BrokerNode
+from semel.broker.raft import Message, encode_message
+from semel.broker.replica import Replica
+from semel.broker.server.replicate import split_message
+from semel.controller.config import ControllerConfig
+from semel.controller.node import ControllerNode
+from semel.controller.store import MemoryStore
+from semel.protos.errors import CorruptSegment, SemelError
+from semel.protos.ids import GroupId, NodeId
+from tests.unit.log.sim_files import SimFiles
+from tests.world.disk import Disk
+from tests.world.loop import Killed, Process
+from tests.world.world import World
+
+CONTROLLER = "c1:7070"
+CLUSTER = "simulated"
+
+
+def broker_host(number: int) -> str:
+    return f"b{number}"
+
+
+def broker_address(number: int) -> str:
+    return f"b{number}:7171"
+
+
+class SimLink:
+    """A peer link that sends datagrams; the frames come from the log, as in `peers.py`."""
+
+    def __init__(self, host: BrokerHost, replica: Replica, peer: NodeId) -> None:
+        self._host = host
+        self._replica = replica
+        self._peer = peer
+
+    def send(self, message: Message) -> None:
+        """Frames from the cache go at once; others are read in a thread first."""
+        if not message.entries:
+            self._transmit(message, [])
+            return
+        lo, hi = message.entries[0].index, message.entries[-1].index + 1
+        frames = self._replica.log.cached_frames(lo, hi)
+        if frames is not None:
+            self._transmit(message, frames)
+            return
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(None, self._replica.log.read_frames, lo, hi)
+        reading.add_done_callback(lambda done: self._on_read(message, done))
+
+    def _on_read(self, message: Message, reading: asyncio.Future[list[bytes]]) -> None:
+        error = reading.exception()
+        if error is None:
+            self._transmit(message, reading.result())
+        elif not isinstance(error, IndexUnavailable | CorruptSegment):
+            raise error
+
+    def _transmit(self, message: Message, frames: list[bytes]) -> None:
+        last = message.entries[-1] if message.entries else None
+        if last is not None and self._replica.log.term_at(last.index) != last.term:
+            return
+        host = self._host
+        world = host.world
+        host.on_send(message, self._replica)
+        data = b"".join((encode_message(message), *frames))
+        target = host.cluster[self._peer]
+        world.network.datagram(host.name, target.name, lambda: target.receive(data))
+
+
+class SimBroker(BrokerNode):
+    """The production node with its two doors."""
+
+    def __init__(self, host: BrokerHost, process: Process, config: BrokerConfig) -> None:
+        super().__init__(config, files=host.disk.mount(process))
+        self._host = host
+        self._process = process
+
+    def _start_link(self, peer: NodeId, address: str) -> None:
+        self.replica.links[peer] = SimLink(self._host, self.replica, peer)  # type: ignore[assignment]
+        self._links[peer] = address, self._start(_idle())
+
+    async def _cancel_tasks(self) -> None:
+        """Peers' streams end with the server."""
+        self._host.context = None
+        await super()._cancel_tasks()
+
+    def _on_fatal(self, reason: str) -> None:
+        """In a real process this call never returns."""
+        if self._process.alive:
+            self._host.world.count("node ended itself")
+            self._host.world.crash(self._host.name, reason)
+        raise Killed
+
+
+class BrokerHost:
+    """One broker's machine."""
+
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        cluster: dict[NodeId, BrokerHost],
+        config: BrokerConfig,
+    ) -> None:
+        self.world = world
+        self.number = NodeId(number)
+        self.name = broker_host(number)
+        self.cluster = cluster
+        self.config = config
+        self.disk = Disk(world, self.name)
+        self.process: Process | None = None
+        self.node: SimBroker | None = None
+        self.context: Context | None = None
+        """Of the running process, once it serves."""
+        self.starts = 0
+        self.power_lost = False
+        self.restart_s: Callable[[], float] = lambda: 0.3
+        self.refused = ""
+        self.damaged = False
+        """Bytes of its disk were changed behind its back."""
+        self.hard_state_rot = False
+        self.wiped = False
+        self.away_s = 0.0
+        """How long it stays away after the next death, if above 0."""
+        """Why the last process could not start, if it could not."""
+        self.on_send: Callable[[Message, Replica], None] = lambda *_: None
+        self.on_started: Callable[[BrokerHost], None] = lambda _: None
+        world.crashes[self.name] = self._on_crash
+
+    @property
+    def replica(self) -> Replica | None:
+        """Of a node that has opened its data; None otherwise."""
+        if self.process is None or not self.process.alive or self.node is None:
+            return None
+        return getattr(self.node, "replica", None)
+
+    def start(self) -> None:
+        """What a supervisor does. Nothing while it runs."""
+        if self.process is not None and self.process.alive:
+            return
+        if self.starts:
+            if self.power_lost:
+                self.disk.after_power_cut()
+            else:
+                self.disk.after_kill()
+        self.power_lost = False
+        self.starts += 1
+        self.node = self.context = None
+
+        def prepare(process: Process) -> None:
+            old = self.process
+            self.process = process
+            if old is not None:
+                process.wall_offset = old.wall_offset
+                process.clock_rate = old.clock_rate
+            process.clock_offset = self.world.random.uniform(0, 1000)
+            process.on_death.append(self._peers_hear)
+
+        self.world.start(self.name, self.starts, self._main, prepare)
+
+    async def _main(self) -> None:
+        process = self.process
+        assert process is not None
+        node = self.node = SimBroker(self, process, self.config)
+        try:
+            await node.__aenter__()
+        except (SemelError, OSError) as error:
+            self.refused = f"{type(error).__name__}: {error}"
+            self.world.count("node refused to start")
+            self.world.crash(self.name, self.refused)
+            return
+        self.refused = ""
+        self.world.tell(f"serves from index {node.replica.log.first_index}")
+        self.context = copy_context()
+        self.on_started(self)
+
+    def wipe(self) -> None:
+        """The data directory is gone; only while it is down."""
+        self.disk.files = SimFiles()
+        self.wiped = True
+
+    def receive(self, data: bytes) -> None:
+        """A datagram is here."""
+        replica = self.replica
+        if replica is not None and self.context is not None:
+            self.world.loop.call_soon(self._deliver, replica, data, context=self.context)
+
+    @staticmethod
+    def _deliver(replica: Replica, data: bytes) -> None:
+        message, frames = split_message(memoryview(data))
+        replica.on_message(message, frames)
+
+    def _peers_hear(self) -> None:
+        """A broken connection tells the peers, unless the link is cut."""
+        world = self.world
+        for peer in self.cluster.values():
+            if peer is not self and (self.name, peer.name) not in world.network.cut:
+                world.later(world.network.latency(), lambda peer=peer: peer.on_unreachable(self))  # type: ignore[misc]
+
+    def on_unreachable(self, other: BrokerHost) -> None:
+        replica = self.replica
+        if replica is not None and self.context is not None:
+            self.world.loop.call_soon(
+                replica.on_peer_unreachable, other.number, context=self.context
+            )
+
+    def _on_crash(self, why: str) -> None:
+        wait = self.away_s or self.restart_s()
+        self.away_s = 0.0
+        self.world.later(wait, self.start)
+
+
+class ControllerHost:
+    """The controller's machine; what it stored survives."""
+
+    name = "c1"
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.store = MemoryStore()
+        self.starts = 0
+        world.crashes[self.name] = self._on_crash
+
+    def start(self) -> None:
+        if self.name in self.world.hosts:
+            return
+        self.starts += 1
+        self.world.start(self.name, self.starts, self._main)
+
+    async def _main(self) -> None:
+        config = ControllerConfig(data=Path("/sim/c1"), listen=CONTROLLER, cluster_id=CLUSTER)
+        node = ControllerNode(config, store=self.store)
+        await node.__aenter__()
+        self.world.tell("controller serves")
+        error = await node.failed()
+        self.world.crash(self.name, str(error))
+
+    def _on_crash(self, why: str) -> None:
+        self.world.later(0.5, self.start)
+
+
+async def _idle() -> None:
+    """A link without streams has nothing to keep open."""
+    await asyncio.get_running_loop().create_future()
+
+
+def broker_config(number: int, size: int, log: LogConfig, **options: Any) -> BrokerConfig:
+    """Small enough that everything rare happens soon."""
+    return BrokerConfig(
+        data=Path(f"/sim/b{number}"),
+        cluster_id=CLUSTER,
+        group_id=GroupId(1),
+        node_id=NodeId(number),
+        listen=broker_address(number),
+        members={NodeId(one): broker_address(one) for one in range(1, size + 1)},
+        controllers=(CONTROLLER,),
+        log=log,
+        **options,
+    )

@@ -1,0 +1,206 @@
+"""Bugs to plant: each breaks the product in one place, and the simulator must find it.
+
+How it works. A plant exchanges one method for the time of a run. Most are bugs that other systems
+shipped; the names say what is wrong. Those of the Raft core stand in `tests/sim/planted.py` and are
+planted here under the whole node.
+
+Not here: how many seeds each may take (`test_world.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from semel.broker import replica as replica_module
+from semel.broker.log import hard_state as hard_state_module
+from semel.broker.log import recovery as recovery_module
+from semel.broker.log.cleaner import Cleaner
+from semel.broker.log.reader import Reader
+from semel.broker.log.writer import Writer
+from semel.broker.proposer import Proposer
+from semel.broker.raft import RaftCore
+from semel.broker.replica import Replica
+from semel.broker.state import locks as locks_module
+from semel.broker.state.producers import ENTRY, SequenceTable
+from semel.client.core import sequences as sequences_module
+
+Plant = Callable[[], Any]
+
+
+@contextmanager
+def _exchanged(target: Any, name: str, value: Any) -> Iterator[None]:
+    old = target.__dict__.get(name) if isinstance(target, type) else getattr(target, name)
+    setattr(target, name, value)
+    try:
+        yield
+    finally:
+        setattr(target, name, old)
+
+
+class _Unsynced:
+    """A file whose owner forgets to sync it."""
+
+    def __init__(self, file: Any) -> None:
+        self.write, self.read, self.close = file.write, file.read, file.close
+
+    def sync(self) -> None:
+        pass
+
+
+def acknowledges_before_sync() -> Any:
+    def _sync(self: Any) -> None:
+        self._dirty = False
+        self._durable_index = self._written_index
+
+    return _exchanged(Writer, "_sync", _sync)
+
+
+def forgets_to_save_its_vote() -> Any:
+    def save(self: Any, term: int, voted_for: Any) -> None:
+        if self._last is None:
+            self.load()
+        self._last = ((self._last[0] + 1 if self._last else 0), term, voted_for)
+
+    return _exchanged(hard_state_module.HardStateFile, "save", save)
+
+
+def forgets_to_sync_its_vote() -> Any:
+    original = hard_state_module.HardStateFile._write
+
+    def _write(self: Any, file: Any, state: Any) -> None:
+        original(self, _Unsynced(file), state)  # type: ignore[arg-type]
+
+    return _exchanged(hard_state_module.HardStateFile, "_write", _write)
+
+
+def acknowledges_before_commit() -> Any:
+    """The sequence counts before the message does (Pulsar #5218, NATS #6415)."""
+    original = Proposer._judge_batch
+
+    def _judge_batch(self: Any, item: Any, time_us: int, term: int, now_ms: int) -> Any:
+        parts = original(self, item, time_us, term, now_ms)
+        if parts is not None:
+            offset = int.from_bytes(bytes(parts[1][0])[:8], "little")
+            item.sink.ack(item.header, "committed", offset, time_us)
+        return parts
+
+    return _exchanged(Proposer, "_judge_batch", _judge_batch)
+
+
+def commits_without_looking_at_the_lock() -> Any:
+    groups = locks_module.ConsumerGroups
+    original = groups.commit
+
+    def commit(self: Any, group: str, key: Any, queue: Any, token: int, offset: int) -> Any:
+        held = self.lookup(group, key)
+        return original(self, group, key, queue, held.token if held else token, offset)
+
+    return _exchanged(groups, "commit", commit)
+
+
+def drops_the_window_in_checkpoints() -> Any:
+    """Only the last batch of a row survives (Kafka before KIP-360)."""
+    original = SequenceTable.read_parts.__func__  # type: ignore[attr-defined]
+
+    def read_parts(cls: Any, reader: Any) -> Any:
+        table = original(cls, reader)
+        for rows in table._queues.values():
+            for row in rows.values():
+                row.window = bytes(row.window[-ENTRY.size :])
+        return table
+
+    return _exchanged(SequenceTable, "read_parts", classmethod(read_parts))
+
+
+def forgets_the_table_in_checkpoints() -> Any:
+    original = SequenceTable.read_parts.__func__  # type: ignore[attr-defined]
+
+    def read_parts(cls: Any, reader: Any) -> Any:
+        original(cls, reader)
+        return cls()
+
+    return _exchanged(SequenceTable, "read_parts", classmethod(read_parts))
+
+
+def judges_before_it_has_applied() -> Any:
+    """A new master serves before it has replayed (Redpanda #13614)."""
+    original = Replica._maybe_become_judge
+
+    def _maybe_become_judge(self: Any) -> None:
+        state = self.state
+        true, state.applied_term = state.applied_term, self.core.term
+        try:
+            original(self)
+        finally:
+            state.applied_term = true
+
+    return _exchanged(Replica, "_maybe_become_judge", _maybe_become_judge)
+
+
+def lets_log_time_fall() -> Any:
+    return _exchanged(Replica, "_last_entry_time_us", lambda self: 0)
+
+
+def reads_without_asking_a_quorum() -> Any:
+    async def confirm_read(self: Any) -> None:
+        await self.wait_master()
+
+    return _exchanged(Replica, "confirm_read", confirm_read)
+
+
+def chains_anew_what_may_be_stored() -> Any:
+    """After a fence everything in flight gets new sequences (KAFKA-14034, librdkafka #4953)."""
+    window = sequences_module.SendWindow
+    original = window.on_stream_lost
+
+    def on_stream_lost(self: Any) -> int:
+        if not self.positions and self._in_flight and not self.fence_wanted:
+            batches = self.batches()
+            self._in_flight.clear()
+            self._outgoing.clear()
+            chain = self.last_assigned
+            for batch in batches:
+                batch.base, batch.last = chain + 1, chain + batch.count
+                chain = self._chain(batch, chain)
+            self.last_assigned = chain
+        return original(self)
+
+    return _exchanged(window, "on_stream_lost", on_stream_lost)
+
+
+def cleans_live_records() -> Any:
+    original = Cleaner.compact
+
+    def compact(self: Any, upto_index: int, keep: Any) -> int:
+        return original(self, upto_index, lambda first, end: ())
+
+    return _exchanged(Cleaner, "compact", compact)
+
+
+def serves_what_it_does_not_check() -> Any:
+    return _both(
+        _exchanged(recovery_module, "_is_entry", lambda frame, one: True),
+        _exchanged(Reader, "_check", lambda *_: None),
+    )
+
+
+def votes_after_losing_its_disk() -> Any:
+    return _exchanged(RaftCore, "set_muted", lambda self, muted: None)
+
+
+@contextmanager
+def _both(first: Any, second: Any) -> Iterator[None]:
+    with first, second:
+        yield
+
+
+def raft(bug: type[RaftCore]) -> Plant:
+    """A bug of the core, in the whole node."""
+
+    def plant() -> Any:
+        return _exchanged(replica_module, "RaftCore", bug)
+
+    plant.__name__ = bug.__name__
+    return plant

@@ -1,0 +1,398 @@
+"""One run: a cluster under load, a nemesis, then peace, and the verdict.
+
+How it works. Three brokers, a controller and some clients start; once the topic exists the plan's
+steps strike. Then all is healed and the clients finish what they have begun: the cluster must come
+to rest within `PATIENCE_S`, and the checker of `tests/checking` judges the history against the
+raw logs. Whatever is wrong ends the run with a `Failed` that names it.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from semel.broker.log import IndexUnavailable, LogConfig
+from semel.broker.log.reader import record_of
+from semel.client import session as client_session
+from semel.controller import node as controller_node
+from semel.protos.errors import SemelError
+from semel.protos.ids import NodeId
+from tests.checking.exactly_once import Report, Violation, check
+from tests.checking.raw_log import NodeLog
+from tests.world.clients import (
+    TOPIC,
+    ClientHost,
+    Hasty,
+    Loader,
+    Member,
+    Sender,
+    SimRuntime,
+    Watcher,
+)
+from tests.world.hosting import hosted
+from tests.world.invariants import Invariants
+from tests.world.loop import Process
+from tests.world.nemesis import Nemesis, Plan, make_plan
+from tests.world.network import Weather
+from tests.world.nodes import BrokerHost, ControllerHost, broker_config
+from tests.world.world import World
+
+SIZE = 3
+BOOT_S = 20.0
+PATIENCE_S = 30.0
+
+
+class Failed(AssertionError):
+    """The run showed that something is wrong; the message says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A run without a failure."""
+
+    seen: Counter[str]
+    steps: int
+    fingerprint: str
+    report: Report
+
+
+class Run:
+    """One plan, carried out. Use `execute`."""
+
+    def __init__(self, plan: Plan, *, traced: bool = False) -> None:
+        self.plan = plan
+        self.world = World(plan.seed, traced=traced)
+        self.healing = False
+        self.hosts: dict[NodeId, BrokerHost] = {}
+        self.clients: list[ClientHost] = []
+        self.invariants: Invariants
+        self._scrubbed: list[Process | None] = []
+
+    def execute(self) -> Result:
+        """Raises Failed."""
+        with ExitStack() as stack:
+            stack.enter_context(_Quiet(self.world))
+            stack.enter_context(hosted(self.world))
+            stack.enter_context(_Patched(client_session, "shared_runtime", self._runtime))
+            stack.enter_context(_Patched(controller_node, "_check_free", lambda listen: None))
+            stack.callback(self.world.end)
+            return self._execute()
+
+    def _runtime(self) -> Any:
+        return SimRuntime(self.world.loop)
+
+    def _execute(self) -> Result:
+        world, plan = self.world, self.plan
+        self._boot()
+        nemesis = Nemesis(self)
+        for client in self.clients:
+            client.start()
+        self._run_until(world.now + plan.duration_s)
+        self._heal(nemesis)
+        self._run_until(world.now + PATIENCE_S, self._at_rest)
+        if not self._at_rest():
+            raise Failed(f"not at rest {PATIENCE_S:g} s after all was healed: {self._state()}")
+        report = self._judge()
+        return Result(
+            seen=world.seen,
+            steps=world.loop.steps,
+            fingerprint=world.fingerprint,
+            report=report,
+        )
+
+    def _boot(self) -> None:
+        world, plan = self.world, self.plan
+        log = LogConfig(
+            segment_bytes=plan.segment_bytes,
+            ids_per_segment=48,
+            fill_bytes_per_second=0,
+            cache_bytes=plan.cache_bytes,
+            read_cache_bytes=plan.cache_bytes,
+            recycle_max=1,
+            checkpoint_keep=plan.checkpoint_keep,
+        )
+        for number in range(1, SIZE + 1):
+            config = broker_config(
+                number,
+                SIZE,
+                log,
+                checkpoint_records=plan.checkpoint_records,
+                retention_check_ms=400,
+                retained_log_bytes=1_024,
+                producers_per_queue_max=plan.producers_max,
+                producer_idle_ms=plan.producer_idle_ms,
+            )
+            host = self.hosts[NodeId(number)] = BrokerHost(world, number, self.hosts, config)
+            host.restart_s = lambda: world.random.choice((0.01, 0.1, 0.4))
+        self.invariants = Invariants(world, self.hosts)
+        ControllerHost(world).start()
+        for host in self.hosts.values():
+            host.start()
+            assert host.process is not None
+            host.process.clock_rate = 1 + world.random.uniform(-plan.skew, plan.skew)
+            host.disk.sync_max_s = plan.sync_max_s
+        creator = _Creator(world, "a1", plan)
+        creator.start()
+        self._run_until(BOOT_S, lambda: creator.done)
+        if not creator.done:
+            raise Failed("the cluster did not come up")
+        self._make_clients()
+
+    def _make_clients(self) -> None:
+        world, plan = self.world, self.plan
+        for name in plan.clients:
+            kind, _, number = name.partition(" ")
+            host = kind[0] + number
+            client: ClientHost
+            if kind == "loader":
+                client = Loader(world, host, plan.lines, plan.send_mean_s)
+            elif kind == "sender":
+                client = Sender(world, host, plan.send_mean_s, plan.send_timeout_ms)
+            elif kind == "hasty":
+                client = Hasty(world, host, plan.send_mean_s)
+            elif kind == "member":
+                client = Member(world, host, plan.lock_ms)
+                client.caught_up = self._group_at_end
+            else:
+                client = Watcher(world, host, 0.12)
+            client.value_bytes = plan.value_bytes
+            self.clients.append(client)
+
+    def _run_until(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
+        world = self.world
+        while world.now < until and not (self._broken() or done()):
+            # `done` looks at much: not after every event.
+            world.loop.run(min(until, world.now + 0.05), self._broken)
+        if self.invariants.failure is not None:
+            raise Failed(f"invariant: {self.invariants.failure}")
+        if world.loop.errors:
+            raise Failed(f"unhandled: {world.loop.errors[0]}")
+
+    def _broken(self) -> bool:
+        return self.invariants.failure is not None or bool(self.world.loop.errors)
+
+    # --- peace
+
+    def _heal(self, nemesis: Nemesis) -> None:
+        self.healing = True
+        world = self.world
+        world.tell("healing")
+        world.network.weather = Weather(latency_max_s=0.003)
+        world.network.heal()
+        for client in self.clients:
+            client.stopping = True
+        for host in self.hosts.values():
+            host.disk.files.room = None
+            host.disk.crash_in = host.disk.fail_in = None
+            host.disk.stalled_until = 0.0
+            host.disk.sync_max_s = 0.002
+
+    def _at_rest(self) -> bool:
+        self._replace_refused()
+        if not all(client.done for client in self.clients):
+            return False
+        self._scrub()
+        return (
+            len({host.replica.state.applied_index for host in self._up()}) == 1
+            and len(self._up()) == SIZE
+        )
+
+    def _up(self) -> list[BrokerHost]:
+        """Nodes that serve, whole, and have applied all they hold."""
+        return [
+            host
+            for host in self.hosts.values()
+            if host.replica is not None
+            and host.context is not None
+            and not host.replica.log.damaged
+            and host.replica.state.applied_index
+            == host.replica.log.last_index
+            == self.invariants.newest
+        ]
+
+    def _replace_refused(self) -> None:
+        """A node that halts because of rot is replaced by an empty one, as its message asks."""
+        for host in self.hosts.values():
+            down = host.process is not None and not host.process.alive
+            if down and host.refused and host.damaged and not host.wiped:
+                self.world.count("damaged node replaced")
+                host.wipe()
+                self.invariants.forget(host)
+
+    def _scrub(self) -> None:
+        """Reads all of a damaged node's log once: whatever is rotten is found, and mended."""
+        for host in self.hosts.values():
+            replica = host.replica
+            if host.damaged and replica is not None and host.process not in self._scrubbed:
+                self._scrubbed.append(host.process)
+                for index in range(replica.log.first_index, replica.log.last_index + 1):
+                    with suppress(SemelError):
+                        replica.log.read_frames(index, index + 1)
+                if replica.log.damaged:
+                    self.world.count("damage found by reading")
+
+    def _group_at_end(self) -> bool:
+        """The consumer group has committed everything that is stored."""
+        if not all(isinstance(one, Member | Watcher) or one.done for one in self.clients):
+            return False
+        for host in self.hosts.values():
+            replica = host.replica
+            if replica is not None and replica.is_master:
+                groups = replica.state.groups
+                for key, queue in replica.state.queues.items():
+                    held = groups.lookup("billing", key)
+                    done = held.committed_offset if held is not None else 0
+                    if (
+                        done < queue.log_end_offset
+                        and queue.log_end_offset > queue.log_start_offset
+                    ):
+                        return False
+                return True
+        return False
+
+    def _state(self) -> str:
+        nodes = []
+        for host in self.hosts.values():
+            replica = host.replica
+            if replica is None:
+                nodes.append(f"{host.name} down ({host.refused})")
+            else:
+                nodes.append(
+                    f"{host.name} {replica.role} term {replica.term} applied "
+                    f"{replica.state.applied_index} commit {replica.core.commit_index} last "
+                    f"{replica.log.last_index} damaged {sorted(replica.log.damaged)}"
+                )
+        left = [client.name for client in self.clients if not client.done]
+        return "; ".join(
+            [*nodes, f"unfinished clients: {left}", f"committed {self.invariants.newest}"]
+        )
+
+    def _judge(self) -> Report:
+        memory = self.invariants.committed
+        logs = [NodeLog(node=0, frames=memory, commit_index=self.invariants.newest)]
+        for host in self.hosts.values():
+            replica = host.replica
+            assert replica is not None
+            log, state = replica.log, replica.state
+            frames = log.read_frames(log.first_index, log.last_index + 1)
+            logs.append(
+                NodeLog(
+                    node=host.number,
+                    frames=dict(enumerate(frames, log.first_index)),
+                    commit_index=replica.core.commit_index,
+                    applied_index=state.applied_index,
+                    state=b"".join(state.to_parts()),
+                )
+            )
+            self._check_records(host)
+        try:
+            return check(self.world.history, logs)
+        except Violation as violation:
+            raise Failed(f"history: {violation}") from None
+
+    def _check_records(self, host: BrokerHost) -> None:
+        """Every record that is live must be readable, wherever the cleaner has put it."""
+        assert host.replica is not None
+        log, state = host.replica.log, host.replica.state
+        for index, position, length in state.live_records(0, state.applied_index + 1):
+            frame = self.invariants.committed[index]
+            try:
+                found = log.read_record(index, position, length)
+            except (SemelError, IndexUnavailable) as error:
+                raise Failed(f"{host.name}: a live record cannot be read: {error}") from None
+            if bytes(found) != bytes(record_of(frame, position, length)):
+                raise Failed(f"{host.name}: the record at {position} of entry {index} is another")
+
+
+class _Creator(ClientHost):
+    """Makes the topic."""
+
+    def __init__(self, world: World, name: str, plan: Plan) -> None:
+        super().__init__(world, name)
+        self._plan = plan
+
+    async def work(self, client: Any) -> None:
+        await client.admin.create_topic(
+            TOPIC,
+            queues=self._plan.queues,
+            retention_bytes=self._plan.retention_bytes or None,
+            if_not_exists=True,
+        )
+        self.done = True
+
+
+def run_plan(
+    plan: Plan, *, plant: AbstractContextManager[object] | None = None, traced: bool = False
+) -> tuple[Result | None, str, list[str]]:
+    """The result, or what failed with the trace."""
+    run = Run(plan, traced=traced)
+    with plant if plant is not None else nullcontext():
+        try:
+            result = run.execute()
+        except Failed as error:
+            return None, str(error), run.world.trace or []
+        except SemelError as error:
+            return None, f"checker could not read: {error}", run.world.trace or []
+        except Exception:
+            return None, "the simulator itself: " + traceback.format_exc(limit=-6), []
+    return result, "", run.world.trace or []
+
+
+def run_seed(seed: int) -> Result:
+    """Raises Failed."""
+    return Run(make_plan(seed)).execute()
+
+
+class _Patched(AbstractContextManager[None]):
+    """A name of a module has another value meanwhile."""
+
+    def __init__(self, target: Any, name: str, value: Any) -> None:
+        self._target, self._name, self._value = target, name, value
+
+    def __enter__(self) -> None:
+        self._old = getattr(self._target, self._name)
+        setattr(self._target, self._name, self._value)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._target, self._name, self._old)
+
+
+class _TraceHandler(logging.Handler):
+    """The product's own log lines in the trace."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._world.trace is not None:
+            self._world.trace.append(
+                f"{self._world.now:10.6f}        | {record.levelname.lower()} "
+                f"{record.name.removeprefix('semel.')}: {record.getMessage()}"
+            )
+
+
+class _Quiet(AbstractContextManager[None]):
+    """Nothing of the product's log reaches the outside; a traced run keeps it."""
+
+    def __init__(self, world: World) -> None:
+        self._logger = logging.getLogger("semel")
+        self._handler = _TraceHandler(world)
+        self._traced = world.trace is not None
+
+    def __enter__(self) -> None:
+        logger = self._logger
+        self._old = (logger.level, logger.propagate)
+        logger.propagate = False
+        logger.setLevel(logging.INFO if self._traced else logging.CRITICAL + 1)
+        logger.addHandler(self._handler)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self._handler)
+        self._logger.setLevel(self._old[0])
+        self._logger.propagate = self._old[1]

@@ -1,0 +1,102 @@
+"""Many seeds, on demand: `./run soak sim --seeds 0:20000 --jobs 2`.
+
+Prints progress; of each failing seed its error, and of the first ones what is left of it when it is
+shrunk, with the trace; and at the end how often everything rare has happened. Exits with status 1
+when a seed failed. `--seeds N:N+1 --trace` shows one run in full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from multiprocessing import get_context
+
+from tests.world.nemesis import make_plan
+from tests.world.run import run_plan
+from tests.world.shrink import describe, shrink
+
+_STRIDE = 5
+_SHRUNK_MAX = 3
+_TRACE_LINES = 80
+
+
+def run_seeds(seeds: Iterable[int]) -> tuple[Counter[str], list[tuple[int, str]], dict[int, str]]:
+    """What was seen, the seeds that failed and why, and the fingerprints of the others."""
+    seen: Counter[str] = Counter()
+    failures: list[tuple[int, str]] = []
+    fingerprints: dict[int, str] = {}
+    for seed in seeds:
+        result, error, _ = run_plan(make_plan(seed))
+        if result is None:
+            failures.append((seed, error))
+            continue
+        seen += result.seen
+        seen["event of the loop"] += result.steps
+        seen["message acknowledged"] += result.report.ok
+        seen["unknown message stored"] += result.report.unknown_stored
+        seen["message delivered"] += result.report.deliveries
+        seen["commit refused"] += result.report.commits_refused
+        seen["at rest"] += 1
+        fingerprints[seed] = result.fingerprint
+    return seen, failures, fingerprints
+
+
+def run_chunks(
+    first: int, end: int, jobs: int
+) -> Iterator[tuple[int, Counter[str], list[tuple[int, str]], dict[int, str]]]:
+    """Seeds [first, end) in `jobs` processes: how many are done, and their `run_seeds`."""
+    chunks = [range(start, min(start + _STRIDE, end)) for start in range(first, end, _STRIDE)]
+    with get_context("spawn").Pool(jobs) as pool:
+        for number, found in enumerate(pool.imap(run_seeds, chunks)):
+            yield (chunks[number].stop - first, *found)
+
+
+def explain(seed: int) -> str:
+    """A failing seed, shrunk, with its trace."""
+    small = shrink(make_plan(seed), lambda plan: run_plan(plan)[0] is None)
+    _, error, trace = run_plan(small, traced=True)
+    return "\n".join([describe(small), *trace[-_TRACE_LINES:], error])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="./run soak sim", description=__doc__)
+    parser.add_argument("--seeds", default="0:2000", metavar="A:B", help="half-open range")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
+    parser.add_argument("--trace", action="store_true", help="one seed only: the whole trace")
+    parser.add_argument("--fingerprints", action="store_true", help="one line a seed")
+    options = parser.parse_args(arguments)
+    first, _, end = options.seeds.partition(":")
+    if not (first.isdigit() and end.isdigit() and int(first) < int(end)) or options.jobs < 1:
+        parser.error(f"want --seeds A:B with A < B and --jobs of 1 or more, not {options.seeds!r}")
+    if options.trace:
+        _, error, trace = run_plan(make_plan(int(first)), traced=True)
+        print("\n".join([describe(make_plan(int(first))), *trace, error or "no failure"]))
+        return 1 if error else 0
+    seen: Counter[str] = Counter()
+    failed = 0
+    started = time.monotonic()
+    for done, counters, failures, fingerprints in run_chunks(int(first), int(end), options.jobs):
+        seen += counters
+        for seed, error in failures:
+            failed += 1
+            print(f"\nseed {seed} failed: {error}", flush=True)
+            if failed <= _SHRUNK_MAX:
+                print(explain(seed), flush=True)
+        for seed, fingerprint in fingerprints.items():
+            if options.fingerprints:
+                print(seed, fingerprint)
+        if not options.fingerprints:
+            seconds = time.monotonic() - started
+            print(f"\r{done} seeds, {failed} failed, {seconds:.0f} s ", end="", flush=True)
+    print()
+    if not options.fingerprints:
+        for name, times in sorted(seen.items()):
+            print(f"{times:>12,}  {name}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The simulated machine: processes end, threads take turns, disks forget, pipes keep order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.world.disk import Disk
+from tests.world.loop import Killed, Process
+from tests.world.world import World
+
+PATH = Path("/sim/x/file")
+
+
+def started(
+    world: World, main: Callable[[], Coroutine[Any, Any, None]], host: str = "h"
+) -> Process:
+    return world.start(host, 1, main)
+
+
+def test_time_passes_only_while_nothing_is_ready() -> None:
+    world = World(1)
+    seen: list[float] = []
+
+    async def main() -> None:
+        for _ in range(3):
+            await asyncio.sleep(10)
+            seen.append(world.now)
+
+    started(world, main)
+    world.loop.run(100)
+    world.end()
+    assert seen == [10, 20, 30]
+
+
+def test_a_dead_process_does_nothing_more() -> None:
+    world = World(1)
+    seen: list[str] = []
+
+    async def main() -> None:
+        try:
+            await asyncio.sleep(1)
+            seen.append("alive")
+            await asyncio.sleep(1)
+            seen.append("dead and running")
+        finally:
+            if not world.loop.over:
+                seen.append("its finally block")
+
+    started(world, main)
+    world.loop.run(1.5)
+    world.crash("h", "test")
+    world.loop.run(10)
+    assert seen == ["alive"]
+    world.end()
+
+
+def test_a_stopped_process_goes_on_where_it_was() -> None:
+    world = World(1)
+    seen: list[float] = []
+
+    async def main() -> None:
+        while True:
+            await asyncio.sleep(1)
+            seen.append(world.now)
+
+    process = started(world, main)
+    world.loop.run(1.5)
+    world.loop.stop_process(process, 5.0)
+    world.loop.run(6.5)
+    world.end()
+    assert seen == [1, 5, 6]
+
+
+def test_threads_take_turns_and_wake_each_other() -> None:
+    world = World(1)
+    order: list[object] = []
+
+    async def main() -> None:
+        threads = world.threads
+        line = threads.SimpleQueue()
+        condition = threads.Condition()
+
+        def consumer() -> None:
+            for _ in range(2):
+                order.append(line.get())
+            with condition:
+                condition.notify_all()
+
+        def waiter() -> None:
+            with condition:
+                assert condition.wait(10)
+            order.append("notified")
+            with condition:
+                order.append(condition.wait(0.5))
+
+        threads.Thread(target=waiter).start()
+        threads.Thread(target=consumer).start()
+        await asyncio.sleep(0.1)
+        line.put("a")
+        await asyncio.sleep(0.1)
+        line.put("b")
+
+    started(world, main)
+    world.loop.run(5)
+    world.end()
+    assert order == ["a", "b", "notified", False]
+    assert not world.loop.errors
+
+
+def test_threads_of_a_dead_process_are_unwound() -> None:
+    world = World(1)
+    order: list[str] = []
+
+    async def main() -> None:
+        def work() -> None:
+            try:
+                world.threads.Event().wait()
+            except Killed:
+                order.append("unwound")
+                raise
+
+        world.threads.Thread(target=work).start()
+
+    process = started(world, main)
+    world.loop.run(1)
+    assert len(process.threads) == 1
+    world.crash("h", "test")
+    world.loop.run(2)
+    assert order == ["unwound"]
+    assert not process.threads
+    world.end()
+
+
+def test_a_lock_that_would_block_the_loop_is_an_error() -> None:
+    world = World(1)
+    lock = world.threads.Lock()
+
+    async def main() -> None:
+        def work() -> None:
+            lock.acquire()
+
+        world.threads.Thread(target=work).start()
+        await asyncio.sleep(1)
+        lock.acquire()
+
+    started(world, main)
+    world.loop.run(5)
+    world.end()
+    assert "waits for one of its threads" in world.loop.errors[0]
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_crash_in_a_sync_keeps_what_the_machine_kept(power: bool) -> None:
+    kept = set()
+    for seed in range(20):
+        world = World(seed)
+        disk = Disk(world, "h")
+
+        async def main(disk: Disk = disk, world: World = world) -> None:
+            files = disk.mount(world.hosts["h"])
+            files.make_directory(PATH.parent)
+            file = files.open(PATH, create=True)
+            files.sync_directory(PATH.parent)
+            disk.crash_kind, disk.crash_in = "sync", 0
+            file.write([b"x" * 4096], 0)
+            file.sync()
+            raise AssertionError("it should have died")
+
+        started(world, main)
+        world.loop.run(5)
+        assert "h" not in world.hosts
+        disk.after_power_cut() if power else disk.after_kill()
+        kept.add(bytes(disk.files.image(PATH)).count(b"x"))
+        assert not world.loop.errors
+        world.end()
+    assert (kept == {4096}) != power
+    assert not power or {0, 4096} <= kept
+
+
+def test_a_pipe_keeps_its_order_through_a_cut() -> None:
+    world = World(1)
+    network = world.network
+    network.weather.latency_max_s = 0.5
+    pipe = network.pipe("a", "b")
+    got: list[int] = []
+    network.set_cuts({("a", "b")})
+    for number in range(10):
+        pipe.send(lambda number=number: got.append(number))  # type: ignore[misc]
+    world.loop.run(3)
+    assert got == []
+    network.heal()
+    pipe.send(lambda: got.append(10))
+    world.loop.run(6)
+    assert got == list(range(11))
+    world.end()
+
+
+def test_a_cut_link_lets_no_datagram_through() -> None:
+    world = World(1)
+    got: list[str] = []
+    world.network.set_cuts({("a", "b")})
+    world.network.datagram("a", "b", lambda: got.append("cut"))
+    world.network.datagram("b", "a", lambda: got.append("open"))
+    world.loop.run(1)
+    world.end()
+    assert got == ["open"]

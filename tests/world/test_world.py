@@ -1,0 +1,177 @@
+"""500 whole clusters under faults without a violation; every planted bug found; a seed repeats."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.sim import planted as raft_planted
+from tests.world import planted
+from tests.world.nemesis import Plan, make_plan
+from tests.world.planted import Plant, raft
+from tests.world.run import run_plan
+from tests.world.shrink import describe, shrink
+from tests.world.soak import main, run_chunks
+
+SEEDS = 500
+ROOT = Path(__file__).resolve().parents[2]
+
+# What must have happened over all seeds, at least so often: a fault that never bites shows nothing.
+RARE = {
+    "at rest": SEEDS,
+    "batch parked": 20,
+    "checkpoint": 150,
+    "commit refused": 30,
+    "controller crash": 20,
+    "crash in allocate": 3,
+    "crash in create": 3,
+    "crash in remove": 2,
+    "crash in rename": 3,
+    "crash in sync": 8,
+    "crash in syncdir": 5,
+    "crash in write": 10,
+    "disk error in sync": 3,
+    "disk error in write": 10,
+    "disk full": 30,
+    "disk stall": 50,
+    "duplicate acknowledged": 80,
+    "election": 500,
+    "end read": 500,
+    "entry mended": 5,
+    "isolated master": 40,
+    "loader resumed": 15,
+    "lock released": 500,
+    "log cleaned": 800,
+    "lost directory": 8,
+    "member stop": 40,
+    "one-way cut": 80,
+    "partition": 80,
+    "planned restart": 30,
+    "power cut of all": 40,
+    "prior-term entry committed": 100,
+    "producer expired": 40,
+    "producer fenced": 10,
+    "rot in checkpoint": 5,
+    "rot in hard_state": 3,
+    "rot in segment": 15,
+    "send: DedupStateExpired": 10,
+    "snapshot installed": 15,
+    "stop of the master": 40,
+    "trim": 300,
+    "truncation": 15,
+    "unknown message stored": 400,
+    "wall clock jump": 40,
+    "zombie": 15,
+}
+
+
+@pytest.mark.timeout(900)
+def test_no_seed_breaks_a_promise_and_everything_rare_has_happened() -> None:
+    seen: Counter[str] = Counter()
+    failures: list[tuple[int, str]] = []
+    for _, counters, failed, _ in run_chunks(0, SEEDS, os.cpu_count() or 1):
+        seen += counters
+        failures += failed
+    assert not failures, "\n".join(f"seed {seed}: {error}" for seed, error in failures[:3])
+    missing = Counter(RARE) - seen
+    assert not missing, f"too rare, by so many: {dict(missing)}"
+
+
+def _fingerprints(hash_seed: str) -> str:
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.world.soak", "--seeds", "0:3", "--fingerprints"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return found.stdout
+
+
+@pytest.mark.timeout(300)
+def test_a_seed_repeats_itself_exactly_in_every_process() -> None:
+    first = _fingerprints("1")
+    assert len(first.split()) == 6
+    assert _fingerprints("2") == first
+
+
+def test_the_trace_of_a_seed_repeats_itself_word_for_word() -> None:
+    plan = make_plan(4)
+    _, _, first = run_plan(plan, traced=True)
+    _, _, second = run_plan(plan, traced=True)
+    assert first == second
+    assert any("nemesis" in line for line in first)
+    assert any("serving as master" in line for line in first), "the product's own words are in it"
+
+
+PLANTS: list[tuple[Plant, int]] = [
+    (planted.acknowledges_before_sync, 5),
+    (planted.acknowledges_before_commit, 40),
+    (planted.chains_anew_what_may_be_stored, 20),
+    (planted.cleans_live_records, 10),
+    (planted.drops_the_window_in_checkpoints, 10),
+    (planted.forgets_the_table_in_checkpoints, 10),
+    (planted.forgets_to_save_its_vote, 5),
+    (planted.forgets_to_sync_its_vote, 5),
+    (planted.judges_before_it_has_applied, 5),
+    (planted.lets_log_time_fall, 20),
+    (raft(raft_planted.CommitsBeforeOwnSync), 10),
+    (raft(raft_planted.TruncatesWithoutConflict), 10),
+    (raft(raft_planted.NeverTruncates), 30),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("plant", "seeds"), PLANTS, ids=[plant.__name__ for plant, _ in PLANTS])
+def test_a_planted_bug_is_found(plant: Plant, seeds: int) -> None:
+    for seed in range(seeds):
+        result, error, _ = run_plan(make_plan(seed), plant=plant())
+        if result is None:
+            assert "the simulator itself" not in error, error
+            return
+    pytest.fail(f"{plant.__name__} survived {seeds} seeds")
+
+
+@pytest.mark.timeout(300)
+def test_a_failing_plan_is_shrunk_and_told() -> None:
+    plant = planted.chains_anew_what_may_be_stored
+
+    def fails(candidate: Plan) -> bool:
+        return run_plan(candidate, plant=plant())[0] is None
+
+    plan = next(plan for plan in map(make_plan, range(40)) if fails(plan))
+    small = shrink(plan, fails, runs_max=40)
+    assert len(small.steps) < len(plan.steps)
+    result, error, trace = run_plan(small, plant=plant(), traced=True)
+    assert result is None
+    assert error
+    assert trace
+    assert describe(small).count("\n") >= len(small.steps)
+    assert run_plan(small, plant=plant())[1] == error, "it fails the same way again"
+
+
+def test_soak_says_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3:5"]) == 0
+    told = capsys.readouterr().out
+    assert "2 seeds, 0 failed" in told
+    assert "election" in told
+
+
+def test_soak_shows_one_seed_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3:4", "--trace"]) == 0
+    told = capsys.readouterr().out
+    assert "faults:" in told
+    assert told.endswith("no failure\n")
+
+
+def test_soak_refuses_an_empty_range(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--seeds", "5:5"])
+    assert "A < B" in capsys.readouterr().err

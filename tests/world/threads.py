@@ -1,0 +1,369 @@
+"""Threads that run one at a time: blocking code of the product, scheduled by the simulated loop.
+
+How it works. A simulated thread is an operating system's thread that runs only while it holds the
+baton. The loop hands it over and waits until it comes back: when the thread blocks (a lock, a
+condition, a queue, a disk operation) or ends. What wakes it is always an event of the loop. So the
+writer, the keeper and the readers of a node run their own unchanged code, switches happen exactly
+where real ones matter, and the order depends on the seed alone.
+
+Invariants
+1. Exactly one thread of the run is running.
+2. A thread of a dead process gets the baton once more, to unwind with `Killed`.
+3. The loop never blocks: a lock that it wants and a thread holds is an error of the run.
+
+Not here: which modules get these instead of `threading` (`hosting.py`).
+"""
+
+from __future__ import annotations
+
+import _thread
+import queue
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from typing import Any
+
+from tests.world.loop import PROCESS, Killed, Process, SimLoop
+
+
+class _Carrier:
+    """An operating system's thread, used for one simulated thread after the other."""
+
+    def __init__(self, threads: Threads) -> None:
+        self.gate = _thread.allocate_lock()
+        self.gate.acquire()
+        self.job: Callable[[], None] | None = None
+        self._threads = threads
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        while True:
+            self.gate.acquire()
+            if self.job is None:
+                return
+            self.job()
+            self.job = None
+            self._threads.idle.append(self)
+            self._threads.main_gate.release()
+
+
+class SimThread:
+    """One simulated thread; made by `Threads.spawn`."""
+
+    def __init__(
+        self, threads: Threads, run: Callable[[], None], name: str, context: Context
+    ) -> None:
+        self.name = name
+        self.process: Process = context[PROCESS]
+        self.ended = False
+        self.context = context
+        self._body_context = context.copy()
+        self._threads = threads
+        self._run = run
+        self._carrier: _Carrier | None = None
+        self._ticket = 0
+        self._begun = False
+        self.process.threads[self] = None
+
+    def start(self) -> None:
+        self._threads.loop.call_soon(self._resume, 0, context=self.context)
+
+    def _body(self) -> None:
+        try:
+            if self.process.alive:
+                self._body_context.run(self._run)
+        except Killed:
+            pass
+        except BaseException as error:
+            self._threads.loop.errors.append(f"thread {self.name}: {error!r}")
+        self.ended = True
+        self.process.threads.pop(self, None)
+
+    def _resume(self, ticket: int) -> None:
+        """On the loop: gives the baton, and waits for it."""
+        if ticket != self._ticket or self.ended:
+            return
+        threads = self._threads
+        self._ticket += 1
+        if self._carrier is None:
+            self._carrier = threads.idle.pop() if threads.idle else _Carrier(threads)
+            self._carrier.job = self._body
+        before, threads.current = threads.current, self
+        self._carrier.gate.release()
+        threads.main_gate.acquire()
+        threads.current = before
+
+    def unwind(self) -> None:
+        """On the loop, after the process died."""
+        while not self.ended:
+            if self._carrier is None:
+                self.ended = True
+                self.process.threads.pop(self, None)
+                return
+            self._resume(self._ticket)
+
+    @property
+    def ticket(self) -> int:
+        """Of the wait that comes; what wakes it must give it to `wake`."""
+        return self._ticket
+
+    def park(self) -> None:
+        """In the thread: gives the baton back until woken. Raises Killed."""
+        if self.process.alive:
+            assert self._carrier is not None
+            self._threads.main_gate.release()
+            self._carrier.gate.acquire()
+        if not self.process.alive:
+            raise Killed
+
+    def wake(self, ticket: int) -> None:
+        """From anywhere: the thread goes on at the next turn of the loop."""
+        self._threads.loop.call_soon(self._resume, ticket, context=self.context)
+
+    def sleep(self, delay: float) -> None:
+        """In the thread."""
+        loop = self._threads.loop
+        loop.call_at(loop.now + delay, self._resume, self._ticket, context=self.context)
+        self.park()
+
+
+class Threads:
+    """The scheduler of one run, and what its modules see in place of `threading` and `queue`."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self.loop = loop
+        self.main_gate = _thread.allocate_lock()
+        self.main_gate.acquire()
+        self.idle: list[_Carrier] = []
+        self.current: SimThread | None = None
+        loop.spawn_thread = self.spawn
+
+    def spawn(self, run: Callable[[], None], name: str) -> SimThread:
+        thread = SimThread(self, run, name, copy_context())
+        thread.start()
+        return thread
+
+    def end(self) -> None:
+        """Lets the carriers go."""
+        for carrier in self.idle:
+            carrier.job = None
+            carrier.gate.release()
+        self.idle.clear()
+
+    # What the product finds under the names of `threading` and `queue`.
+
+    def Lock(self) -> SimLock:  # noqa: N802
+        return SimLock(self)
+
+    def RLock(self) -> SimLock:  # noqa: N802
+        return SimLock(self)
+
+    def Condition(self, lock: SimLock | None = None) -> SimCondition:  # noqa: N802
+        return SimCondition(self, lock)
+
+    def Event(self) -> SimEvent:  # noqa: N802
+        return SimEvent(self)
+
+    def Thread(self, *, target: Any, name: str = "", daemon: bool = True) -> _Unstarted:  # noqa: N802
+        return _Unstarted(self, target, name)
+
+    def SimpleQueue(self) -> SimQueue:  # noqa: N802
+        return SimQueue(self)
+
+    def current_thread(self) -> object:
+        return self.current or self
+
+    Empty = queue.Empty
+
+
+class _Unstarted:
+    """`threading.Thread`, as far as it is used."""
+
+    def __init__(self, threads: Threads, target: Callable[[], None], name: str) -> None:
+        self._threads = threads
+        self._target = target
+        self._name = name
+        self._thread: SimThread | None = None
+        self._ended = SimEvent(threads)
+
+    def start(self) -> None:
+        def run() -> None:
+            try:
+                self._target()
+            finally:
+                self._ended.set()
+
+        self._thread = self._threads.spawn(run, self._name)
+
+    def is_alive(self) -> bool:
+        return self._thread is not None and not self._thread.ended
+
+    def join(self, timeout: float | None = None) -> None:
+        self._ended.wait(timeout)
+
+
+class _Waiters:
+    """Threads that wait for one thing, first come first served."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._line: deque[tuple[SimThread, int]] = deque()
+
+    def wait(self, timeout: float | None = None) -> None:
+        thread = self._threads.current
+        if thread is None:
+            raise AssertionError("the event loop of a node waits for one of its threads")
+        self._line.append((thread, thread.ticket))
+        if timeout is None:
+            thread.park()
+        else:
+            thread.sleep(timeout)
+
+    def wake(self, number: int | None = None) -> None:
+        line = self._line
+        while line and number != 0:
+            thread, ticket = line.popleft()
+            thread.wake(ticket)
+            if ticket == thread.ticket and number is not None:
+                number -= 1
+
+
+class SimLock:
+    """A lock, reentrant for the thread that holds it."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._owner: object = None
+        self._depth = 0
+        self._waiters: _Waiters | None = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        me: object = self._threads.current or self._threads
+        while self._depth and self._owner is not me:
+            if not blocking:
+                return False
+            if self._waiters is None:
+                self._waiters = _Waiters(self._threads)
+            self._waiters.wait()
+        self._owner = me
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            if self._waiters is not None:
+                self._waiters.wake(1)
+
+    def locked(self) -> bool:
+        return self._depth > 0
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def suspend(self) -> int:
+        """Lets go of it altogether, for a wait."""
+        depth, self._depth = self._depth, 1
+        self.release()
+        return depth
+
+    def take_back(self, depth: int) -> None:
+        self.acquire()
+        self._depth = depth
+
+
+class SimCondition:
+    """`threading.Condition`."""
+
+    def __init__(self, threads: Threads, lock: SimLock | None) -> None:
+        self._threads = threads
+        self._lock = lock or SimLock(threads)
+        self._waiters = _Waiters(threads)
+        self._signals = 0
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        before = self._signals
+        depth = self._lock.suspend()
+        try:
+            self._waiters.wait(timeout)
+        finally:
+            if self._threads.current is None or self._threads.current.process.alive:
+                self._lock.take_back(depth)
+            else:
+                self._lock._depth = depth  # so that unwinding can let go of it
+        return self._signals > before
+
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+        loop = self._threads.loop
+        end = None if timeout is None else loop.now + timeout
+        result = predicate()
+        while not result:
+            left = None if end is None else end - loop.now
+            if left is not None and left <= 0:
+                break
+            self.wait(left)
+            result = predicate()
+        return result
+
+    def notify(self, number: int = 1) -> None:
+        self._signals += 1
+        self._waiters.wake(number)
+
+    def notify_all(self) -> None:
+        self._signals += 1
+        self._waiters.wake()
+
+
+class SimEvent:
+    """`threading.Event`."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._waiters = _Waiters(threads)
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        self._waiters.wake()
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._set:
+            self._waiters.wait(timeout)
+        return self._set
+
+
+class SimQueue:
+    """`queue.SimpleQueue`."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._waiters = _Waiters(threads)
+        self._items: deque[Any] = deque()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._waiters.wake(1)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if not self._items and block:
+            self._waiters.wait(timeout)
+            while not self._items and timeout is None:
+                self._waiters.wait()
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
