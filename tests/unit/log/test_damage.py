@@ -388,3 +388,20 @@ def test_damage_below_the_checkpoint_is_found_when_it_is_read() -> None:
     assert log.read_record(2, 48, 60) == frame(2)[56:116]
     assert log.wait_synced(29, WAIT_S)
     log.close()
+
+
+def test_a_seal_does_not_take_rotten_ids_for_what_was_written() -> None:
+    """The IDs rot while their segment is still being filled: they are made anew from the frames."""
+    disk = SimFiles()
+    log = opened(disk)
+    fill(log, frames(1, 5))
+    (path,) = disk.find("segment-")
+    image = disk.image(path)
+    image[IDS_AT + ID_BYTES : IDS_AT + 3 * ID_BYTES] = bytes(2 * ID_BYTES)
+    fill(log, frames(5, 12))
+    log.close()
+    again = opened(disk.copy())
+    assert everything(again) == frames(1, 12)
+    assert [again.term_at(index) for index in range(1, 12)] == [1] * 11
+    assert not again.damaged
+    again.close()

@@ -30,7 +30,7 @@ from typing import Final
 from semel.broker.log.config import LogConfig
 from semel.broker.log.files import File, FileLayer
 from semel.broker.log.index import Retired
-from semel.broker.log.segment import HEADER_PAGES, PAGE, Segment, spare_name, write_seal
+from semel.broker.log.segment import HEADER_PAGES, PAGE, Segment, ids_hold, spare_name, write_seal
 from semel.protos.errors import Closed, DiskFull
 
 _log = logging.getLogger(__name__)
@@ -298,6 +298,11 @@ class Keeper:
         try:
             if segment.bytes_limit - retired.end > _TRIM_ABOVE:
                 file.resize((retired.end + PAGE - 1) // PAGE * PAGE)
+            if not ids_hold(file, segment, retired.count):
+                # A seal would take what is rotten for what was written. Without one the IDs are
+                # judged one by one at the next start, and made anew from their frames.
+                _log.error("segment not sealed, its IDs are damaged file=%s", segment.file_name)
+                return
             write_seal(file, segment, retired.count, retired.end, retired.last_term)
         finally:
             if opened is not None:

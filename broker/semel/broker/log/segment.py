@@ -190,6 +190,16 @@ def decode_id(area: bytes, slot: int, seed: int) -> FrameId | None:
     return FrameId(index, term, place << 3, length, lag)
 
 
+def ids_hold(file: File, segment: Segment, count: int) -> bool:
+    """Whether the first `count` IDs lie in the file as they were written."""
+    area = file.read(count * ID_BYTES, IDS_AT)
+    first = segment.header.first_index
+    return all(
+        (one := decode_id(area, slot, segment.seed)) is not None and one.index == first + slot
+        for slot in range(count)
+    )
+
+
 def write_seal(file: File, segment: Segment, count: int, end: int, last_term: int) -> None:
     """Seals a segment whose first `count` frames are durable."""
     ids = file.read(count * ID_BYTES, IDS_AT)
