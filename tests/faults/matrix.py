@@ -127,6 +127,20 @@ def _pause_master_long(run: Run, rng: random.Random) -> Iterator[None]:
     yield from _paused(run, "master", "pause-master-long")
 
 
+@fault("stutter-master", seconds=(0.0, 0.5))
+def _stutter_master(run: Run, rng: random.Random) -> Iterator[None]:
+    """SIGSTOP of the master again and again: longer than a session, too short for an election."""
+    with run.victim("master") as node:
+        for _ in range(8):
+            run.cluster.pause(node)
+            stopped = _stopped(node.pid)
+            time.sleep(rng.uniform(0.5, 0.95))
+            run.cluster.resume(node)
+            run.bit("stutter-master", stopped)
+            time.sleep(rng.uniform(0.2, 0.6))
+        yield
+
+
 @fault("pause-slave", seconds=(0.1, 4.0))
 def _pause_slave(run: Run, rng: random.Random) -> Iterator[None]:
     """SIGSTOP of a slave."""

@@ -19,7 +19,7 @@ from tests.faults.matrix import FAULTS
 from tests.faults.run import Run, committed
 
 SEED = 20_26
-LONGEST_S = 1.5
+LONGEST_S = 1.0
 
 
 def survive(directory: Path, *names: str) -> Run:
