@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from semel.broker.log import LogConfig, OsFiles
+from semel.broker.log import Log, LogConfig, OsFiles, RecordRef
 from semel.protos.errors import CorruptSegment, StorageError, from_detail
 from semel.protos.v1 import broker_pb2
-from tests.integration.brokers import BrokerGroup, RawClient, make_batch
+from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 
 SIZE = 5_000
 
@@ -169,6 +169,33 @@ async def test_when_every_copy_is_damaged_it_is_refused_by_name_and_the_rest_is_
                 header, parts = await client.fetch(offset=offset, max_bytes=1)
                 assert len(parts) == 1
                 assert header.results[0].batches[0].base_offset == offset
+
+
+async def test_an_entry_that_the_peers_have_cleaned_away_is_not_missed(tmp_path: Path) -> None:
+    """They keep its live record by itself; the node must get that, and be electable again."""
+    group = await killed_after(tmp_path, 6, checkpoints=True)
+    flip(group, 2, 2)
+    try:
+        for node in (1, 3):
+            await group.start(node)
+        await group.settled()
+        for started in group.running.values():
+            log, state = started.replica.log, started.replica.state
+            live = [RecordRef(*one) for one in state.queues[QUEUE].live_records(0, 1 << 60)]
+            log.keep_records(_read(log, live))
+            log._store.index.first_index = log.last_index + 1  # as if its segments had gone
+        hurt = await group.start(2)
+        async with RawClient(hurt.address) as client:
+            await until(lambda: hurt.replica.lost_entries)
+            assert await client.values(any_replica=True) == [value(n) for n in range(6)]
+        await until(lambda: hurt.replica.electable)
+    finally:
+        for node in list(group.running):
+            await group.stop(node)
+
+
+def _read(log: Log, refs: list[RecordRef]) -> list[tuple[RecordRef, bytes]]:
+    return [(ref, bytes(log.read_record(ref.index, ref.position, ref.length))) for ref in refs]
 
 
 async def test_a_slave_that_needs_a_lost_entry_gets_a_snapshot(tmp_path: Path) -> None:

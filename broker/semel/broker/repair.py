@@ -8,6 +8,9 @@ record must have the CRC that its header remembers.
 What no peer could give is judged by what all of them say they have (`verdict.py`): an entry that
 nobody can have acknowledged is cut off, one whose copies are all damaged is called lost.
 
+An entry that the peers have cleaned away is not missed once each of its records that is still
+needed was fetched by itself and stands in a kept file; its damaged frame goes with its segment.
+
 Invariants
 1. While an entry is damaged that may still be mended, or that must yet be applied, this node votes
    but never stands for election: a master must be able to give out every entry.
@@ -20,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import google_crc32c
 import grpc
 import grpc.aio
 
@@ -60,6 +64,7 @@ class Repair:
         pause_s = wait_s = _LOOK_S
         while True:
             self._note()
+            self._forget_dead_records()
             found = (log.damaged, log.damaged_records)
             wait_s -= _LOOK_S
             if found != known:
@@ -88,6 +93,21 @@ class Repair:
             logger.error("damaged, asking the peers for it what=%s", replica.log.describe(index))
             self._reported.add(index)
 
+    def _live(self, index: int) -> list[RecordRef]:
+        """The records of an applied entry that are still needed."""
+        return [
+            RecordRef(*record)
+            for queue in self._replica.state.queues.values()
+            for record in queue.live_records(index, index + 1)
+        ]
+
+    def _forget_dead_records(self) -> None:
+        """What was trimmed since is not mended: no peer need have it any more."""
+        log = self._replica.log
+        for ref in log.damaged_records:
+            if ref not in self._live(ref.index):
+                log.forget_record(ref)
+
     async def _mend(self) -> None:
         """Asks all peers once for what is damaged."""
         replica = self._replica
@@ -103,6 +123,7 @@ class Repair:
                     stub = raft_pb2_grpc.SnapshotsStub(channel)
                     await self._mend_entries(stub, peer)
                     await self._mend_records(stub, peer)
+                    await self._keep_records(stub, peer)
                     await self._ask(stub, peer, standings)
             except grpc.aio.AioRpcError:
                 continue  # the next peer may answer
@@ -133,9 +154,34 @@ class Repair:
     async def _mend_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
         log = self._replica.log
         loop = asyncio.get_running_loop()
-        wanted = log.damaged_records[:_ENTRIES_PER_PULL]
+        for ref, data in await self._pull(stub, log.damaged_records):
+            await loop.run_in_executor(self._replica.readers, log.mend_record, ref, data)
+            logger.warning("kept record mended index=%d peer=%d", ref.index, peer)
+
+    async def _keep_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
+        """Of entries that the peer has cleaned away: the records that are still needed."""
+        replica, log = self._replica, self._replica.log
+        wanted = [
+            ref
+            for index in sorted(log.damaged)
+            if index <= replica.state.applied_index
+            for ref in self._live(index)
+            if not log.has_kept(ref)
+        ]
+        found = await self._pull(stub, wanted)
+        if found:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(replica.readers, log.keep_records, found)
+            logger.warning("records of damaged entries kept count=%d peer=%d", len(found), peer)
+
+    async def _pull(
+        self, stub: raft_pb2_grpc.SnapshotsStub, refs: list[RecordRef]
+    ) -> list[tuple[RecordRef, bytes]]:
+        """What the peer has of these records, checked."""
+        wanted = refs[:_ENTRIES_PER_PULL]
+        found: list[tuple[RecordRef, bytes]] = []
         if not wanted:
-            return
+            return found
         request = raft_pb2.PullRecordsRequest(
             records=[
                 raft_pb2.RecordRef(index=ref.index, position=ref.position, length=ref.length)
@@ -148,8 +194,9 @@ class Repair:
             if chunk.gone or chunk.damaged:
                 continue
             ref = RecordRef(chunk.record.index, chunk.record.position, chunk.record.length)
-            await loop.run_in_executor(self._replica.readers, log.mend_record, ref, chunk.data)
-            logger.warning("kept record mended index=%d peer=%d", ref.index, peer)
+            if len(chunk.data) == ref.length and google_crc32c.value(chunk.data) == chunk.crc:
+                found.append((ref, chunk.data))
+        return found
 
     async def _ask(
         self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, standings: _Standings
@@ -165,6 +212,13 @@ class Repair:
             return  # somebody else answers there
         for ref, standing in zip(request.entries, reply.standings, strict=True):
             standings.setdefault((ref.index, ref.term), {})[peer] = standing
+
+    def _is_kept(self, index: int) -> bool:
+        """Whatever is still needed of an applied entry has a copy of its own."""
+        replica = self._replica
+        return index <= replica.state.applied_index and all(
+            replica.log.has_kept(ref) for ref in self._live(index)
+        )
 
     def _wanted(self) -> list[raft_pb2.EntryRef]:
         damaged = sorted(self._replica.log.damaged.values(), key=lambda damage: damage.index)
@@ -184,7 +238,15 @@ class Repair:
                 if replica.cut_torn(index):
                     logger.warning("torn write cut, nobody acknowledged it index=%d", index)
                 return
-            if verdict is Verdict.LOST and index not in replica.lost_entries:
+            if index in replica.lost_entries:
+                continue
+            if members <= said.keys() and self._is_kept(index):
+                replica.set_lost(replica.lost_entries | {index})
+                logger.warning(
+                    "the peers have cleaned this entry away, what is needed of it is kept what=%s",
+                    replica.log.describe(index),
+                )
+            elif verdict is Verdict.LOST:
                 replica.set_lost(replica.lost_entries | {index})
                 logger.error(
                     "EVERY COPY IS DAMAGED, its messages are refused; restore the file on one "

@@ -163,6 +163,11 @@ class KeptStore:
         with self._lock:
             self.damaged = self.damaged - {ref}
 
+    def forget(self, ref: RecordRef) -> None:
+        """A damaged record is not live any more: nobody needs its bytes."""
+        with self._lock:
+            self.damaged = self.damaged - {ref}
+
     def add(self, records: Iterable[tuple[RecordRef, bytes]]) -> None:
         """BLOCKING. Stores the records, durably when it returns."""
         writer: _KeptWriter | None = None

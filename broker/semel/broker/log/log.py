@@ -36,7 +36,7 @@ from semel.broker.log.kept import KeptStore
 from semel.broker.log.reader import OpenFiles, record_of
 from semel.broker.log.scrubbing import scrub
 from semel.broker.log.store import Store
-from semel.broker.log.types import Damage, IndexUnavailable, LogStats, RecordRef
+from semel.broker.log.types import Damage, DamagedEntry, IndexUnavailable, LogStats, RecordRef
 from semel.protos.errors import Closed, CorruptSegment, InvalidRequest
 from semel.protos.frames import check_frame
 
@@ -404,6 +404,9 @@ class Log:
             except IndexUnavailable:
                 if index >= store.index.first_index:
                     raise
+            except DamagedEntry:
+                if not store.kept.has(index, position):
+                    raise
         return store.kept.read(index, position, length)
 
     def replay(self, from_index: int) -> Iterator[bytes]:
@@ -452,6 +455,21 @@ class Log:
     def mend_record(self, ref: RecordRef, payload: bytes) -> None:
         """BLOCKING, any thread. The same for a damaged record below first_index."""
         self._store.kept.mend(ref, payload)
+
+    def has_kept(self, ref: RecordRef) -> bool:
+        """The record has a copy of its own, beside its entry or instead of it."""
+        return self._store.kept.has(ref.index, ref.position)
+
+    def keep_records(self, records: Sequence[tuple[RecordRef, bytes]]) -> None:
+        """BLOCKING, in an executor. Stores live records of a damaged entry whose frame no peer has
+        any more, durably when it returns. Raises DiskFull, Closed."""
+        with self._maintenance:
+            self._check_open()
+            self._store.kept.add(records)
+
+    def forget_record(self, ref: RecordRef) -> None:
+        """A damaged record is not live any more: it need not be mended."""
+        self._store.kept.forget(ref)
 
     # Checkpoints, compaction, snapshots.
 
