@@ -112,6 +112,10 @@ class Faults:
             return []
         return [json.loads(line) for line in lines]
 
+    def forget_bites(self) -> None:
+        """Those made so far are not counted any more."""
+        _bites_file(self.control).unlink(missing_ok=True)
+
     def wait_bite(self, count: int = 1, timeout_s: float = 20.0) -> None:
         """Until `count` bites have been made since the beginning."""
         deadline = time.monotonic() + timeout_s
