@@ -20,14 +20,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 from semel.broker.config import BrokerConfig
+from semel.broker.members import Members
 from semel.broker.raft import Membership, Role
 from semel.broker.raft.membership import add_learner, promote, remove
 from semel.broker.replica import Replica
 from semel.broker.standing import ask_status
 from semel.protos.errors import InvalidRequest, SemelError, Throttled, Unavailable
+from semel.protos.frames import RecordKind
 from semel.protos.ids import NodeId
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ _CLOSE_ENTRIES: Final = 64
 _CLOSE_LOOKS: Final = 1000
 _LOOK_S: Final = 0.005
 _SETTLE_S: Final = 5.0
+_WRITE_S: Final = 10.0
 
 
 class MembershipChanges:
@@ -75,7 +79,7 @@ class MembershipChanges:
         if address in addresses.values():
             raise InvalidRequest(f"another member listens at {address}")
         await self._check_joiner(node, address)
-        await replica.change_members(add_learner(now, node), {node: address})
+        await self._change(add_learner(now, node), {node: address})
         logger.info("learner added node=%d address=%s", node, address)
 
     async def _check_joiner(self, node: NodeId, address: str) -> None:
@@ -119,7 +123,7 @@ class MembershipChanges:
             raise Throttled(f"nodes {sorted(late)} do not know node {node} yet; try again")
         replica.core.propose_membership_allowed(changed)  # before what is said of silent nodes
         self._check_quorum(changed)
-        await replica.change_members(changed, {})
+        await self._change(changed, {})
         logger.info("learner promoted node=%d", node)
 
     async def remove(self, node: NodeId) -> None:
@@ -138,7 +142,7 @@ class MembershipChanges:
         if node == self._config.node_id:
             await self.transfer(None)
             raise replica.not_master()
-        await replica.change_members(changed, {})
+        await self._change(changed, {})
         logger.info("node removed node=%d", node)
 
     async def readmit(self, node: NodeId) -> tuple[int, int]:
@@ -156,7 +160,24 @@ class MembershipChanges:
             raise InvalidRequest(f"node {node} is no other member of the group")
         if progress.counts:
             raise Throttled(f"node {node} has not said yet that it is muted; try again")
-        return await replica.write_noop()
+        return await self._write(RecordKind.NOOP)
+
+    async def _change(self, membership: Membership, addresses: Mapping[NodeId, str]) -> None:
+        """Returns once the membership is applied; `addresses` are of who is new."""
+        replica = self._replica
+        replica.core.propose_membership_allowed(membership)
+        members = replica.members.current.with_membership(membership, addresses)
+        await self._write(RecordKind.MEMBERSHIP, members)
+
+    async def _write(self, kind: RecordKind, members: Members | None = None) -> tuple[int, int]:
+        """Index and term of an entry, once it is applied. Raises NotMaster, Unavailable."""
+        replica = self._replica
+        payload = b"" if members is None else members.encode()
+        index, term = replica.append_alone(kind, payload, members)
+        await replica.wait_applied(index, _WRITE_S)
+        if replica.log.term_at(index) != term:
+            raise replica.not_master()  # another entry has taken its place
+        return index, term
 
     async def _settled(self) -> None:
         """The members in force are committed."""

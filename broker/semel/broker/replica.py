@@ -77,7 +77,6 @@ _APPLY_FRAMES = 64
 _RETRY_AFTER_MS = 100
 _CONTROL_BYTES = 64 << 10
 """What the control records and headers of one entry take, generously."""
-_CHANGE_TIMEOUT_S = 10.0
 
 
 def monotonic_ms() -> int:
@@ -266,48 +265,29 @@ class Replica:
         self._schedule_turn()
         return await future
 
-    async def change_members(self, membership: Membership, addresses: Mapping[NodeId, str]) -> None:
-        """Proposes a membership and returns once it is applied; `addresses` are of who is new.
+    def append_alone(
+        self, kind: RecordKind, payload: bytes = b"", members: Members | None = None
+    ) -> tuple[int, int]:
+        """Appends an entry of one record that needs no judge, and returns its index and term.
 
-        Raises NotMaster, InvalidRequest, Throttled (not yet), Unavailable (fate unknown).
+        `members` are those of a membership record, in force at once; the core was asked whether
+        they are allowed. Raises NotMaster.
         """
-        self.core.propose_membership_allowed(membership)
         if self._log_clock is None:
             raise self.not_master()
         index, term = self.core.next_index(), self.core.term
-        members = self.members.current.with_membership(membership, addresses)
-        record = (RecordKind.MEMBERSHIP, (members.encode(),))
+        record = (kind, (payload,) if payload else ())
         frame, _ = build_frame(index, term, self._log_time(self._log_clock), [record])
         self._append((frame,))
+        membership = None if members is None else members.membership
         meta = EntryMeta(index=index, term=term, size=len(frame), membership=membership)
         self._core_log.appended(meta)
         self.core.proposed(meta)
-        self.members.append(index, members)
-        self.on_members_changed()
+        if members is not None:
+            self.members.append(index, members)
+            self.on_members_changed()
         self.drain()
-        await self._until_applied(index, term)
-
-    async def write_noop(self) -> tuple[int, int]:
-        """Index and term of an empty entry, once it is applied: a quorum has it from now on.
-
-        Raises NotMaster, Unavailable (fate unknown).
-        """
-        if self._log_clock is None:
-            raise self.not_master()
-        index, term = self.core.next_index(), self.core.term
-        record: tuple[RecordKind, tuple[bytes, ...]] = (RecordKind.NOOP, ())
-        frame, _ = build_frame(index, term, self._log_time(self._log_clock), [record])
-        self._append((frame,))
-        self.core.proposed(EntryMeta(index=index, term=term, size=len(frame)))
-        self.drain()
-        await self._until_applied(index, term)
         return index, term
-
-    async def _until_applied(self, index: int, term: int) -> None:
-        """Raises NotMaster when another entry takes its place, Unavailable when it takes long."""
-        await self.wait_applied(index, _CHANGE_TIMEOUT_S)
-        if self.log.term_at(index) != term:
-            raise self.not_master()
 
     def hand_over(self, successor: NodeId) -> None:
         """Takes no more proposals and tells `successor` to stand, once it has everything.
