@@ -127,6 +127,8 @@ class Repair:
                     await self._ask(stub, peer, standings)
             except grpc.aio.AioRpcError:
                 continue  # the next peer may answer
+            except OSError as error:  # the disk does not take it where it could not be read
+                logger.error("not mended, replace this disk error=%s", error)
             except SemelError as error:
                 logger.error("peer sent what does not fit peer=%d error=%s", peer, error)
         self._judge(standings)

@@ -7,7 +7,8 @@ retries: a failed write or sync is reported as it is.
 Invariants
 1. What `write` wrote is durable after `sync` of the same file, and not before.
 2. A name that was created, renamed or removed is durable after `sync_directory`, not before.
-3. A full disk raises DiskFull, every other fault raises OSError.
+3. A full disk raises DiskFull, every other fault raises OSError, but for blocks that cannot be
+   read.
 
 Not here: formats (`segment.py`, `kept.py`, `checkpoint.py`).
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,8 +27,11 @@ from typing import Protocol
 from semel.broker.log.descriptors import Reserve
 from semel.protos.errors import DataDirectoryError, DiskFull
 
+_log = logging.getLogger(__name__)
+
 _IOV_MAX = 1024
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BLOCK = 4096
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -37,7 +42,8 @@ class File(Protocol):
         """Writes all of `parts`, one behind the other, from `offset`."""
 
     def read(self, length: int, offset: int) -> bytes:
-        """Up to `length` bytes; fewer only at the end of the file."""
+        """Up to `length` bytes; fewer only at the end of the file. Blocks that the disk cannot read
+        come as zeros, which the CRCs of all formats tell from data: they are damage like any."""
 
     def sync(self) -> None:
         """Makes data and size durable (fdatasync)."""
@@ -118,6 +124,32 @@ class OsFile:
             written += os.pwrite(self._descriptor, view[written:], offset + written)
 
     def read(self, length: int, offset: int) -> bytes:
+        try:
+            return self._read(length, offset)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        return self._read_blocks(length, offset)
+
+    def _read_blocks(self, length: int, offset: int) -> bytes:
+        """Block by block, with zeros for those that cannot be read."""
+        end = min(offset + length, self.size())
+        parts = []
+        unreadable = 0
+        while offset < end:
+            size = min(end, (offset // _BLOCK + 1) * _BLOCK) - offset
+            try:
+                parts.append(self._read(size, offset))
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                parts.append(bytes(size))
+                unreadable += 1
+            offset += size
+        _log.error("the disk cannot read blocks=%d path=%s before=%d", unreadable, self._path, end)
+        return b"".join(parts)
+
+    def _read(self, length: int, offset: int) -> bytes:
         data = os.pread(self._descriptor, length, offset)
         if len(data) == length or not data:
             return data

@@ -54,6 +54,7 @@ from semel.broker.log.segment import (
     Seal,
     Segment,
     SegmentHeader,
+    UnreadableIds,
     decode_header,
     decode_id,
     decode_seal,
@@ -262,8 +263,12 @@ class _Walk:
             one.certain for one in self._result.damaged.values() if one.index >= segment.first_index
         ):
             # It gets no more frames, and all of these are durable from now on.
-            write_seal(self._file, segment, segment.count, segment.end, self._term)
-            segment.sealed = True
+            try:
+                write_seal(self._file, segment, segment.count, segment.end, self._term)
+            except UnreadableIds as error:
+                _log.error("segment not sealed path=%s error=%s", self._path, error)
+            else:
+                segment.sealed = True
 
     def _halt(self, index: int, reason: str) -> None:
         raise CorruptSegment(

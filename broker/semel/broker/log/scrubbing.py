@@ -15,6 +15,7 @@ Not here: how fast, how often (`broker/scrub.py`), mending what was found (`brok
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +40,8 @@ from semel.protos.errors import CorruptSegment
 if TYPE_CHECKING:
     from semel.broker.log.store import Store
 
+_log = logging.getLogger(__name__)
+
 _PIECE_BYTES: Final = 1 << 20
 
 
@@ -50,6 +53,8 @@ def scrub(store: Store, synced_index: int) -> Iterator[int]:
             yield from _check_frames(store, segment, synced_index)
         except (FileNotFoundError, IndexUnavailable, IndexError):
             continue  # recycled or truncated meanwhile
+        except OSError as error:  # it cannot be written anew where it could not be read
+            _log.error("not mended, replace this disk file=%s error=%s", segment.file_name, error)
     for ref in store.kept.refs():
         with contextlib.suppress(DamagedEntry, IndexUnavailable):  # noted, or dropped meanwhile
             store.kept.read(ref.index, ref.position, ref.length)

@@ -25,6 +25,7 @@ Not here: when segments are made and sealed (`keeper.py`), what their states aft
 
 from __future__ import annotations
 
+import errno
 import struct
 from array import array
 from bisect import bisect_right
@@ -200,9 +201,15 @@ def ids_hold(file: File, segment: Segment, count: int) -> bool:
     )
 
 
+class UnreadableIds(OSError):
+    """A block of IDs reads as zeros: a seal over them would make zeros count."""
+
+
 def write_seal(file: File, segment: Segment, count: int, end: int, last_term: int) -> None:
-    """Seals a segment whose first `count` frames are durable."""
+    """Seals a segment whose first `count` frames are durable. Raises UnreadableIds."""
     ids = file.read(count * ID_BYTES, IDS_AT)
+    if any(not any(ids[at : at + PAGE]) for at in range(0, len(ids), PAGE)):
+        raise UnreadableIds(errno.EIO, "IDs that are to be sealed cannot be read")
     seal = Seal(count=count, end=end, last_term=last_term, ids_crc=google_crc32c.value(ids))
     raw = encode_seal(seal, segment.seed)
     for page in range(HEADER_PAGES):
