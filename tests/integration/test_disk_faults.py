@@ -304,3 +304,30 @@ def test_a_real_file_system_that_fills_up(small_disks: FaultyCluster) -> None:
     assert full.running
     ballast.unlink()
     cluster.check()
+
+
+def test_trouble_of_a_disk_is_told_to_the_operator(cluster: FaultyCluster) -> None:
+    """By `semel node list`: a node without room, until it has some again."""
+    full = cluster.slaves()[0]
+    faults = cluster.faults[full.id]
+    faults.set(
+        Rule(operation="create", path="spare-*", error="ENOSPC"),
+        Rule(operation="allocate", error="ENOSPC"),
+    )
+    cluster.load(60, size=60_000)
+    faults.wait_bite()
+
+    def told(disk: str) -> bool:
+        with connect(cluster.bootstrap) as client:
+            (group,) = client.admin.cluster_status().groups
+        found = {node.id: node.disk for node in group.nodes}
+        assert {found[node.id] for node in cluster.brokers if node is not full} == {"ok"}
+        return found[full.id] == disk
+
+    for disk in ("full", "ok"):
+        deadline = time.monotonic() + 10
+        while not told(disk):
+            assert time.monotonic() < deadline, f"nobody is told that the disk is {disk}"
+            time.sleep(0.05)
+        faults.clear()
+    cluster.check()

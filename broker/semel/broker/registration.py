@@ -84,6 +84,9 @@ class Registration:
             commit_index=replica.core.commit_index,
             log_end_index=replica.log.last_index,
             queues=len(replica.state.queues),
+            damaged=len(replica.log.damaged) + len(replica.log.damaged_records),
+            lost=len(replica.lost_entries),
+            disk_full=replica.log.disk_full,
             members=[
                 common_pb2.NodeAddress(node_id=node, address=address)
                 for node, address in sorted(replica.addresses().items())

@@ -160,6 +160,9 @@ class AdminCore:
                             log_end_index=node.log_end_index,
                             alive=node.alive,
                             silent_ms=node.silent_ms,
+                            damaged=node.damaged,
+                            lost=node.lost,
+                            disk_full=node.disk_full,
                         )
                         for node in group.nodes
                     ],

@@ -134,6 +134,21 @@ class NodeDescription(Described):
     log_end_index: int
     alive: bool
     silent_ms: int
+    damaged: int
+    """Entries and records that are damaged on its disk and not mended yet."""
+    lost: int
+    """Entries that are damaged on every node of its group: their messages are refused."""
+    disk_full: bool
+
+    @property
+    def disk(self) -> str:
+        """What is wrong with its disk, in a word or two; "ok" when nothing is."""
+        troubles = [
+            *(["full"] if self.disk_full else []),
+            *([f"{self.damaged} damaged"] if self.damaged else []),
+            *([f"{self.lost} lost"] if self.lost else []),
+        ]
+        return ", ".join(troubles) or "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ def list_nodes(bootstrap: str, as_json: bool) -> None:
 
 def _table(found: ClusterStatus) -> Table:
     return render.table(
-        ["node", "group", "role", "address", "log end", "behind", "alive"],
+        ["node", "group", "role", "address", "log end", "behind", "disk", "alive"],
         [
             [
                 each.id,
@@ -50,6 +50,7 @@ def _table(found: ClusterStatus) -> Table:
                 each.address,
                 each.log_end_index,
                 max(0, group.commit_index - each.log_end_index),
+                each.disk,
                 "yes" if each.alive else f"silent for {each.silent_ms / 1000:.1f} s",
             ]
             for group in found.groups

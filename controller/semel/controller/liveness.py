@@ -203,6 +203,9 @@ class NodeTable:
                 address=seen.report.node.address,
                 role=seen.report.role,
                 log_end_index=seen.report.log_end_index,
+                damaged=seen.report.damaged,
+                lost=seen.report.lost,
+                disk_full=seen.report.disk_full,
                 alive=self._alive(group, node_id, now_ms),
                 silent_ms=max(0, now_ms - seen.at_ms),
             )
