@@ -51,6 +51,9 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--files", default="*", metavar="PATTERN", help="only files like this, as in '*/judge.py'"
     )
+    parser.add_argument(
+        "--tests", nargs="+", metavar="PATH", help="these in place of the target's own"
+    )
     parser.add_argument("--sample", type=int, metavar="N", help="N mutants chosen by the seed")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
@@ -147,7 +150,9 @@ def _run(
             on_fate=progress.on_fate,
             within_s=options.within,
         )
-        tests = [str(ROOT / test) for test in target.tests if (ROOT / test).exists()]
+        tests = [
+            str(ROOT / test) for test in options.tests or target.tests if (ROOT / test).exists()
+        ]
         os.dup2(nowhere.fileno(), 1)
         try:
             pytest.main(

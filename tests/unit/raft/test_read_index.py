@@ -8,9 +8,11 @@ from semel.broker.raft.read_index import ReadIndex
 
 def test_a_round_confirms_the_reads_before_it_and_no_later_ones() -> None:
     reads = ReadIndex()
+    assert not reads.wants_round
     reads.add(1, 10)
     assert reads.wants_round
     first = reads.start_round()
+    assert (first, reads.round) == (1, 1), "0 is no round: an answer without one carries it"
     reads.add(2, 11)
     assert not reads.wants_round, "one round at a time"
     assert reads.take(first) == [ReadState(context=1, index=10)]
