@@ -521,3 +521,77 @@ def test_an_installed_snapshot_is_where_everything_begins() -> None:
     assert not node.core.has_ready(), "it is acknowledged already"
     (reply,) = node.hear(MessageKind.APPEND, **append(9, 1, 1))
     assert reply.log_index == 10
+
+
+def test_a_conflict_right_behind_what_is_committed_is_no_contradiction() -> None:
+    node = Node(1, 1, 1, term=1)
+    node.hear(MessageKind.HEARTBEAT, log_index=2, log_term=1, commit_index=2)
+    (reply,) = node.hear(MessageKind.APPEND, term=2, **append(1, 1, 1, 2))
+    assert (reply.log_index, node.disk.last_term) == (3, 2)
+
+
+def unsynced_tail(*, master: bool = True) -> Node:
+    """Entries 1 and 2 are durable and match; 3 and 4 stand here unsynced, and nobody knows them."""
+    node = Node(1, 1, term=1)
+    if master:
+        node.hear(MessageKind.HEARTBEAT)
+    node.disk.write((entry(3, 1), entry(4, 1)))
+    return node
+
+
+def test_what_was_acknowledged_at_once_is_not_acknowledged_again_by_a_sync() -> None:
+    node = unsynced_tail()
+    node.core.step(
+        Message(kind=MessageKind.APPEND, source=OTHER, target=ME, term=1, **append(1, 1, 1)), 0
+    )
+    node.perform(sync=False)
+    assert node.sent[-1].log_index == 2
+    count = len(node.sent)
+    node.sync()
+    node.perform()
+    assert (len(node.sent), node.core.synced_index) == (count, 4)
+
+
+def test_what_a_sync_acknowledged_the_next_one_does_not() -> None:
+    node = Node(term=1)
+    node.hear(MessageKind.HEARTBEAT)
+    node.disk.write((entry(1, 1), entry(2, 1), entry(3, 1), entry(4, 1)))
+    node.core.step(
+        Message(kind=MessageKind.APPEND, source=OTHER, target=ME, term=1, **append(0, 0, 1, 1)), 0
+    )
+    node.perform(sync=False)
+    node.sent.clear()
+    node.disk.start_flush()
+    node.disk.end_flush()
+    for index, told in ((1, [1]), (2, [1, 2]), (4, [1, 2])):
+        node.core.on_synced(index, 1, 10)
+        node.perform(sync=False)
+        assert [one.log_index for one in node.sent] == told
+
+
+@pytest.mark.parametrize("why", ["no master", "installing", "standing"])
+def test_a_sync_is_told_to_a_master_alone(why: str) -> None:
+    node = Node(1, term=1)
+    node.hear(MessageKind.HEARTBEAT, log_index=1, log_term=1)
+    node.disk.write((entry(2, 1),))
+    node.core.matched_index = 2
+    if why == "no master":
+        node.core._become_follower(1, None)
+    elif why == "installing":
+        assert node.core.begin_snapshot(SnapshotMark(index=9, term=1, membership=GROUP)) is True
+    else:
+        node.core._become_pre_candidate()
+    node.sent.clear()
+    node.core.ready()
+    node.sync()
+    assert node.core.synced_index == 2
+    assert node.core.ready().messages == ()
+
+
+def test_a_snapshot_that_is_here_already_is_declined() -> None:
+    node = Node(1, 1, term=1)
+    node.hear(MessageKind.HEARTBEAT, log_index=1, log_term=1, commit_index=1)
+    for index in (1, 2):
+        assert (
+            node.core.begin_snapshot(SnapshotMark(index=index, term=1, membership=GROUP)) is False
+        )
