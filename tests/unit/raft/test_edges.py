@@ -341,6 +341,25 @@ def test_messages_that_waited_for_the_term_leave_once() -> None:
     assert len(core.ready().messages_after_hard_state) == 1
 
 
+def test_what_was_released_does_not_wait_for_the_next_vote_of_the_term() -> None:
+    node = Node(1)
+    core = node.core
+
+    def ask(source: NodeId, log_index: int) -> None:
+        fields = {"term": 2, "log_index": log_index, "log_term": log_index}
+        core.step(Message(kind=MessageKind.VOTE, source=source, target=ME, **fields), 10)
+
+    ask(THIRD, 0)
+    assert [one.rejected for one in core.ready().messages_after_hard_state] == [True]
+    ask(THIRD, 0)
+    core.on_hard_state_synced(HardState(term=2))
+    assert [one.rejected for one in core.ready().messages] == [True]
+    ask(OTHER, 1)
+    ready = core.ready()
+    assert ready.hard_state == HardState(term=2, voted_for=OTHER)
+    assert [one.rejected for one in ready.messages_after_hard_state] == [False]
+
+
 def test_a_disk_that_works_again_sends_what_waited() -> None:
     node = elected()
     node.hear(MessageKind.APPEND_REPLY, THIRD, log_index=1)

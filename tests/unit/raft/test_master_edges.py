@@ -173,6 +173,14 @@ def test_an_append_is_packed_to_its_limit() -> None:
     assert last.commit_index == 3
 
 
+def test_a_muted_rejection_is_news_whatever_it_refuses() -> None:
+    node = replicating(1, 1)
+    told = node.hear(MessageKind.APPEND_REPLY, log_index=9, rejected=True, muted=True)
+    assert [(one.target, one.log_index, len(one.entries)) for one in told] == [(OTHER, 2, 1)]
+    again = node.hear(MessageKind.APPEND_REPLY, log_index=9, rejected=True, muted=True)
+    assert again == [], "the second one is no news"
+
+
 def test_a_peer_that_lags_is_asked_by_an_empty_append() -> None:
     node = replicating()
     node.propose()
@@ -299,26 +307,52 @@ def test_a_snapshot_is_done_when_entries_can_go_on(index: int, done: bool) -> No
     node = compacted(3)
     told = node.hear(MessageKind.SNAPSHOT_REPLY, THIRD, log_index=index)
     appends = [one for one in told if one.kind is MessageKind.APPEND]
-    assert bool(appends) == done
+    assert bool(appends) == bool(told) == done
     if done:
         assert appends[0].log_index == index
         assert node.core.progress[THIRD].state is ProgressState.REPLICATE
 
 
-def test_a_pull_that_failed_is_offered_again() -> None:
+def test_a_pull_that_failed_is_offered_again_at_once() -> None:
     node = compacted(3)
-    node.hear(MessageKind.SNAPSHOT_REPLY, THIRD, rejected=True)
-    assert node.core.progress[THIRD].state is ProgressState.PROBE or node.sent[-1].snapshot
-    node.sent.clear()
-    node.tick(100)
-    told = node.hear(MessageKind.HEARTBEAT_REPLY, THIRD)
-    assert MessageKind.SNAPSHOT_OFFER in [one.kind for one in told + node.sent]
+    assert node.hear(MessageKind.SNAPSHOT_REPLY, THIRD) == []
+    (again,) = node.hear(MessageKind.SNAPSHOT_REPLY, THIRD, rejected=True)
+    assert again.kind is MessageKind.SNAPSHOT_OFFER
+    replicates = node.core.progress[OTHER]
+    node.hear(MessageKind.SNAPSHOT_REPLY, OTHER, log_index=5, rejected=True)
+    assert replicates.state is ProgressState.REPLICATE, "it had pulled nothing"
+
+
+def test_a_match_that_is_gone_from_the_log_is_not_named() -> None:
+    node = compacted(4)
+    (beat,) = [one for one in node.tick(200) if one.target == THIRD][:1]
+    assert beat.kind is MessageKind.HEARTBEAT
+    assert (beat.log_index, beat.log_term, beat.commit_index) == (0, 0, 0)
 
 
 def test_the_acknowledgement_of_a_snapshot_commits() -> None:
     node = elected(1, commit=False)
     node.hear(MessageKind.SNAPSHOT_REPLY, log_index=2)
     assert node.core.commit_index == 2
+
+
+def drop_below(node: Node, first_index: int) -> None:
+    node.disk.durable.drop_below(first_index)
+    node.disk.view.drop_below(first_index)
+
+
+def test_a_question_to_a_lagging_peer_becomes_an_offer_when_its_entries_are_gone() -> None:
+    node = elected(1, 1, 2, 2)
+    refused = {"log_index": 4, "rejected": True, "hint_index": 2, "hint_term": 1}
+    (append,) = node.hear(MessageKind.APPEND_REPLY, THIRD, **refused)
+    assert (append.log_index, append.log_term) == (2, 1)
+    drop_below(node, 3)
+    (asked,) = node.hear(MessageKind.HEARTBEAT_REPLY, THIRD)
+    assert (asked.kind, asked.log_index, asked.log_term) == (MessageKind.APPEND, 2, 1)
+    drop_below(node, 4)
+    (asked,) = node.hear(MessageKind.HEARTBEAT_REPLY, THIRD)
+    assert asked.snapshot is not None
+    assert (asked.kind, asked.snapshot.index) == (MessageKind.SNAPSHOT_OFFER, 3)
 
 
 # --- reads ----------------------------------------------------------------------------------------
@@ -455,6 +489,22 @@ def test_changes_come_one_after_the_other() -> None:
     node.core.propose_membership_allowed(promote(wanted, FOURTH))
     with pytest.raises(InvalidRequest):
         node.core.propose_membership_allowed(wanted)
+
+
+def test_a_change_that_is_not_allowed_is_not_appended_unnoticed() -> None:
+    node = elected(commit=False)
+    with pytest.raises(Throttled):
+        node.propose(membership=add_learner(GROUP, FOURTH))
+
+
+def test_nothing_is_sent_to_a_node_that_was_just_removed() -> None:
+    learner = add_learner(GROUP, FOURTH)
+    node = elected(membership=learner)
+    node.propose(noop=True)
+    node.propose(noop=True, membership=remove(learner, FOURTH))
+    node.sent.clear()
+    node.perform()
+    assert FOURTH not in [one.target for one in node.sent]
 
 
 def test_a_removed_master_goes_with_the_commit_and_not_before() -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
 
-from semel.broker.raft import HardState, Membership, Message, MessageKind, Role, SnapshotMark
+from semel.broker.raft import (
+    EntryMeta,
+    HardState,
+    Membership,
+    Message,
+    MessageKind,
+    RaftCore,
+    Role,
+    SnapshotMark,
+)
 from semel.broker.raft.membership import add_learner
 from semel.protos.ids import NodeId
-from tests.sim.disk import Checkpoint
+from tests.sim.disk import Checkpoint, SimDisk, SimEntry
 from tests.unit.raft.test_edges import CONFIG, GROUP, ME, OTHER, THIRD, Node, entry, kinds, metas
 
 FIVE = Membership(voters=frozenset(NodeId(number) for number in range(1, 6)))
@@ -537,6 +547,33 @@ def unsynced_tail(*, master: bool = True) -> Node:
         node.hear(MessageKind.HEARTBEAT)
     node.disk.write((entry(3, 1), entry(4, 1)))
     return node
+
+
+def test_a_sync_of_what_matches_nothing_is_not_told() -> None:
+    node = unsynced_tail()
+    node.sent.clear()
+    node.sync()
+    node.perform()
+    assert (node.sent, node.core.synced_index) == ([], 4)
+
+
+def test_a_change_of_members_right_behind_the_checkpoint_is_found() -> None:
+    changed = add_learner(GROUP, NodeId(4))
+    disk = SimDisk(GROUP)
+    meta = EntryMeta(index=1, term=1, size=100, membership=changed)
+    disk.durable.entries.append(SimEntry(meta, 0))
+    disk.view = disk.durable.copy()
+    core = RaftCore(
+        CONFIG,
+        node_id=ME,
+        hard_state=HardState(term=1),
+        membership=GROUP,
+        log=disk,
+        applied_index=0,
+        random=Random(1),
+        now_ms=0,
+    )
+    assert core.membership == changed
 
 
 def test_what_was_acknowledged_at_once_is_not_acknowledged_again_by_a_sync() -> None:
