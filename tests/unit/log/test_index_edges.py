@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from pathlib import Path
 
@@ -209,6 +210,7 @@ def test_frames_are_placed_one_behind_the_other_and_roll_when_there_is_no_room()
     assert [index.size_of(one) for one in range(1, 6)] == [96, 200, 104, 8, 16]
     assert [index.locate(one).first_index for one in range(1, 6)] == [1, 1, 1, 1, 5]
     assert index.unsealed() == Retired(roll.segment, 1, AT + 16, 2)
+    assert index._run_first == [0, 1, 3], "a term is kept once, wherever its entries end"
 
 
 def test_room_is_counted_in_bytes_to_the_last_one() -> None:
@@ -331,6 +333,23 @@ def test_a_segment_found_without_a_seal_is_sealed_before_the_next_one() -> None:
     roll, _ = put(index, 96, term=2)
     assert isinstance(roll, Roll)
     assert roll.retired is None
+
+
+def test_the_newest_segment_decides_whether_something_is_to_be_sealed() -> None:
+    old = Segment(header(), 1 << 20)
+    old.add(96)
+    old.sealed = True
+    new = Segment(header(sequence=2, first_index=2), 1 << 20)
+    new.add(96)
+    index = index_of(segments=(old, new), runs=[(1, 2)], next_sequence=3)
+    assert index.unsealed() == Retired(new, 1, AT + 96, 2)
+
+
+def test_a_generation_is_of_64_random_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "urandom", lambda count: bytes(range(1, count + 1)))
+    index = index_of()
+    put(index, 96)
+    assert index.segments[0].header.generation == 0x08_07_06_05_04_03_02_01
 
 
 def test_the_oldest_segment_goes_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from semel.broker.log import recovery
+from semel.broker.log.checkpoint import Checkpoints
+from semel.broker.log.hard_state import HardStateFile
 from semel.broker.log.recovery import Recovered, recover
 from semel.broker.log.segment import (
     ID_BYTES,
@@ -73,6 +76,7 @@ def build(
     lags: Sequence[int] | None = None,
     sealed: int | None = None,
     boot: int | None = None,
+    lengths: Sequence[int] = (),
 ) -> Built:
     """Durable on the disk. `lags` are those of the IDs (1: all before was durable)."""
     header = SegmentHeader(
@@ -88,7 +92,10 @@ def build(
         disk.make_directory(ROOT)
     file = disk.open(ROOT / segment_name(sequence), create=True)
     file.write([header.encode(), header.encode(), bytes(header.frames_at - 2 * PAGE)], 0)
-    frames = [frame(first_index + at, term) for at, term in enumerate(terms)]
+    frames = [
+        frame(first_index + at, term, lengths[at] if lengths else 60)
+        for at, term in enumerate(terms)
+    ]
     for at, (one, term) in enumerate(zip(frames, terms, strict=True)):
         start = segment.end
         file.write([one], start)
@@ -250,6 +257,47 @@ def test_a_sealed_segment_is_taken_by_its_ids_alone() -> None:
     assert (found.runs, found.damaged) == ([(1, 1), (3, 2), (4, 4)], {})
 
 
+@pytest.mark.parametrize("sealed", [None, 3])
+def test_frames_of_any_length_are_found(sealed: int | None) -> None:
+    disk = SimFiles()
+    one = build(disk, 1, 1, [1, 2, 2], lengths=[500, 60, 900], sealed=sealed)
+    (segment,) = recovered(disk).segments
+    for index in (1, 2, 3):
+        assert segment.place(index) == one.segment.place(index)
+    assert (segment.end, segment.count) == (one.segment.end, 3)
+
+
+def test_every_file_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimFiles()
+    build(disk, 1, 1, [1, 1], sealed=2)
+    build(disk, 2, 3, [1, 1], previous_term=1)
+    files: Counter[str] = Counter()
+    opened, closed = SimFiles.open, SimFile.close
+
+    def open_(self: SimFiles, path: Path, *, create: bool = False) -> object:
+        file = opened(self, path, create=create)
+        files["open"] += 1
+        return file
+
+    def close(self: SimFile) -> None:
+        files["close"] += 1
+        closed(self)
+
+    monkeypatch.setattr(SimFiles, "open", open_)
+    monkeypatch.setattr(SimFile, "close", close)
+    recovered(disk)
+    assert files == {"open": 4, "close": 4}
+    state = HardStateFile(ROOT / "hard_state", disk)
+    for term in (1, 2):
+        state.save(term, None)
+    HardStateFile(ROOT / "hard_state", disk).load()
+    state.mend()
+    checkpoints = Checkpoints(disk, ROOT, 2)
+    assert checkpoints.save(2, 1, [b"state"]).payload == b"state"
+    checkpoints.load()
+    assert files["open"] == files["close"] > 9
+
+
 def test_a_seal_of_nothing_is_a_seal() -> None:
     disk = SimFiles()
     build(disk, 1, 1, [1], sealed=1)
@@ -332,6 +380,24 @@ def test_an_empty_segment_is_not_sealed() -> None:
     build(disk, 1, 1, [])
     found = recovered(disk)
     assert (extent(found), found.segments[0].sealed) == ([(1, 1)], False)
+
+
+def test_what_was_found_is_durable_though_it_is_not_sealed() -> None:
+    disk = SimFiles()
+    one = build(disk, 1, 1, [1, 1, 1], lags=[1, 1, 2], boot=99)
+    one.break_id(1)
+    one.break_frame(2)
+    found = recovered(disk)
+    assert (found.repaired, found.segments[0].sealed, list(found.damaged)) == (1, False, [2])
+    again = Built(disk.restart(survives=0.0), one.header, one.frames, one.segment)
+    assert again.id_of(1) is not None
+
+
+def test_a_segment_whose_first_entry_may_be_torn_is_not_sealed() -> None:
+    disk = SimFiles()
+    build(disk, 1, 1, [1, 1], lags=[1, 2]).break_frame(1)
+    found = recovered(disk)
+    assert (list(found.damaged), found.segments[0].sealed) == ([1], False)
 
 
 def test_a_full_segment_is_walked_to_its_last_id() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from semel.broker.log.checkpoint import HEADER_BYTES, Checkpoints
+from semel.broker.log.checkpoint import HEADER_BYTES, HEADER_STRUCT, Checkpoints
 from semel.broker.log.hard_state import BLOCK_BYTES, RECORD_STRUCT, HardStateFile, _encode
 from semel.protos.errors import CorruptSegment, DataDirectoryError
 from semel.protos.ids import NodeId
-from tests.unit.log.sim_files import SimFiles
+from tests.unit.log.sim_files import SimFile, SimFiles
 
 ROOT = Path("/node")
 # --- hard states ----------------------------------------------------------------------------------
@@ -155,7 +155,9 @@ def test_what_a_crash_left_under_a_temporary_name_is_in_nobodys_way() -> None:
     made = checkpoints(disk)
     left = ROOT / f"checkpoint-{10:020d}.tmp"
     disk.open(left, create=True).write([b"half"], 0)
-    assert checkpoints(disk).count == 0
+    disk.open(ROOT / "segment-1", create=True).write([b"no checkpoint"], 0)
+    again = checkpoints(disk)
+    assert (again.count, again.damaged) == (0, [])
     made.save(10, 1, [b"state"])
     assert checkpoints(disk).count == 1
     assert left not in disk.names_now
@@ -173,8 +175,13 @@ def test_a_failed_save_leaves_nothing_behind() -> None:
             yield b"half"
             parts()
 
-    with pytest.raises(ConnectionError):
-        made.save(10, 1, Fails())  # type: ignore[arg-type]
+    closed: list[SimFile] = []
+    close = SimFile.close
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimFile, "close", lambda self: (closed.append(self), close(self))[1])
+        with pytest.raises(ConnectionError):
+            made.save(10, 1, Fails())  # type: ignore[arg-type]
+    assert len(closed) == 1
     assert disk.find("checkpoint-") == []
     assert made.count == 0
 
@@ -184,6 +191,10 @@ def test_a_checkpoint_that_is_gone_or_damaged_since_is_refused() -> None:
     made = checkpoints(disk)
     one = made.save(10, 1, [b"state"])
     assert one.payload == b"state"
+    fields = HEADER_STRUCT.unpack(bytes(disk.image(one.path))[:HEADER_BYTES])
+    crc = google_crc32c.value(b"state")
+    assert fields[:7] == (b"SMCP", 1, 0, 10, 1, 5, crc)
+    assert set(fields[7:-1]) == {0}
     for at in (0, 3, 20, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 4):
         disk.image(one.path)[at] ^= 1
         with pytest.raises(CorruptSegment):
@@ -198,3 +209,25 @@ def test_a_checkpoint_that_is_gone_or_damaged_since_is_refused() -> None:
     disk.remove(one.path)
     with pytest.raises(CorruptSegment, match="newer checkpoints replaced it"):
         _ = one.payload
+
+
+@pytest.mark.parametrize("states", [1, 2, 3])
+def test_a_damaged_copy_of_the_newest_state_is_mended_while_the_node_runs(states: int) -> None:
+    """The copies of the older state may be as they are: nothing depends on them."""
+    path = ROOT / "hard_state"
+    disk = saved(*[(term, 9) for term in range(1, states + 1)])
+    file = HardStateFile(path, disk)
+    assert file.mend() is False, "nothing was loaded"
+    assert file.load() == (states, 9)
+    whole = bytes(disk.image(path))
+    operations = disk.operations
+    assert file.mend() is False
+    assert disk.operations == operations
+    newest = (0, 2) if (states - 1) % 2 == 0 else (1, 3)
+    for block in range(4):
+        disk.image(path)[block * BLOCK_BYTES + 9] ^= 1
+        assert file.mend() is (block in newest)
+        if block in newest:
+            assert bytes(disk.restart(survives=0.0).image(path)) == whole
+        else:
+            disk.image(path)[:] = whole

@@ -99,6 +99,13 @@ def test_one_group_is_two_writes_and_one_sync() -> None:
     assert (writer.syncs, writer.rolls, writer.written_bytes, writer.failed) == (1, 1, 400, False)
 
 
+def test_a_report_names_the_term_of_its_last_entry() -> None:
+    index = index_of()
+    steps = index.place([bytes(96), bytes(96), bytes(96)], [1, 2, 5], 0)
+    _, _, reports = written(*steps)
+    assert reports == [(3, 5, 0, 1)]
+
+
 def test_ids_say_what_was_durable_when_they_were_written() -> None:
     index = index_of()
     roll, first = put(index, 96, 200)
@@ -178,6 +185,9 @@ def test_with_an_interval_reports_do_not_wait_and_the_end_syncs() -> None:
         on_durable=lambda *report: None,
         on_failure=lambda error: None,
     )
+    assert quiet._interval_s == 60
+    assert quiet._thread.daemon, "a process that fails must end"
+    assert quiet._perform([])
     assert quiet._perform(list(put(index_of(), 96)))
     assert (quiet.syncs, quiet._dirty, quiet._durable_index) == (0, True, 0)
 

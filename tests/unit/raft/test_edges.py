@@ -360,6 +360,19 @@ def test_what_was_released_does_not_wait_for_the_next_vote_of_the_term() -> None
     assert [one.rejected for one in ready.messages_after_hard_state] == [False]
 
 
+def test_what_waits_for_a_term_goes_with_it_and_not_with_the_vote() -> None:
+    node = Node(1)
+    core = node.core
+    votes = [(2, THIRD, 0), (3, THIRD, 0), (3, OTHER, 1)]
+    for term, source, log_index in votes:
+        fields = {"term": term, "log_index": log_index, "log_term": log_index}
+        core.step(Message(kind=MessageKind.VOTE, source=source, target=ME, **fields), 10)
+    ready = core.ready()
+    assert ready.hard_state == HardState(term=3, voted_for=OTHER)
+    told = [(one.term, one.target, one.rejected) for one in ready.messages_after_hard_state]
+    assert told == [(3, THIRD, True), (3, OTHER, False)]
+
+
 def test_a_disk_that_works_again_sends_what_waited() -> None:
     node = elected()
     node.hear(MessageKind.APPEND_REPLY, THIRD, log_index=1)

@@ -96,6 +96,27 @@ def test_it_goes_exactly_when_a_quorum_was_silent_for_too_long() -> None:
     assert (node.core.role, node.core.master_id, node.core.term) == (Role.FOLLOWER, None, 1)
 
 
+def test_a_master_that_stood_still_hears_its_quorum_out_before_it_goes() -> None:
+    node = elected()
+    node.now_ms += 5_000
+    node.core.tick(node.now_ms)
+    assert node.core.role is Role.MASTER
+    node.perform()
+    node.tick(CONFIG.check_quorum_ms)
+    assert node.core.role is Role.MASTER
+    node.core.tick(node.now_ms + 1)
+    assert node.core.role is Role.FOLLOWER
+
+
+def test_a_master_protects_itself_against_votes() -> None:
+    node = elected()
+    assert node.hear(MessageKind.VOTE, THIRD, term=9, log_index=9, log_term=9) == []
+    (reply,) = node.hear(MessageKind.PRE_VOTE, THIRD, term=9, log_index=9, log_term=9)
+    assert (reply.rejected, node.core.role, node.core.term) == (True, Role.MASTER, 1)
+    node.hear(MessageKind.VOTE, THIRD, term=9, log_index=9, log_term=9, force=True)
+    assert (node.core.role, node.core.voted_for) == (Role.FOLLOWER, THIRD)
+
+
 def test_any_answer_of_a_quorum_keeps_it() -> None:
     for kind in (
         MessageKind.APPEND_REPLY,

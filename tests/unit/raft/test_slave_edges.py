@@ -117,6 +117,28 @@ def test_a_refused_reconnect_voids_the_lease_and_shortens_the_wait(high: bool) -
     assert node.core._election_deadline_ms == min(earlier, 200 + 150 * high)
 
 
+def test_a_new_node_waits_for_a_master_and_says_nothing() -> None:
+    node = Node(1)
+    waits_ms = node.core._election_deadline_ms
+    assert CONFIG.election_min_ms <= waits_ms <= CONFIG.election_max_ms
+    core = Node(1, term=1).core
+    assert not core.has_ready()
+    fresh = RaftCore(
+        CONFIG,
+        node_id=ME,
+        hard_state=HardState(term=1, voted_for=THIRD),
+        membership=GROUP,
+        log=node.disk,
+        applied_index=1,
+        random=Random(1),
+        now_ms=0,
+    )
+    assert fresh.has_ready()
+    ready = fresh.ready()
+    assert (ready.hard_state, ready.messages, ready.commit_index) == (None, (), 1)
+    assert (ready.role_changed, ready.append_noop, ready.snapshot_wanted) == (True, False, None)
+
+
 # --- standing -----------------------------------------------------------------------------------
 
 
@@ -555,6 +577,29 @@ def test_a_sync_of_what_matches_nothing_is_not_told() -> None:
     node.sync()
     node.perform()
     assert (node.sent, node.core.synced_index) == ([], 4)
+
+
+def test_nor_is_it_to_the_next_master() -> None:
+    node = unsynced_tail()
+    node.hear(MessageKind.HEARTBEAT, THIRD, term=2)
+    node.sent.clear()
+    node.sync()
+    node.perform()
+    assert node.sent == []
+
+
+def test_what_one_master_was_told_the_next_one_is_told_too() -> None:
+    node = Node(1, 1, term=1)
+    node.hear(MessageKind.APPEND, **append(2, 1, 1, 1))
+    assert node.core._acked_index == 4
+    node.core.step(
+        Message(kind=MessageKind.APPEND, source=THIRD, target=ME, term=2, **append(2, 1, 2)), 0
+    )
+    node.perform(sync=False)
+    node.sent.clear()
+    node.sync()
+    node.perform()
+    assert [(one.target, one.log_index) for one in node.sent] == [(THIRD, 3)]
 
 
 def test_a_change_of_members_right_behind_the_checkpoint_is_found() -> None:
