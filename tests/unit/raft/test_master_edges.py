@@ -6,6 +6,7 @@ import pytest
 
 from semel.broker.raft import (
     Membership,
+    Message,
     MessageKind,
     PeerProgress,
     RaftConfig,
@@ -605,6 +606,39 @@ def test_mastership_does_not_go_to_a_muted_peer() -> None:
     with pytest.raises(Throttled):
         node.core.transfer_leadership(OTHER, node.now_ms)
     assert node.core.accepts_proposals
+
+
+def test_a_master_that_goes_with_entries_to_send_sends_none_and_waits() -> None:
+    node = replicating()
+    for _ in range(4):
+        node.tick(500)
+        node.hear(MessageKind.HEARTBEAT_REPLY)
+    node.propose(noop=True)
+    deposed = Message(
+        kind=MessageKind.HEARTBEAT_REPLY, source=OTHER, target=ME, term=3, rejected=True
+    )
+    node.core.step(deposed, node.now_ms)
+    assert (node.core.role, node.core._due) == (Role.FOLLOWER, set())
+    assert node.core._election_deadline_ms >= node.now_ms + CONFIG.election_min_ms
+
+
+def test_a_master_that_goes_before_its_no_op_asks_for_none() -> None:
+    node = Node()
+    while node.core.role is not Role.PRE_CANDIDATE:
+        node.tick(50)
+    asked = node.sent[-1]
+    node.hear(MessageKind.PRE_VOTE_REPLY, term=asked.term, context=asked.context)
+    won = node.sent[-1]
+    for kind, source, term, fields in (
+        (MessageKind.VOTE_REPLY, OTHER, 1, {"context": won.context}),
+        (MessageKind.HEARTBEAT, THIRD, 2, {}),
+    ):
+        message = Message(kind=kind, source=source, target=ME, term=term, **fields)  # type: ignore[arg-type]
+        node.core.step(message, node.now_ms)
+    assert node.core.ready().append_noop is False
+    assert node.core.master_id == THIRD
+    with pytest.raises(NotMaster):
+        node.core.next_index()
 
 
 def test_a_master_that_goes_forgets_its_office() -> None:

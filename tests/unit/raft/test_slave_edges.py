@@ -186,6 +186,32 @@ def test_a_vote_counts_for_its_own_campaign(context: int | None, role: Role) -> 
     assert node.core.role is role
 
 
+def test_what_matched_before_an_own_campaign_says_nothing_of_its_winner() -> None:
+    node = Node(1, 1, term=1)
+    node.hear(MessageKind.HEARTBEAT, log_index=2, log_term=1)
+    assert node.core.matched_index == 2
+    standing(node)
+    (reply,) = node.hear(MessageKind.HEARTBEAT, THIRD, commit_index=2)
+    assert (node.core.matched_index, reply.log_index, node.core.commit_index) == (0, 0, 0)
+
+
+def test_a_campaign_forgets_the_master_and_takes_its_time() -> None:
+    node = Node(1)
+    chosen(node, high=False)
+    node.hear(MessageKind.HEARTBEAT, term=1)
+    asked = asking(node)
+    assert (node.core.master_id, node.core._election_deadline_ms) == (None, node.now_ms + 500)
+    count = len(node.sent)
+    node.tick(400)
+    assert len(node.sent) == count, "it waits for answers"
+    node.hear(MessageKind.PRE_VOTE_REPLY, term=2, context=asked.context)
+    assert node.core._election_deadline_ms == node.now_ms + 500
+    node = Node(1)
+    node.hear(MessageKind.HEARTBEAT, term=1)
+    node.hear(MessageKind.TIMEOUT_NOW)
+    assert (node.core.role, node.core.master_id) == (Role.CANDIDATE, None)
+
+
 def test_late_answers_elect_nobody() -> None:
     node = Node(1)
     asked = asking(node)
@@ -571,21 +597,45 @@ def unsynced_tail(*, master: bool = True) -> Node:
     return node
 
 
-def test_a_sync_of_what_matches_nothing_is_not_told() -> None:
+@pytest.mark.parametrize("since", ["ever", "the next master", "an own campaign"])
+def test_a_sync_of_what_matches_nothing_is_not_told(since: str) -> None:
     node = unsynced_tail()
+    if since != "ever":
+        term = 2
+        if since == "an own campaign":
+            node.core._become_pre_candidate()
+            node.core._become_candidate()
+        message = Message(kind=MessageKind.HEARTBEAT, source=THIRD, target=ME, term=term)
+        node.core.step(message, 0)
+        node.perform(sync=False)
     node.sent.clear()
     node.sync()
     node.perform()
     assert (node.sent, node.core.synced_index) == ([], 4)
 
 
-def test_nor_is_it_to_the_next_master() -> None:
-    node = unsynced_tail()
-    node.hear(MessageKind.HEARTBEAT, THIRD, term=2)
+@pytest.mark.parametrize("acked", [1, 2])
+def test_what_was_told_before_an_own_campaign_is_told_to_its_winner(acked: int) -> None:
+    node = Node(*[1] * acked, term=1)
+    node.hear(MessageKind.APPEND, **append(acked, 1))
+    assert node.core._acked_index == acked
+    standing(node)
+    term = node.core.term
+    node.core.step(
+        Message(
+            kind=MessageKind.APPEND,
+            source=THIRD,
+            target=ME,
+            term=term,
+            **append(acked - 1, int(acked > 1), term),
+        ),
+        node.now_ms,
+    )
+    node.perform(sync=False)
     node.sent.clear()
     node.sync()
     node.perform()
-    assert node.sent == []
+    assert [(one.target, one.log_index) for one in node.sent] == [(THIRD, acked)]
 
 
 def test_what_one_master_was_told_the_next_one_is_told_too() -> None:
