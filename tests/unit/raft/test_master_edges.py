@@ -409,6 +409,40 @@ def test_a_read_starts_a_round_at_once_and_one_answer_of_three_confirms_it() -> 
     assert node.reads == [(7, 1)]
 
 
+def test_of_four_voters_three_decide() -> None:
+    four = Membership(voters=GROUP.voters | {FOURTH})
+    node = Node(membership=four)
+    while node.core.role is not Role.PRE_CANDIDATE:
+        node.tick(50)
+    asked = node.sent[-1]
+    for peer in (OTHER, THIRD):
+        node.hear(MessageKind.PRE_VOTE_REPLY, peer, term=asked.term, context=asked.context)
+    won = node.sent[-1]
+    node.hear(MessageKind.VOTE_REPLY, OTHER, context=won.context)
+    assert node.core.role is Role.CANDIDATE
+    node.hear(MessageKind.VOTE_REPLY, THIRD, context=won.context)
+    assert node.core.role is Role.MASTER
+    node.hear(MessageKind.APPEND_REPLY, OTHER, log_index=1)
+    assert node.core.commit_index == 0
+    node.hear(MessageKind.APPEND_REPLY, THIRD, log_index=1)
+    assert node.core.commit_index == 1
+    node.core.read_index(7, node.now_ms)
+    node.perform()
+    asked_round = node.core._reads.round
+    node.hear(MessageKind.HEARTBEAT_REPLY, OTHER, context=asked_round)
+    assert node.reads == []
+    node.hear(MessageKind.HEARTBEAT_REPLY, FOURTH, context=asked_round)
+    assert node.reads == [(7, 1)]
+
+
+def test_only_an_entry_of_the_own_term_is_counted() -> None:
+    node = elected(1, 1, commit=False)
+    node.hear(MessageKind.APPEND_REPLY, log_index=2)
+    assert node.core.commit_index == 0
+    node.hear(MessageKind.APPEND_REPLY, log_index=3)
+    assert node.core.commit_index == 3
+
+
 def test_an_answer_to_an_older_round_takes_nothing_back() -> None:
     node = elected()
     node.tick(300)
@@ -559,6 +593,19 @@ def test_a_successor_that_has_everything_is_told_at_once_and_once() -> None:
     node.hear(MessageKind.APPEND_REPLY, log_index=1)
     node.hear(MessageKind.HEARTBEAT_REPLY, log_index=1)
     assert kinds(node.sent) == [(MessageKind.TIMEOUT_NOW, OTHER)]
+
+
+def test_news_of_others_does_not_tell_the_successor_again() -> None:
+    node = elected(1)
+    assert node.core.progress[THIRD].match_index == 0
+    node.core.transfer_leadership(OTHER, node.now_ms + 200)
+    assert node.core._now_ms == node.now_ms + 200
+    node.now_ms += 200
+    node.perform()
+    node.hear(MessageKind.APPEND_REPLY, THIRD, log_index=1)
+    node.hear(MessageKind.APPEND_REPLY, THIRD, log_index=2)
+    told = [one for one in node.sent if one.kind is MessageKind.TIMEOUT_NOW]
+    assert len(told) == 1
 
 
 def test_a_successor_is_told_as_soon_as_it_has_everything() -> None:

@@ -224,3 +224,46 @@ def test_kinds_and_flags_are_the_documented_ones() -> None:
         "SNAPSHOT": wire.FLAG_SNAPSHOT,
         "MUTED": wire.FLAG_MUTED,
     }
+
+
+def test_a_mark_with_voters_and_learners_comes_back() -> None:
+    assert decode_message(encode_message(OFFER)) == OFFER
+
+
+def test_the_length_of_a_cut_message_is_refused() -> None:
+    data = encode_message(OFFER)
+    assert envelope_length(data) == len(data)
+    for length in (0, wire.ENVELOPE_BYTES - 1, wire.ENVELOPE_BYTES, len(data) - 1):
+        with pytest.raises(InvalidRequest):
+            envelope_length(data[:length])
+
+
+def test_a_mark_that_is_too_short_is_refused_though_the_checksum_fits() -> None:
+    data = encode_message(OFFER)
+    for length in (1, wire.SNAPSHOT.size - 1, wire.SNAPSHOT.size):
+        head = data[:72] + struct.pack("<I", length) + data[76:80]
+        cut = _with_crc(head + data[80 : 80 + length])
+        with pytest.raises(InvalidRequest):
+            decode_message(cut)
+
+
+def test_so_many_entries_and_nodes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "ENTRIES_MAX", 8)
+
+    def append(count: int) -> Message:
+        metas = tuple(EntryMeta(index=11 + at, term=7, size=1) for at in range(count))
+        return replace(APPEND, entries=metas)
+
+    def offer(count: int) -> Message:
+        assert OFFER.snapshot is not None
+        voters = frozenset(NodeId(number + 1) for number in range(count))
+        mark = replace(OFFER.snapshot, membership=Membership(voters=voters))
+        return replace(OFFER, snapshot=mark)
+
+    for message, larger in (
+        (append(wire.ENTRIES_MAX), append(wire.ENTRIES_MAX + 1)),
+        (offer(wire.ENTRIES_MAX), offer(wire.ENTRIES_MAX + 1)),
+    ):
+        assert decode_message(encode_message(message), message.entries) == message
+        with pytest.raises(InvalidRequest):
+            decode_message(encode_message(larger), larger.entries)
