@@ -139,6 +139,32 @@ def test_a_new_node_waits_for_a_master_and_says_nothing() -> None:
     assert (ready.role_changed, ready.append_noop, ready.snapshot_wanted) == (True, False, None)
 
 
+def test_entries_of_a_term_prove_the_term() -> None:
+    """The log was synced, and the hard state was not."""
+    node = Node(1, 5)
+    core = RaftCore(
+        CONFIG,
+        node_id=ME,
+        hard_state=HardState(term=4, voted_for=THIRD),
+        membership=GROUP,
+        log=node.disk,
+        applied_index=0,
+        random=Random(1),
+        now_ms=0,
+    )
+    assert core.ready().hard_state == HardState(term=5)
+
+
+def test_who_is_removed_may_stand_until_that_is_committed() -> None:
+    node = Node(1, term=1)
+    without = Membership(voters=frozenset({OTHER, THIRD}))
+    meta = EntryMeta(index=2, term=1, size=100, membership=without)
+    node.hear(MessageKind.APPEND, log_index=1, log_term=1, entries=(meta,))
+    assert (node.core.membership, node.core._may_stand) == (without, True)
+    node.hear(MessageKind.HEARTBEAT, log_index=2, log_term=1, commit_index=2)
+    assert not node.core._may_stand
+
+
 # --- standing -----------------------------------------------------------------------------------
 
 
