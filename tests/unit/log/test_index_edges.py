@@ -288,6 +288,18 @@ def test_a_truncation_inside_the_newest_segment_seals_what_is_left() -> None:
     assert roll.void == ()
 
 
+def test_a_truncation_cuts_the_last_segment_that_is_left() -> None:
+    index = index_of()
+    put(index, *[96] * 10)
+    first, second, third = index.segments
+    index.truncate(7)
+    assert index.segments == (first, second)
+    assert (first.count, second.count, second.end_index) == (4, 2, 7)
+    roll, _ = put(index, 96, term=2)
+    assert isinstance(roll, Roll)
+    assert roll.void == (third,)
+
+
 def test_a_truncation_of_everything_voids_every_segment() -> None:
     index = index_of()
     put(index, 96, 96)

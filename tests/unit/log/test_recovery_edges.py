@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
 from semel.broker.log import recovery
@@ -15,6 +16,7 @@ from semel.broker.log.checkpoint import Checkpoints
 from semel.broker.log.hard_state import HardStateFile
 from semel.broker.log.recovery import Recovered, recover
 from semel.broker.log.segment import (
+    HEADER_STRUCT,
     ID_BYTES,
     IDS_AT,
     PAGE,
@@ -29,7 +31,7 @@ from semel.broker.log.segment import (
     write_seal,
 )
 from semel.broker.log.types import Damage
-from semel.protos.errors import CorruptSegment
+from semel.protos.errors import CorruptSegment, DataDirectoryError
 from tests.unit.log.entries import frame
 from tests.unit.log.sim_files import SimFile, SimFiles
 
@@ -202,9 +204,18 @@ def test_terms_go_on_over_segments() -> None:
     build(disk, 1, 6, [2, 2], previous_term=2, sealed=2)
     build(disk, 2, 8, [2, 3], previous_term=2)
     build(disk, 3, 10, [3, 5], previous_term=3)
+    build(disk, 4, 12, [5, 5], previous_term=5, sealed=2)
     found = recovered(disk, 5, 2)
     assert (found.base_term, found.runs) == (2, [(9, 3), (11, 5)])
-    assert [one.header.sequence for one in found.segments] == [1, 2, 3]
+    assert [one.header.sequence for one in found.segments] == [1, 2, 3, 4]
+    assert recovered(disk, 13, 5).runs == [(9, 3), (11, 5)], "the newest segment has the end"
+
+
+def test_frames_of_a_later_segment_are_checked_from_its_first_on() -> None:
+    disk = SimFiles()
+    build(disk, 1, 1, [1, 1], sealed=2)
+    build(disk, 2, 3, [1, 1, 1], previous_term=1, sealed=3).break_frame(3)
+    assert list(recovered(disk).damaged) == [3]
 
 
 # --- headers and seals ----------------------------------------------------------------------------
@@ -216,11 +227,26 @@ def test_a_damaged_header_page_is_written_anew(bad: int) -> None:
     one = build(disk, 1, 1, [1], sealed=1)
     whole = bytes(one.image)
     one.image[bad * PAGE + 9] ^= 1
+    disk = disk.copy()  # the damage is on the disk
     recovered(disk)
     assert bytes(disk.restart(survives=0.0).image(one.path)) == whole
     operations = disk.operations
     recovered(disk)
     assert disk.operations == operations, "nothing is written when nothing is damaged"
+
+
+def test_a_file_of_a_newer_version_is_left_as_it_is() -> None:
+    disk = SimFiles()
+    one = build(disk, 1, 1, [1], sealed=1)
+    head = bytearray(one.image[: HEADER_STRUCT.size])
+    head[4] = 2
+    head[-4:] = int(google_crc32c.value(bytes(head[:-4]))).to_bytes(4, "little")
+    one.image[: len(head)] = head
+    one.image[PAGE] ^= 1
+    before = bytes(one.image)
+    with pytest.raises(DataDirectoryError, match="version 2"):
+        recovered(disk)
+    assert bytes(one.image) == before
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -387,6 +413,7 @@ def test_what_was_found_is_durable_though_it_is_not_sealed() -> None:
     one = build(disk, 1, 1, [1, 1, 1], lags=[1, 1, 2], boot=99)
     one.break_id(1)
     one.break_frame(2)
+    disk = disk.copy()
     found = recovered(disk)
     assert (found.repaired, found.segments[0].sealed, list(found.damaged)) == (1, False, [2])
     again = Built(disk.restart(survives=0.0), one.header, one.frames, one.segment)
@@ -481,6 +508,7 @@ def test_damaged_ids_are_made_anew_from_their_frames() -> None:
     one = build(disk, 1, 1, [1, 1, 2, 2], lags=[1, 1, 2, 3])
     for index in (2, 3):
         one.break_id(index)
+    disk = disk.copy()
     found = recovered(disk)
     assert (extent(found), found.repaired, found.runs) == ([(1, 5)], 2, [(1, 1), (3, 2)])
     image = disk.restart(survives=0.0)
@@ -550,6 +578,8 @@ def test_damage_and_repair_are_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
     disk = SimFiles()
     build(disk, 1, 1, [1, 1], sealed=2).break_frame(2)
+    build(disk, 2, 3, [1, 1], previous_term=1, lags=[1, 2]).break_frame(3)
     with caplog.at_level(logging.INFO):
         recovered(disk)
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "certain=True entries=[2, 3]" in caplog.text

@@ -45,10 +45,16 @@ def test_slots_are_written_in_turn() -> None:
     assert records(saved((1, 2), (3, None), (3, 9))) == [three, one, three, one]
 
 
-def test_a_state_is_mended_where_its_copies_differ() -> None:
-    disk = saved((1, 2), (3, None), (4, 1))
+@pytest.mark.parametrize(
+    ("states", "block"),
+    [(((1, 2), (3, None), (4, 1)), 2), (((1, 2), (4, 1)), 3), (((1, 2), (4, 1)), 1)],
+)
+def test_a_state_is_mended_where_its_copies_differ(
+    states: tuple[tuple[int, int | None], ...], block: int
+) -> None:
+    disk = saved(*states)
     before = bytes(disk.image(ROOT / "hard_state"))
-    disk.image(ROOT / "hard_state")[2 * BLOCK_BYTES + 9] ^= 1
+    disk.image(ROOT / "hard_state")[block * BLOCK_BYTES + 9] ^= 1
     assert HardStateFile(ROOT / "hard_state", disk).load() == (4, 1)
     assert bytes(disk.restart(survives=0.0).image(ROOT / "hard_state")) == before
     operations = disk.operations
@@ -111,6 +117,31 @@ def test_checkpoints_are_kept_as_many_as_asked() -> None:
     assert (only.count, only.compact_limit) == (1, 10)
     only.save(20, 1, [b"b"])
     assert (only.count, only.compact_limit) == (1, 20)
+
+
+def test_the_newest_checkpoint_is_that_of_the_highest_index() -> None:
+    disk = SimFiles()
+    made = checkpoints(disk)
+    twenty, ten = (made.save(index, 1, [b"state"]) for index in (20, 10))
+    assert (made.all(), made.newest) == ([ten, twenty], twenty)
+    kept = [path.name[-2:] for path in disk.restart(survives=0.0).find("checkpoint-")]
+    assert kept == ["10", "20"], "both names are durable"
+    made.discard(twenty)
+    assert (made.all(), made.damaged) == ([ten], [twenty.path])
+    made.discard(twenty)
+    assert (made.all(), made.damaged) == ([ten], [twenty.path])
+
+
+def test_a_file_of_another_kind_is_no_checkpoint() -> None:
+    disk = SimFiles()
+    made = checkpoints(disk)
+    one = made.save(10, 1, [b"state"])
+    image = disk.image(one.path)
+    image[0] ^= 1
+    crc = google_crc32c.value(bytes(image[: HEADER_BYTES - 4]))
+    image[HEADER_BYTES - 4 : HEADER_BYTES] = int(crc).to_bytes(4, "little")
+    with pytest.raises(CorruptSegment, match="no checkpoint"):
+        _ = one.payload
 
 
 def test_one_checkpoint_of_two_lets_nothing_be_compacted() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import time
 from collections.abc import Sequence
 
 from semel.broker.log.files import File
@@ -190,6 +192,38 @@ def test_with_an_interval_reports_do_not_wait_and_the_end_syncs() -> None:
     assert quiet._perform([])
     assert quiet._perform(list(put(index_of(), 96)))
     assert (quiet.syncs, quiet._dirty, quiet._durable_index) == (0, True, 0)
+
+
+class Quiet:
+    """A queue in which nothing comes; it tells how long somebody waited."""
+
+    def __init__(self) -> None:
+        self.waited: list[float | None] = []
+
+    def get(self, block: bool = True, timeout: float | None = None) -> object:
+        self.waited.append(timeout)
+        raise queue.Empty
+
+
+def test_a_delayed_sync_waits_for_its_time_and_comes() -> None:
+    for due_s, low, high in ((50.0, 40.0, 50.0), (-5.0, 0.0, 0.0)):
+        writer = Writer(
+            Files(),
+            durable_index=7,
+            sync_interval_ms=60_000,
+            on_durable=lambda *report: None,
+            on_failure=lambda error: None,
+        )
+        assert (writer._durable_index, writer._written_index) == (7, 7)
+        assert writer._perform(list(put(index_of(), 96)))
+        quiet = Quiet()
+        writer._queue = quiet  # type: ignore[assignment]
+        writer._sync_due = time.monotonic() + due_s
+        assert writer._gather() == []
+        (waited,) = quiet.waited
+        assert waited is not None
+        assert low <= waited <= high
+        assert (writer.syncs, writer._dirty, writer._durable_index) == (1, False, 1)
 
 
 def test_without_frames_nothing_is_written_nor_reported() -> None:
