@@ -349,7 +349,7 @@ def test_only_frames_above_the_checkpoint_are_read(
         )
 
 
-@pytest.mark.parametrize("piece", [1, 100, 150, 200, 250, 1_000])
+@pytest.mark.parametrize("piece", [1, 100, 150, 240, 250, 1_000])
 def test_frames_are_read_in_pieces_of_any_size(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimFiles()
     one = build(disk, 1, 1, [1] * 7, sealed=7)
@@ -486,6 +486,15 @@ def test_what_proves_that_an_entry_was_durable(proof: dict[str, object], durable
     else:
         found = recovered(disk, checkpoint, int(checkpoint > 0))
         assert (extent(found), found.damaged) == ([(1, 3)], {})
+
+
+def test_a_seal_proves_its_last_entry() -> None:
+    disk = SimFiles()
+    one = build(disk, 1, 1, [1, 1, 1], lags=[1, 2, 3], sealed=3)
+    one.break_frame(3)
+    one.break_id(3)
+    with pytest.raises(CorruptSegment, match=r"entry 3 .* was durable"):
+        recovered(disk)
 
 
 def test_a_newer_segment_proves_every_entry_before_it() -> None:
