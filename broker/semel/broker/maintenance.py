@@ -135,7 +135,9 @@ class Maintenance:
     async def _clean(self) -> None:
         """Recycles the oldest segments when enough of the log is dead."""
         replica = self._replica
-        log, state = replica.log, replica.state
+        log, state, incarnation = replica.log, replica.state, replica.log.incarnation
+        if log.first_index > state.applied_index + 1:
+            return  # a snapshot has replaced the log, and the state is about to follow
         stats = log.stats()
         stored = stats.segment_bytes + stats.kept_bytes
         live = sum(queue.bytes for queue in state.queues.values())
@@ -149,7 +151,8 @@ class Maintenance:
             await self.checkpoint()
         upto = min(upto, self._checkpoints.index + 1)
         # Taken on the loop: the cleaner runs in a thread and must not look at changing state. A
-        # record that is trimmed meanwhile is copied for nothing, and dropped the next time.
+        # record that is trimmed meanwhile is copied for nothing, and dropped the next time. What
+        # is live here says nothing about the log that a snapshot may put in its place meanwhile.
         lo = log.first_index
         live_refs = [
             RecordRef(*record)
@@ -164,9 +167,10 @@ class Maintenance:
             return (ref for ref in live_refs if first <= ref.index < end)
 
         def work() -> int:
-            first_index = log.compact(upto, keep)
+            first_index = log.compact(upto, keep, incarnation=incarnation)
             fresh = {(ref.index, ref.position) for ref in live_refs}
-            log.drop_kept(lambda index, position: (index, position) in live_kept | fresh)
+            alive = live_kept | fresh
+            log.drop_kept(lambda *place: place in alive, incarnation=incarnation)
             return first_index
 
         first_index = await asyncio.get_running_loop().run_in_executor(replica.readers, work)

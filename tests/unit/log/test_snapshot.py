@@ -144,3 +144,16 @@ def test_the_power_fails_at_every_operation(survives: float) -> None:
     assert outcomes == {"old", "new"}
     assert crash_at > 10
     assert WAIT_S
+
+
+def test_what_was_decided_about_the_old_log_is_not_done_to_the_snapshot() -> None:
+    """A cleaner that has waited for the snapshot knows nothing of the records that came with it."""
+    _, log = _filled()
+    before = log.incarnation
+    _install(log)
+    assert log.incarnation > before
+    assert log.compact(INDEX + 1, lambda lo, hi: [], incarnation=before) == INDEX + 1
+    assert log.drop_kept(lambda index, position: False, incarnation=before) == 0
+    _check_installed(log)
+    assert log.drop_kept(lambda index, position: False, incarnation=log.incarnation) > 0
+    log.close()

@@ -483,26 +483,43 @@ class Log:
             self._check_open()
             self._store.checkpoints.save(index, term, parts)
 
-    def compact(self, upto_index: int, keep: Callable[[int, int], Iterable[RecordRef]]) -> int:
+    @property
+    def incarnation(self) -> int:
+        """Rises when a snapshot replaces the log: what was decided about the old one is void."""
+        return self._current.number
+
+    def compact(
+        self,
+        upto_index: int,
+        keep: Callable[[int, int], Iterable[RecordRef]],
+        *,
+        incarnation: int | None = None,
+    ) -> int:
         """BLOCKING, in an executor. Recycles whole segments with last index < upto_index.
 
         `keep(lo, hi)` names the live records of entries [lo, hi); they stay readable. It never
         passes the oldest checkpoint, and does nothing before there are `checkpoint_keep` of them:
-        a damaged newest one must leave enough to replay. Returns the new first_index. Raises
-        DiskFull, DamagedEntry (a live record is damaged: mend it), Closed.
+        a damaged newest one must leave enough to replay. Nothing happens when `incarnation`, the
+        one that `keep` was made for, is over. Returns the new first_index. Raises DiskFull,
+        DamagedEntry (a live record is damaged: mend it), Closed.
         """
         with self._maintenance:
             self._check_open()
+            if incarnation not in (None, self.incarnation):
+                return self.first_index
             return self._store.cleaner.compact(upto_index, keep)
 
-    def drop_kept(self, live: Callable[[int, int], bool]) -> int:
+    def drop_kept(self, live: Callable[[int, int], bool], *, incarnation: int | None = None) -> int:
         """BLOCKING, in an executor. Removes kept files without live records.
 
-        `live(index, position)`. Live records of mostly dead files move to a new one. Returns how
-        many files were removed. Raises DiskFull, DamagedEntry, Closed.
+        `live(index, position)`. Live records of mostly dead files move to a new one. Nothing
+        happens when `incarnation`, the one that `live` was made for, is over. Returns how many
+        files were removed. Raises DiskFull, DamagedEntry, Closed.
         """
         with self._maintenance:
             self._check_open()
+            if incarnation not in (None, self.incarnation):
+                return 0
             return self._store.kept.drop(live)
 
     def install_snapshot(
