@@ -109,12 +109,12 @@ class Plan:
 def make_plan(seed: int) -> Plan:
     """The plan of a seed: swarm testing, every seed leaves some faults out."""
     random = Random(seed * 2 + 1)
-    duration = random.choice((0.8, 1.2, 1.6, 2.0))
+    duration = random.choice((0.5, 0.8, 1.2, 1.8))
     weights = {kind: weight * random.choice((0, 0, 1, 1, 2, 5)) for kind, weight in FAULTS.items()}
     weights["heal"] = max(weights["heal"], 10)
     expiring = random.random() < 0.3
     weights["expiry"] = 20 if expiring else 0
-    every = random.choice((0.08, 0.15, 0.25, 0.4))
+    every = random.choice((0.06, 0.1, 0.16, 0.25))
     steps: list[Step] = []
     at = random.uniform(0, 0.3)
     while at < duration:
@@ -145,8 +145,8 @@ def make_plan(seed: int) -> Plan:
         latency_max_s=random.choice((0.002, 0.005, 0.02)),
         sync_max_s=random.choice((0.002, 0.006, 0.03)),
         clients=tuple(clients),
-        lines=random.choice((10, 20, 40)),
-        send_mean_s=random.choice((0.03, 0.06, 0.1)),
+        lines=random.choice((8, 16, 30)),
+        send_mean_s=random.choice((0.04, 0.08, 0.15)),
         send_timeout_ms=random.choice((800, 3000, 20_000)),
         victim=random.choice((1, 2, 3)),
         segment_bytes=random.choice((16_384, 16_384, 24_576)),

@@ -59,7 +59,7 @@ RARE = {
     "rot in checkpoint": 5,
     "rot in hard_state": 3,
     "rot in segment": 15,
-    "send: DedupStateExpired": 10,
+    "send: DedupStateExpired": 3,
     "snapshot installed": 15,
     "stop of the master": 40,
     "trim": 300,
