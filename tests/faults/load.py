@@ -1,8 +1,8 @@
 """The load of a run: observed processes, started, killed, frozen, and started again.
 
 How it works. A `Crew` is one process of `worker.py`; each of its lives writes a file of its own. A
-crew that is killed loses nothing of what it had seen. `Load` holds the crews of a run and tells
-from their files how it goes.
+crew that is killed loses nothing of what it had seen; all die with the process that started them.
+`Load` holds the crews of a run and tells from their files how it goes.
 
 Not here: what a crew does (`worker.py`).
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.worker import Spec
+from tests.integration.cluster import LAUNCHER
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,7 +45,10 @@ class Crew:
         )
         with (self.directory / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.worker", json.dumps(asdict(self.spec))],
+                [
+                    *(sys.executable, "-S", "-E", "-c", LAUNCHER),
+                    *("-m", "tests.faults.worker", json.dumps(asdict(self.spec))),
+                ],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -35,7 +35,7 @@ from semel.protos.v1 import broker_pb2, broker_pb2_grpc, controller_pb2, control
 HOST = "127.0.0.1"
 CLUSTER_ID = "0" * 31 + "1"
 # Dies with its parent thread, then becomes the node: keeps the pid, needs no code after a fork.
-_LAUNCHER = (
+LAUNCHER = (
     "import ctypes, os, signal, sys;"
     "ctypes.CDLL(None).prctl(1, signal.SIGKILL);"
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -127,7 +127,7 @@ class Cluster:
 
     def _node(self, kind: str, number: int, group: int, address: str, flags: list[str]) -> Node:
         data = self.data / f"{kind}-{number}"
-        command = [sys.executable, "-S", "-E", "-c", _LAUNCHER, "-m", f"semel.{kind}", "--json"]
+        command = [sys.executable, "-S", "-E", "-c", LAUNCHER, "-m", f"semel.{kind}", "--json"]
         command += ["--data", str(data), "--listen", address, "--cluster-id", CLUSTER_ID, *flags]
         return Node(kind=kind, id=number, group=group, address=address, data=data, command=command)
 
