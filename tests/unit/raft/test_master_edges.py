@@ -1,4 +1,7 @@
-"""The edges of a master's rules: what it sends, counts, confirms, hands over, and when it goes."""
+"""The edges of a master's rules: what it sends, counts, confirms, hands over, and when it goes.
+
+One file, although it is long: the tests are short and share their small world.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The edges of a slave's rules: what it votes for, takes, cuts and acknowledges; when it stands."""
+"""The edges of a slave's rules: what it votes for, takes, cuts and acknowledges; when it stands.
+
+One file, although it is long: the tests are short and share their small world.
+"""
 
 from __future__ import annotations
 
