@@ -273,11 +273,24 @@ class SimFiles:
     def rename(self, source: Path, target: Path) -> None:
         with self.operation("rename"):
             inode = self.names_now.get(source)
+            if inode is None and source in self.names_now:
+                self._rename_directory(source, target)
+                return
             if inode is None:
                 raise FileNotFoundError(errno.ENOENT, "no such file", str(source))
             del self.names_now[source]
             self.names_now[target] = inode
             self.pending_names.append(((source, None, False), (target, inode, True)))
+
+    def _rename_directory(self, source: Path, target: Path) -> None:
+        """With all that is in it, in one step of the journal."""
+        step: list[NameChange] = []
+        for path in [one for one in self.names_now if one == source or source in one.parents]:
+            inode = self.names_now.pop(path)
+            moved = target / path.relative_to(source)
+            self.names_now[moved] = inode
+            step += [(path, None, False), (moved, inode, True)]
+        self.pending_names.append(tuple(step))
 
     def remove(self, path: Path) -> None:
         with self.operation("remove"):
