@@ -22,7 +22,6 @@ from semel.broker.log.writer import Writer
 from semel.broker.proposer import Proposer
 from semel.broker.raft import RaftCore
 from semel.broker.replica import Replica
-from semel.broker.state import locks as locks_module
 from semel.broker.state.producers import ENTRY, SequenceTable
 from semel.client.core import sequences as sequences_module
 
@@ -89,17 +88,6 @@ def acknowledges_before_commit() -> Any:
     return _exchanged(Proposer, "_judge_batch", _judge_batch)
 
 
-def commits_without_looking_at_the_lock() -> Any:
-    groups = locks_module.ConsumerGroups
-    original = groups.commit
-
-    def commit(self: Any, group: str, key: Any, queue: Any, token: int, offset: int) -> Any:
-        held = self.lookup(group, key)
-        return original(self, group, key, queue, held.token if held else token, offset)
-
-    return _exchanged(groups, "commit", commit)
-
-
 def drops_the_window_in_checkpoints() -> Any:
     """Only the last batch of a row survives (Kafka before KIP-360)."""
     original = SequenceTable.read_parts.__func__  # type: ignore[attr-defined]
@@ -141,13 +129,6 @@ def judges_before_it_has_applied() -> Any:
 
 def lets_log_time_fall() -> Any:
     return _exchanged(Replica, "_last_entry_time_us", lambda self: 0)
-
-
-def reads_without_asking_a_quorum() -> Any:
-    async def confirm_read(self: Any) -> None:
-        await self.wait_master()
-
-    return _exchanged(Replica, "confirm_read", confirm_read)
 
 
 def chains_anew_what_may_be_stored() -> Any:
