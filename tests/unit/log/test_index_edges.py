@@ -10,9 +10,11 @@ import google_crc32c
 import pytest
 
 from semel.broker.log.config import LogConfig
+from semel.broker.log.files import File
 from semel.broker.log.index import LogIndex, Retired, Roll, Write
 from semel.broker.log.segment import (
     HEADER_STRUCT,
+    ID_BYTES,
     IDS_AT,
     PAGE,
     SEAL_AT,
@@ -20,10 +22,13 @@ from semel.broker.log.segment import (
     Seal,
     Segment,
     SegmentHeader,
+    UnreadableIds,
     decode_header,
     decode_seal,
+    encode_id,
     encode_seal,
     frames_at,
+    ids_hold,
     salt,
     segment_name,
     spare_name,
@@ -115,6 +120,49 @@ def test_a_seal_is_written_to_both_pages_and_synced() -> None:
     wanted = Seal(count=2, end=777, last_term=5, ids_crc=google_crc32c.value(bytes(range(64))))
     for page in (0, PAGE):
         assert decode_seal(image[page : page + PAGE], salt(7)) == wanted
+
+
+def with_ids(count: int, first_index: int = 10) -> tuple[SimFiles, File, Segment]:
+    disk = SimFiles()
+    disk.make_directory(ROOT)
+    file = disk.open(ROOT / "a", create=True)
+    segment = Segment(header(first_index=first_index, id_capacity=300), 0)
+    ids = [encode_id(first_index + at, 1, AT, 96, 1, segment.seed) for at in range(count)]
+    file.write([b"".join(ids)], IDS_AT)
+    return disk, file, segment
+
+
+def test_ids_hold_when_every_one_is_good_and_in_its_place() -> None:
+    disk, file, segment = with_ids(3)
+    assert [ids_hold(file, segment, count) for count in range(5)] == [True] * 4 + [False]
+    for slot in range(3):
+        disk.image(ROOT / "a")[IDS_AT + slot * ID_BYTES + 20] ^= 1
+        assert ids_hold(file, segment, 3) is False
+        assert ids_hold(file, segment, slot) is True
+        disk.image(ROOT / "a")[IDS_AT + slot * ID_BYTES + 20] ^= 1
+    image = disk.image(ROOT / "a")
+    first = bytes(image[IDS_AT : IDS_AT + ID_BYTES])
+    image[IDS_AT + ID_BYTES : IDS_AT + 2 * ID_BYTES] = first
+    assert ids_hold(file, segment, 2) is False, "a good one of another entry"
+
+
+@pytest.mark.parametrize("page", [0, 1])
+def test_a_block_of_ids_that_reads_as_zeros_is_not_sealed(page: int) -> None:
+    disk, file, segment = with_ids(200)
+    write_seal(file, segment, 200, 9_999, 1)
+    image = disk.image(ROOT / "a")
+    sealed = bytes(image[:IDS_AT])
+    at = IDS_AT + page * PAGE
+    end = min(at + PAGE, IDS_AT + 200 * ID_BYTES)
+    if not page:
+        image[at : at + 1] = b"\1"
+        image[at + 1 : end] = bytes(end - at - 1)
+        write_seal(file, segment, 200, 9_999, 1)  # one byte of it can be read
+    image[at:end] = bytes(end - at)
+    with pytest.raises(UnreadableIds):
+        write_seal(file, segment, 200, 9_998, 1)
+    if page:
+        assert bytes(image[:IDS_AT]) == sealed
 
 
 def test_a_segment_knows_where_its_frames_lie() -> None:

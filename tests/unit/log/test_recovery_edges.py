@@ -32,6 +32,7 @@ from semel.broker.log.segment import (
 )
 from semel.broker.log.types import Damage
 from semel.protos.errors import CorruptSegment, DataDirectoryError
+from semel.protos.frames import FRAME_HEADER_CRC_AT, FRAME_HEADER_STRUCT
 from tests.unit.log.entries import frame
 from tests.unit.log.sim_files import SimFile, SimFiles
 
@@ -383,6 +384,24 @@ def test_a_sealed_segment_with_a_damaged_id_is_walked_and_sealed_anew() -> None:
     assert image[one.header.frames_at :] == whole[one.header.frames_at :]
     assert recovered(disk).repaired == 0
     assert decode_seal(image[:PAGE], one.segment.seed) is not None
+
+
+@pytest.mark.parametrize("how", ["sealed", "walked", "without its ID"])
+def test_entries_of_a_newer_program_are_refused_and_left_alone(how: str) -> None:
+    disk = SimFiles()
+    one = build(disk, 1, 1, [1, 1], sealed=2 if how == "sealed" else None)
+    start, _ = one.segment.place(2)
+    fields = list(FRAME_HEADER_STRUCT.unpack_from(one.image, start))
+    fields[1] = 9
+    head = bytearray(FRAME_HEADER_STRUCT.pack(*fields))
+    fields[-2] = google_crc32c.value(bytes(head[:FRAME_HEADER_CRC_AT]))
+    one.image[start : start + len(head)] = FRAME_HEADER_STRUCT.pack(*fields)
+    if how == "without its ID":
+        one.break_id(2)
+    before = bytes(one.image)
+    with pytest.raises(DataDirectoryError, match="newer program"):
+        recovered(disk)
+    assert bytes(one.image) == before
 
 
 # --- the slow path --------------------------------------------------------------------------------

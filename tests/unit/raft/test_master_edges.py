@@ -198,6 +198,42 @@ def test_an_append_is_packed_to_its_limit() -> None:
     assert last.commit_index == 3
 
 
+def test_a_muted_peer_that_loses_its_disk_once_more_is_fed_again() -> None:
+    """Nothing that it had meanwhile was counted, so all of it may be forgotten."""
+    node = replicating(1, 1)
+    progress = node.core.progress[OTHER]
+    node.hear(MessageKind.APPEND_REPLY, log_index=2, muted=True)
+    node.hear(MessageKind.HEARTBEAT_REPLY, log_index=2, muted=True)
+    assert progress.match_index == 2, "it has what it said"
+    told = node.hear(MessageKind.HEARTBEAT_REPLY, log_index=1, muted=True)
+    assert (progress.match_index, progress.next_index) == (1, 3)
+    assert MessageKind.APPEND in [one.kind for one in told]
+
+
+def test_a_muted_rejection_below_the_match_makes_it_void() -> None:
+    node = replicating(1, 1)
+    progress = node.core.progress[OTHER]
+    node.hear(MessageKind.APPEND_REPLY, log_index=2, muted=True)
+    rejection = {"log_index": 2, "rejected": True, "muted": True, "hint_term": 1}
+    node.hear(MessageKind.APPEND_REPLY, hint_index=2, **rejection)
+    assert progress.match_index == 2
+    node.hear(MessageKind.APPEND_REPLY, hint_index=1, **rejection)
+    assert progress.match_index == 0
+
+
+def test_a_muted_peer_with_an_empty_log_is_probed_from_the_end() -> None:
+    for terms in ((), (1,), (1, 1)):
+        node = replicating(*terms)
+        last = node.disk.last_index
+        node.hear(MessageKind.APPEND_REPLY, log_index=last, muted=True)
+        progress = node.core.progress[OTHER]
+        assert (progress.match_index, progress.counts) == (last, False)
+        told = node.hear(MessageKind.HEARTBEAT_REPLY, muted=True, log_index=0)
+        assert progress.match_index == 0
+        appends = [one for one in told if one.kind is MessageKind.APPEND]
+        assert [one.log_index for one in appends][:1] == [max(last, 1) - 1]
+
+
 def test_a_muted_rejection_is_news_whatever_it_refuses() -> None:
     node = replicating(1, 1)
     told = node.hear(MessageKind.APPEND_REPLY, log_index=9, rejected=True, muted=True)

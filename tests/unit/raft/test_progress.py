@@ -199,3 +199,13 @@ def test_a_peer_that_lost_its_disk_starts_anew_and_is_counted_nowhere(
     assert progress.on_not_muted(8) is False
     assert progress.on_not_muted(9) is True
     assert (progress.counted_match, progress.counted_round) == (3, 7)
+
+
+def test_what_a_muted_peer_had_is_forgotten_to_the_last_entry() -> None:
+    progress = replicating()
+    with pytest.raises(AssertionError):
+        progress.forget()
+    progress.on_muted(1, 5)
+    progress.on_acknowledged(3)
+    progress.forget()
+    assert progress.match_index == 0
