@@ -210,6 +210,17 @@ def test_a_muted_peer_that_loses_its_disk_once_more_is_fed_again() -> None:
     assert MessageKind.APPEND in [one.kind for one in told]
 
 
+def test_a_muted_peer_that_has_what_it_said_keeps_what_is_on_its_way() -> None:
+    node = replicating()
+    progress = node.core.progress[OTHER]
+    node.hear(MessageKind.APPEND_REPLY, log_index=1, muted=True)
+    assert progress.state is ProgressState.REPLICATE
+    node.propose()
+    assert progress.inflight_bytes == BYTES
+    (asked,) = node.hear(MessageKind.HEARTBEAT_REPLY, log_index=1, muted=True)
+    assert (progress.inflight_bytes, asked.entries) == (BYTES, ()), "nothing is sent twice"
+
+
 def test_a_muted_rejection_below_the_match_makes_it_void() -> None:
     node = replicating(1, 1)
     progress = node.core.progress[OTHER]
