@@ -11,7 +11,8 @@ order decides it (`check_offsets`).
 with Lowe's and Porcupine's pruning: an operation may come next if none that is still to come ended
 before it began; what was tried with the same rest and the same state is not tried again; an answer
 that fits and changes nothing is taken at once; of unanswered operations that ask for the same, the
-oldest goes first. An operation without an answer may happen at any time after its start, or never.
+oldest goes first, and a place is not tried again with fewer of them left. An operation without an
+answer may happen at any time after its start, or never.
 
 The sessions of locks end by time, so the model lets a lock end whenever that explains an answer;
 `check_early` asks apart from it that none ended before its time.
@@ -24,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import le
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 FOREVER: Final = float("inf")
@@ -83,14 +85,17 @@ def linearize(model: Model[S], operations: Sequence[Operation]) -> None:
             alike.setdefault(kind, []).append(one)
     unanswered = list(alike.values())
     best: tuple[int, S] = (0, model.initial)
-    seen: set[_Place[S]] = set()
+    seen: dict[tuple[int, frozenset[int], S], list[tuple[int, ...]]] = {}
+    steps = 0
     stack = [_Place(0, frozenset(), (0,) * len(unanswered), model.initial)]
     while stack:
         place = stack.pop()
-        if place in seen:
-            continue
-        seen.add(place)
-        if len(seen) > STEPS_MAX:
+        tried = seen.setdefault((place.first, place.done, place.state), [])
+        if any(all(map(le, used, place.used)) for used in tried):
+            continue  # whatever can follow here could follow there, where more is left
+        tried.append(place.used)
+        steps += 1
+        if steps > STEPS_MAX:
             raise RuntimeError(f"{len(operations)} operations: more than {STEPS_MAX} states")
         if place.first == len(answered):
             return
