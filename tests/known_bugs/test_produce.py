@@ -142,11 +142,11 @@ def test_a_late_retry_after_expiry_is_refused_and_not_stored_again() -> None:
         group.commit()
         assert error_of(group.produce(header(-1, last=9))) is errors.DedupStateExpired
         assert error_of(group.fence()) is errors.DedupStateExpired, "taken for a new producer"
-        assert isinstance(group.fence(epoch=2), FenceApplied)
+        assert isinstance(group.fence(epoch=2, after_expiry=True), FenceApplied)
         assert error_of(group.produce(header(-1, last=9))) is errors.ProducerFenced
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(Expired, "may_open", lambda self, producer_id, epoch: True)
+        patch.setattr(Expired, "may_open", lambda self, producer_id, epoch, after_expiry: True)
 
     breaks_when_planted(scenario, plant, match="new producer")
 

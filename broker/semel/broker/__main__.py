@@ -144,6 +144,18 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
     "--retention-check-ms", type=click.IntRange(10), default=5_000, help="Pause between trims."
 )
 @click.option(
+    "--producer-idle-ms",
+    type=click.IntRange(1),
+    default=7 * 24 * 3600 * 1000,
+    help="A queue forgets what a producer stored that was idle for so long.",
+)
+@click.option(
+    "--producers-per-queue-max",
+    type=click.IntRange(1),
+    default=100_000,
+    help="So many producers are remembered a queue; those that were idle longest go first.",
+)
+@click.option(
     "--retained-log-bytes",
     type=click.IntRange(1),
     default=64 << 20,
@@ -196,6 +208,8 @@ def main(
     segment_bytes: int,
     cache_bytes: int,
     retention_check_ms: int,
+    producer_idle_ms: int,
+    producers_per_queue_max: int,
     retained_log_bytes: int,
     checkpoint_records: int,
     scrub_bytes_per_second: int,
@@ -234,6 +248,8 @@ def main(
                 sync_interval_ms=100 if durability == "interval" else 0,
             ),
             retention_check_ms=retention_check_ms,
+            producer_idle_ms=producer_idle_ms,
+            producers_per_queue_max=producers_per_queue_max,
             retained_log_bytes=retained_log_bytes,
             checkpoint_records=checkpoint_records,
             scrub_bytes_per_second=scrub_bytes_per_second,

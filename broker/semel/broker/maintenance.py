@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 _LOCK_CHECK_S = 0.1
 _CHECKPOINT_CHECK_S = 0.5
-_EXPIRY_CHECK_S = 60.0
+_EXPIRY_CHECK_MIN_S = 0.05
+_EXPIRY_CHECK_MAX_S = 60.0
 _ROOM_CHECK_S = 0.1
 _YIELD_PAUSE_S = 2.0
 _LIVE_SHARE_MAX = 0.75
@@ -192,8 +193,10 @@ class Maintenance:
 
     async def _expire_producers(self) -> None:
         """Ends rows that were idle for too long, or are too many, queue by queue."""
+        quarter_s = self._replica.config.producer_idle_ms / 4_000
+        pause_s = min(max(quarter_s, _EXPIRY_CHECK_MIN_S), _EXPIRY_CHECK_MAX_S)
         while True:
-            await asyncio.sleep(_EXPIRY_CHECK_S)
+            await asyncio.sleep(pause_s)
             for key in list(self._replica.state.queues):
                 self._replica.expire_producers(key)
 

@@ -100,6 +100,9 @@ class ProducerConfig:
     """After so long a message's future fails with TimedOut, whatever its fate."""
     source_positions: bool = False
     """Sequences are the caller's own rising numbers, given as `position` (named producers only)."""
+    after_expiry: Literal["raise", "restart"] = "raise"
+    """What a named producer does that was away until a queue forgot what it stored (by default
+    after seven idle days): raise DedupStateExpired, or begin anew as if nothing had been stored."""
 
     def __post_init__(self) -> None:
         ok = isinstance(self.linger_ms, (int, float)) and 0 <= self.linger_ms <= 60_000
@@ -118,6 +121,10 @@ class ProducerConfig:
         _whole("max_in_flight_bytes", self.max_in_flight_bytes, 1, 1 << 30)
         _whole("delivery_timeout_ms", self.delivery_timeout_ms, 1, 86_400_000)
         _require(isinstance(self.source_positions, bool), "source_positions must be True or False")
+        _require(
+            self.after_expiry in ("raise", "restart"),
+            f"after_expiry must be 'raise' or 'restart', not {self.after_expiry!r}",
+        )
 
     @property
     def codec(self) -> Codec:

@@ -67,9 +67,13 @@ class Identity:
             )
 
     async def fence(
-        self, queues: list[QueueRoute], session: int, timeout_s: float
+        self, queues: list[QueueRoute], session: int, timeout_s: float, *, after_expiry: bool
     ) -> list[broker_pb2.ProducerRow]:
-        """Fences queues under the present pair; their rows, in the same order."""
+        """Fences queues under the present pair; their rows, in the same order.
+
+        Raises DedupStateExpired when a queue may have forgotten what this producer stored, unless
+        it goes on `after_expiry`.
+        """
         by_group: dict[GroupId, list[QueueKey]] = {}
         for queue in queues:
             by_group.setdefault(queue.group_id, []).append(queue.key)
@@ -89,6 +93,7 @@ class Identity:
                         epoch=self.epoch,
                         session=session,
                         name=self.name,
+                        after_expiry=after_expiry,
                     ),
                     timeout_s,
                 )

@@ -168,12 +168,15 @@ class ProducerCore:
         lanes = self._lanes_of(route)
         if self.identity.name:
             try:
-                await self._fence(lanes)
-            except (UnknownQueue, UnknownTopic):
-                # The route may be of a topic that was deleted and created again.
-                route = await self._cluster.topic(name, refresh=True)
-                lanes = self._lanes_of(route)
-                await self._fence(lanes)
+                try:
+                    await self._fence(lanes)
+                except (UnknownQueue, UnknownTopic):
+                    # The route may be of a topic that was deleted and created again.
+                    route = await self._cluster.topic(name, refresh=True)
+                    lanes = self._lanes_of(route)
+                    await self._fence(lanes)
+            except DedupStateExpired as error:
+                raise self._forgotten(name, error) from None
             except ProducerFenced as error:
                 self.fail(error)
                 raise
@@ -207,13 +210,15 @@ class ProducerCore:
         session = max(lane.session for lane in lanes) + 1
         for lane in lanes:
             lane.session = session
+        # One without a name has stored nothing before its first fence: it has nothing to forget.
+        after_expiry = not self.identity.name or self.config.after_expiry == "restart"
         for attempt in range(3):
             producer_id, epoch = self.identity.pair
             try:
-                rows = await self._ask_fence(lanes, session)
+                rows = await self._ask_fence(lanes, session, after_expiry=after_expiry)
                 break
             except DedupStateExpired:
-                if attempt == 2:
+                if attempt == 2 or not after_expiry:
                     raise
                 await self.identity.reopen((producer_id, epoch))
         for lane, row in zip(lanes, rows, strict=True):
@@ -227,9 +232,22 @@ class ProducerCore:
                 positions=self.config.source_positions,
             )
 
-    async def _ask_fence(self, lanes: list[Lane], session: int) -> list[broker_pb2.ProducerRow]:
+    async def _ask_fence(
+        self, lanes: list[Lane], session: int, *, after_expiry: bool
+    ) -> list[broker_pb2.ProducerRow]:
         timeout_s = self.config.delivery_timeout_ms / 1000
-        return await self.identity.fence([lane.route for lane in lanes], session, timeout_s)
+        queues = [lane.route for lane in lanes]
+        return await self.identity.fence(queues, session, timeout_s, after_expiry=after_expiry)
+
+    def _forgotten(self, topic: str, error: DedupStateExpired) -> DedupStateExpired:
+        """The error for a caller who would take "nothing stored yet" for the truth."""
+        return DedupStateExpired(
+            f"producer {self.identity.name!r} was away until topic {topic} forgot how far"
+            " it had come, so what it sends again could be stored twice. Find out from the"
+            " messages what is stored, then open it once with after_expiry='restart', or use"
+            f" another name ({error.message})",
+            epoch_floor=error.epoch_floor,
+        )
 
     def _fence_later(self, lane: Lane) -> None:
         """First fence of a lane in use; all lanes of one turn of the loop share a request."""
@@ -272,7 +290,8 @@ class ProducerCore:
             same = (producer_id, epoch) == (window.producer_id, window.epoch)
             session = lane.session = lane.session + 1 if same else FIRST_SESSION
             window.claimed = max(window.claimed, (epoch, session))
-            (row,) = await self._ask_fence([lane], session)
+            # This incarnation knows what it sent: what is lost of it is reported as unknown.
+            (row,) = await self._ask_fence([lane], session, after_expiry=True)
         except ProducerFenced as error:
             self.fail(error)
             return

@@ -54,6 +54,14 @@ _SLICES_A_SECOND: Final = 100
     show_default=True,
     help="Codec of the stored batches.",
 )
+@click.option(
+    "--after-expiry",
+    type=click.Choice(["raise", "restart"]),
+    default="raise",
+    show_default=True,
+    help="When the cluster has forgotten how far --producer came: stop, or store all from the "
+    "first line on.",
+)
 @click.option("--rate", type=Size(), help="Read at most so many bytes a second, such as 5M.")
 @click.option(
     "--progress",
@@ -69,6 +77,7 @@ def produce(
     key_separator: str | None,
     kind: str,
     compression: str,
+    after_expiry: str,
     rate: int | None,
     progress: float | None,
     bootstrap: str,
@@ -96,7 +105,10 @@ def produce(
             else read_lines(reader, separator=separator, **options)
         )
         sender = client.producer(
-            producer, source_positions=producer is not None, compression=compression
+            producer,
+            source_positions=producer is not None,
+            compression=compression,
+            after_expiry=after_expiry,
         )
         with out.progress(f"to {topic}", size) as bar:
             meter = _Meter(out, progress if as_json else None)

@@ -144,6 +144,7 @@ class Group:
         session: int = 0,
         keys: Iterable[QueueKey] = (KEY,),
         name: str = "",
+        after_expiry: bool = False,
         commit: bool = True,
     ) -> Any:
         """The verdict, or the fence's result once it is applied."""
@@ -153,6 +154,7 @@ class Group:
             epoch=epoch,
             session=session,
             name=name,
+            after_expiry=after_expiry,
         )
         verdict = self.judge.judge_fence(record)
         if isinstance(verdict, Accepted):

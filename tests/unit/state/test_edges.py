@@ -135,22 +135,24 @@ def test_a_new_queue_remembers_nobody() -> None:
     expired = Expired()
     assert expired.pack() == HEAD.pack(0, 0, 0)
     assert (expired.highest_epoch(), expired.floor_of(ONE)) == (0, 0)
-    assert expired.may_open(ONE, 0)
+    assert expired.may_open(ONE, 0, after_expiry=False)
 
 
 def test_the_last_one_that_fell_out_is_not_taken_for_new() -> None:
     expired = Expired()
     for producer in range(1, REMEMBERED_MAX + 2):
-        expired.add(producer, 3)
+        expired.add(producer, 3, stored=False)
     assert (expired.ceiling, expired.floor, 1 in expired.epochs) == (1, 3, False)
-    assert not expired.may_open(1, 3)
-    assert expired.may_open(1, 4)
-    assert expired.may_open(REMEMBERED_MAX + 2, 1)
+    assert not expired.may_open(1, 3, after_expiry=True)
+    assert expired.may_open(1, 4, after_expiry=True)
+    assert not expired.may_open(1, 4, after_expiry=False), "it may have stored something"
+    assert expired.may_open(2, 4, after_expiry=False), "it is remembered, and had stored nothing"
+    assert expired.may_open(REMEMBERED_MAX + 2, 1, after_expiry=False)
 
 
 def test_more_expired_rows_than_a_queue_remembers_are_refused() -> None:
     def read(count: int) -> Expired:
-        rows = b"".join(EXPIRED.pack(number, 1) for number in range(count))
+        rows = b"".join(EXPIRED.pack(number, 1, 0) for number in range(count))
         return Expired.read(Reader(HEAD.pack(0, 0, count) + rows))
 
     assert len(read(REMEMBERED_MAX).epochs) == REMEMBERED_MAX
@@ -413,7 +415,7 @@ def test_a_queue_comes_back_with_all_its_numbers() -> None:
         queue.append(10, at + 1, 48, 100, 1_000 + at)
     queue.trim(15)
     queue.token_floor = 3
-    queue.expired.add(9, 4)
+    queue.expired.add(9, 4, stored=True)
     assert queue.last_append_us == 1_003
     data = b"".join(queue.parts())
     back = QueueState.read_parts(Reader(data))

@@ -224,10 +224,17 @@ def window_of_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def expiry_without_floor(patch: pytest.MonkeyPatch) -> None:
-    def anybody(self: object, producer_id: int, epoch: int) -> bool:
+    def anybody(self: object, producer_id: int, epoch: int, *, after_expiry: bool) -> bool:
         return True
 
     patch.setattr(Expired, "may_open", anybody)
+
+
+def expiry_without_memory(patch: pytest.MonkeyPatch) -> None:
+    def nothing(self: object, producer_id: int) -> bool:
+        return False
+
+    patch.setattr(Expired, "may_have_stored", nothing)
 
 
 def unapplied_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -286,6 +293,7 @@ PLANTED = [
     gap_check_first,
     window_of_one,
     expiry_without_floor,
+    expiry_without_memory,
     unapplied_ignored,
     duplicate_before_applied,
     fence_ignored,

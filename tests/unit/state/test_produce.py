@@ -105,8 +105,31 @@ def test_hole_3_late_retry_after_expiry_is_refused(group: Group) -> None:
     assert error.epoch_floor == 1
     outcome = group.state.outcome(KEY, ProducerId(1), 5)
     assert outcome.kind is OutcomeKind.TOO_OLD
-    assert isinstance(group.fence(epoch=2), FenceApplied)
+    refusal(group.fence(epoch=2), errors.DedupStateExpired)
+    assert isinstance(group.fence(epoch=2, after_expiry=True), FenceApplied)
     assert group.produce(header(-1, last=3, epoch=2)) == Accepted(Offset(10))
+
+
+def test_hole_3_a_loader_that_starts_again_is_not_told_that_it_stored_nothing(
+    group: Group,
+) -> None:
+    """Asking once more does not help it: a refused fence leaves no row behind."""
+    group.produce(header(-1, last=9))
+    assert expire(group)
+    group.commit()
+    for epoch in (2, 3):
+        refusal(group.fence(epoch=epoch), errors.DedupStateExpired)
+    assert isinstance(group.fence(epoch=4, after_expiry=True), FenceApplied)
+    assert isinstance(group.fence(epoch=5), FenceApplied), "it has a row again"
+    assert group.replayed().digest() == group.state.digest()
+
+
+def test_who_had_stored_nothing_has_nothing_forgotten(group: Group) -> None:
+    group.fence(producer=5, epoch=2)
+    assert expire(group)
+    group.commit()
+    refusal(group.fence(producer=5, epoch=2), errors.DedupStateExpired)
+    assert isinstance(group.fence(producer=5, epoch=3), FenceApplied)
 
 
 def test_the_expiry_of_one_producer_locks_no_other_out(group: Group) -> None:
@@ -143,7 +166,7 @@ def test_many_expired_producers_leave_a_low_floor(group: Group) -> None:
     assert (len(expired.epochs), expired.floor) == (256, 1)
     for producer in (1, 1_000, 1_020, 1_299):
         refusal(group.fence(producer=producer, epoch=1), errors.DedupStateExpired)
-        assert isinstance(group.fence(producer=producer, epoch=2), FenceApplied)
+        assert isinstance(group.fence(producer=producer, epoch=2, after_expiry=True), FenceApplied)
     refusal(group.fence(producer=5_000, epoch=50), errors.DedupStateExpired)
     assert State.from_bytes(b"".join(group.state.to_parts())).digest() == group.state.digest()
     assert group.replayed().digest() == group.state.digest()

@@ -115,7 +115,7 @@ def test_queue_remembers_the_expiry_that_explains_a_restart(group: Group) -> Non
     assert record is not None
     group.entry.append(control(expire_producers=record))
     group.commit()
-    group.fence(epoch=2)
+    group.fence(epoch=2, after_expiry=True)
     group.produce(header(-1, last=9, epoch=2))
     floor = group.state.queues[KEY].expired_epoch_floor
     assert verify(stored(group), end=46, floor=floor).ok

@@ -85,6 +85,8 @@ class World:
         self.rows: dict[Slot, Row] = {}
         self.expired: dict[Slot, int] = {}
         """The epoch with which a row expired."""
+        self.forgotten: set[Slot] = set()
+        """Those whose expired row knew of something stored."""
         self.log: dict[QueueKey, list[tuple[BatchHeader, int]]] = {key: [] for key in KEYS}
         self.stored: dict[int, int] = {}
         """Content number to offset, for ever."""
@@ -154,7 +156,8 @@ class World:
                 case BatchApplied():
                     self.on_stored(next(heads), result)
                 case FenceApplied(rows=rows):
-                    self.on_fenced(rows)
+                    fence = control_pb2.ControlRecord.FromString(bytes(payload)).fence
+                    self.on_fenced(rows, after_expiry=fence.after_expiry)
                 case Done(what="expire_producers", queue_key=key):
                     assert key is not None
                     record = control_pb2.ControlRecord.FromString(bytes(payload))
@@ -162,8 +165,11 @@ class World:
         if judged:
             self.judge.on_applied(results)
 
-    def on_fenced(self, rows: Iterable[ProducerState]) -> None:
+    def on_fenced(self, rows: Iterable[ProducerState], *, after_expiry: bool) -> None:
         for row in rows:
+            slot = row.queue_key, row.producer_id
+            if slot not in self.rows and slot in self.forgotten:
+                assert after_expiry, "a producer was told that it had stored nothing"
             model = self.rows.setdefault((row.queue_key, row.producer_id), Row(0, 0))
             assert (model.epoch, model.session) <= (row.epoch, row.session)
             model.epoch, model.session = row.epoch, row.session
@@ -176,6 +182,8 @@ class World:
         for producer in record.producer_ids:
             gone = self.rows.pop((key, producer))
             self.expired[key, producer] = gone.epoch
+            if gone.stored:
+                self.forgotten.add((key, producer))
 
     def on_stored(self, head: BatchHeader, result: BatchApplied) -> None:
         key = head.queue_key
@@ -270,6 +278,7 @@ class World:
             epoch=client.epoch,
             session=client.session,
             name=f"p{producer}",
+            after_expiry=client.epoch % 2 == 0,
         )
         self.fences.append(record)
         return record
@@ -313,10 +322,15 @@ class World:
         if isinstance(error, errors.ProducerFenced):
             assert any(row and incarnation < (row.epoch, row.session) for row in rows)
         else:
-            floors = [self.expired.get((key, record.producer_id), 0) for key in KEYS]
+            slots = [(key, ProducerId(record.producer_id)) for key in KEYS]
             assert any(
-                row is None and record.epoch <= floor
-                for row, floor in zip(rows, floors, strict=True)
+                row is None
+                and slot in self.expired
+                and (
+                    record.epoch <= self.expired[slot]
+                    or (slot in self.forgotten and not record.after_expiry)
+                )
+                for row, slot in zip(rows, slots, strict=True)
             )
 
     @property

@@ -76,6 +76,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             epoch=request.epoch,
             session=request.session,
             name=request.name,
+            after_expiry=request.after_expiry,
         )
         result = await self._replica.submit_control(control_pb2.ControlRecord(fence=fence))
         assert isinstance(result, FenceApplied)

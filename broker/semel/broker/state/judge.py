@@ -238,7 +238,9 @@ class Judge:
             if queue is None:
                 return Refused(unknown_queue(key))
             row = self._spec.row(queue, producer_id)
-            if not row.exists and not queue.expired.may_open(producer_id, record.epoch):
+            if not row.exists and not queue.expired.may_open(
+                producer_id, record.epoch, after_expiry=record.after_expiry
+            ):
                 return Refused(_expired(queue, producer_id))
             if row.exists and (record.epoch, record.session) < (row.epoch, row.session):
                 return Refused(_fenced(producer_id, record.epoch, record.session, row))
@@ -318,7 +320,7 @@ class Judge:
             return None
         queue.expired = queue.expired.copy()
         for row in rows:
-            queue.expired.add(row.producer_id, row.epoch)
+            queue.expired.add(row.producer_id, row.epoch, stored=row.last >= 0)
             row.exists, row.applied, row.last = False, None, NO_SEQUENCE
         self._spec.use(RecordUse.EXPIRE, (queue,), tuple(rows))
         record = control_pb2.ExpireProducers(producer_ids=[row.producer_id for row in rows])
@@ -362,8 +364,9 @@ def _fenced(producer_id: int, epoch: int, session: int, row: SpecRow) -> Produce
 def _expired(queue: SpecQueue, producer_id: int) -> DedupStateExpired:
     floor = queue.expired.floor_of(producer_id)
     return DedupStateExpired(
-        f"queue {queue.key.queue_id} has no row for this incarnation of producer {producer_id};"
-        f" fence it with an epoch above {floor}",
+        f"queue {queue.key.queue_id} of topic {queue.key.topic_id} has no row of producer"
+        f" {producer_id}, or had one and let it expire: what it stored there is not known. Fence it"
+        f" after expiry, with an epoch above {floor}",
         epoch_floor=floor,
     )
 

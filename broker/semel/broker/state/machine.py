@@ -282,7 +282,10 @@ class State:
             queue = self.queues.get(key)
             row = self.producers.find(key, producer_id)
             if queue is None or (
-                row is None and not queue.expired.may_open(producer_id, record.epoch)
+                row is None
+                and not queue.expired.may_open(
+                    producer_id, record.epoch, after_expiry=record.after_expiry
+                )
             ):
                 raise StateDiverged(f"fence of producer {producer_id} by {incarnation} on {key}")
             if row is None:
@@ -309,7 +312,11 @@ class State:
             for producer_id in record.producer_ids:
                 row = self.producers.remove(key, producer_id)
                 if row is not None:
-                    queue.expired.add(producer_id, max(row.epoch, record.epoch_floor))
+                    queue.expired.add(
+                        producer_id,
+                        max(row.epoch, record.epoch_floor),
+                        stored=row.last_sequence >= 0,
+                    )
         return Done(what="expire_producers", queue_key=key)
 
     # --- consumer groups --------------------------------------------------------------------

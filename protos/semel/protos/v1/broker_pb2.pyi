@@ -131,18 +131,20 @@ class FetchReplyHeader(_message.Message):
     def __init__(self, correlation_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[FetchResult, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class FenceProducerRequest(_message.Message):
-    __slots__ = ("queues", "producer_id", "epoch", "session", "name")
+    __slots__ = ("queues", "producer_id", "epoch", "session", "name", "after_expiry")
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    AFTER_EXPIRY_FIELD_NUMBER: _ClassVar[int]
     queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
     producer_id: int
     epoch: int
     session: int
     name: str
-    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    after_expiry: bool
+    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., name: _Optional[str] = ..., after_expiry: _Optional[bool] = ...) -> None: ...
 
 class WindowEntry(_message.Message):
     __slots__ = ("base_sequence", "last_sequence", "base_offset", "count")

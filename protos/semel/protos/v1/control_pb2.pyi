@@ -64,18 +64,20 @@ class AlterTopic(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ...) -> None: ...
 
 class Fence(_message.Message):
-    __slots__ = ("queues", "producer_id", "epoch", "session", "name")
+    __slots__ = ("queues", "producer_id", "epoch", "session", "name", "after_expiry")
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    AFTER_EXPIRY_FIELD_NUMBER: _ClassVar[int]
     queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
     producer_id: int
     epoch: int
     session: int
     name: str
-    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    after_expiry: bool
+    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., name: _Optional[str] = ..., after_expiry: _Optional[bool] = ...) -> None: ...
 
 class Trim(_message.Message):
     __slots__ = ("queue", "log_start_offset")
