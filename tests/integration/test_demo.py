@@ -26,6 +26,8 @@ def start(temporary: Path, *arguments: str) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, "TMPDIR": str(temporary)},
         start_new_session=True,
+        # Whoever runs the tests in the background has made SIGINT ignored for all of its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

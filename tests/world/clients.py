@@ -249,7 +249,7 @@ class Hasty(ClientHost):
         identity = Identity(cluster, "")
         await identity.ensure()
         queue = self.random.choice((await cluster.topic(TOPIC)).queues)
-        await identity.fence([queue], 1, 3.0)
+        await identity.fence([queue], 1, 3.0, after_expiry=True)
         last = -1
         while not self.stopping:
             batches: dict[int, tuple[bytes, Send]] = {}

@@ -17,7 +17,7 @@ from typing import Final
 from semel.client.cluster import Cluster
 from semel.client.core.routing import QueueRoute
 from semel.client.offsets import queue_ref
-from semel.protos.errors import ProducerFenced
+from semel.protos.errors import DedupStateExpired, ProducerFenced
 from semel.protos.ids import GroupId, ProducerId, QueueKey
 from semel.protos.v1 import broker_pb2, controller_pb2
 
@@ -106,3 +106,13 @@ class Identity:
             for key, row in zip(keys, reply.rows, strict=True)
         }
         return [rows[queue.key] for queue in queues]
+
+    def forgotten(self, topic: str, error: DedupStateExpired) -> DedupStateExpired:
+        """The error for a caller who would take "nothing stored yet" for the truth."""
+        return DedupStateExpired(
+            f"producer {self.name!r} was away until topic {topic} forgot how far it had come, so"
+            " what it sends again could be stored twice. Find out from the messages what is stored,"
+            " then open it once with after_expiry='restart', or use another name"
+            f" ({error.message})",
+            epoch_floor=error.epoch_floor,
+        )

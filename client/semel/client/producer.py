@@ -176,7 +176,7 @@ class ProducerCore:
                     lanes = self._lanes_of(route)
                     await self._fence(lanes)
             except DedupStateExpired as error:
-                raise self._forgotten(name, error) from None
+                raise self.identity.forgotten(name, error) from None
             except ProducerFenced as error:
                 self.fail(error)
                 raise
@@ -238,16 +238,6 @@ class ProducerCore:
         timeout_s = self.config.delivery_timeout_ms / 1000
         queues = [lane.route for lane in lanes]
         return await self.identity.fence(queues, session, timeout_s, after_expiry=after_expiry)
-
-    def _forgotten(self, topic: str, error: DedupStateExpired) -> DedupStateExpired:
-        """The error for a caller who would take "nothing stored yet" for the truth."""
-        return DedupStateExpired(
-            f"producer {self.identity.name!r} was away until topic {topic} forgot how far"
-            " it had come, so what it sends again could be stored twice. Find out from the"
-            " messages what is stored, then open it once with after_expiry='restart', or use"
-            f" another name ({error.message})",
-            epoch_floor=error.epoch_floor,
-        )
 
     def _fence_later(self, lane: Lane) -> None:
         """First fence of a lane in use; all lanes of one turn of the loop share a request."""

@@ -1,4 +1,7 @@
-"""Recovery, segment by segment: what it makes of files that were put together by hand."""
+"""Recovery, segment by segment: what it makes of files that were put together by hand.
+
+One file: all tests build their segments with the same few helpers.
+"""
 
 from __future__ import annotations
 
