@@ -122,7 +122,7 @@ PLANTS: list[tuple[Plant, int]] = [
     (planted.forgets_to_sync_its_vote, 5),
     (planted.judges_before_it_has_applied, 5),
     (planted.lets_log_time_fall, 20),
-    (planted.serves_what_it_does_not_check, 20),
+    (planted.serves_what_it_does_not_check, 80),  # needs rot that is read before it is scrubbed
     (planted.votes_after_losing_its_disk, 60),
     (raft(raft_planted.CommitsBeforeOwnSync), 10),
     (raft(raft_planted.TruncatesWithoutConflict), 10),
