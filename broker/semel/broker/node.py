@@ -153,7 +153,7 @@ class BrokerNode:
         self._follow_members()
         self._start(self.registration.run())
         self._start(Maintenance(self.replica, self.checkpoints, self.changes).run())
-        self._start(Repair(self.replica, self._identity).run())
+        self._start(Repair(self.replica).run())
         self._start(self.scrub.run())
         self._start(self._tick())
 
@@ -208,7 +208,6 @@ class BrokerNode:
         self.catch_up = CatchUp(
             replica,
             self.checkpoints,
-            identity,
             bytes_per_second=config.catch_up_bytes_per_second,
             start_task=self._keep,
         )

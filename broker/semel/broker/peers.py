@@ -53,19 +53,11 @@ _BULK: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a node says of itself when it asks a peer for something."""
+    """What a node says of itself when it asks a peer for a stream."""
 
     cluster_id: str
     group_id: int
     node_id: int
-
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return (
-            ("semel-cluster", self.cluster_id),
-            ("semel-group", str(self.group_id)),
-            ("semel-node", str(self.node_id)),
-        )
 
 
 class PeerLink:
@@ -145,9 +137,9 @@ class PeerLink:
                 ),
                 timeout=_OPEN_TIMEOUT_S,
             )
-        host, _, port = (self._route or f"{_host(self.address)}:{reply.port}").rpartition(":")
+        host, _, port = (self._route or self.address).rpartition(":")
         await asyncio.get_running_loop().create_connection(
-            lambda: stream, host.strip("[]"), int(port)
+            lambda: stream, host.strip("[]"), int(port) if self._route else reply.port
         )
         await stream.accepted(reply.ticket)
 
@@ -270,7 +262,3 @@ class _Stream(asyncio.Protocol):
         """None if the entries were truncated and replaced: the message speaks of others."""
         last = message.entries[-1]
         return frames if self._log.term_at(last.index) == last.term else None
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]

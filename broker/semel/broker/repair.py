@@ -28,7 +28,6 @@ import grpc
 import grpc.aio
 
 from semel.broker.log import RecordRef
-from semel.broker.peers import Identity
 from semel.broker.replica import Replica
 from semel.broker.server.replicate import frame_meta
 from semel.broker.verdict import Verdict, judge
@@ -52,9 +51,8 @@ _Standings = dict[tuple[int, int], dict[NodeId, raft_pb2.EntryStanding]]
 class Repair:
     """The background task that keeps a replica's log whole."""
 
-    def __init__(self, replica: Replica, identity: Identity) -> None:
+    def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._identity = identity
         self._reported: set[int] = set()
 
     async def run(self) -> None:
@@ -114,7 +112,7 @@ class Repair:
         standings: _Standings = {}
         for peer in replica.addresses():
             address = replica.peer_address(peer)
-            if not address or peer == self._identity.node_id:
+            if not address or peer == self._replica.config.node_id:
                 continue
             try:
                 async with grpc.aio.insecure_channel(
@@ -141,9 +139,7 @@ class Repair:
         request = raft_pb2.PullFramesRequest(entries=self._wanted())
         if not request.entries:
             return
-        async for chunk in stub.PullFrames(
-            request, timeout=_PULL_TIMEOUT_S, metadata=self._identity.metadata
-        ):
+        async for chunk in stub.PullFrames(request, timeout=_PULL_TIMEOUT_S):
             await loop.run_in_executor(self._replica.readers, log.mend, chunk.data)
             logger.warning("entry mended index=%d peer=%d", chunk.index, peer)
             meta = frame_meta(chunk.data, decode_frame_header(chunk.data))
@@ -190,9 +186,7 @@ class Repair:
                 for ref in wanted
             ]
         )
-        async for chunk in stub.PullRecords(
-            request, timeout=_PULL_TIMEOUT_S, metadata=self._identity.metadata
-        ):
+        async for chunk in stub.PullRecords(request, timeout=_PULL_TIMEOUT_S):
             if chunk.gone or chunk.damaged:
                 continue
             ref = RecordRef(chunk.record.index, chunk.record.position, chunk.record.length)
@@ -207,9 +201,7 @@ class Repair:
         request = raft_pb2.DescribeEntriesRequest(entries=self._wanted())
         if not request.entries:
             return
-        reply = await stub.DescribeEntries(
-            request, timeout=_PULL_TIMEOUT_S, metadata=self._identity.metadata
-        )
+        reply = await stub.DescribeEntries(request, timeout=_PULL_TIMEOUT_S)
         if reply.node_id != peer or len(reply.standings) != len(request.entries):
             return  # somebody else answers there
         for ref, standing in zip(request.entries, reply.standings, strict=True):
@@ -232,7 +224,9 @@ class Repair:
     def _judge(self, standings: _Standings) -> None:
         """In index order: what is cut takes all behind it along."""
         replica = self._replica
-        members = {*replica.addresses(), *replica.core.membership.nodes} - {self._identity.node_id}
+        members = {*replica.addresses(), *replica.core.membership.nodes} - {
+            self._replica.config.node_id
+        }
         for index, damage in sorted(replica.log.damaged.items()):
             said = standings.get((index, damage.term), {})
             verdict = judge(members, said, torn=damage.torn)

@@ -43,7 +43,7 @@ from semel.broker.halting import halting
 from semel.broker.log import DamagedEntry, HardStateFile, Log
 from semel.broker.members import MemberBook, Members
 from semel.broker.peers import PeerLink
-from semel.broker.proposer import Proposer
+from semel.broker.proposer import Proposer, RecordParts
 from semel.broker.raft import (
     EntryMeta,
     HardState,
@@ -121,13 +121,11 @@ class Replica:
         self.on_mastership_lost: Callable[[NotMaster], None] = lambda _: None
         self.on_role_changed: Callable[[], None] = lambda: None
         self.on_members_changed: Callable[[], None] = lambda: None
-        self.members = MemberBook(
-            Members.of_state(state.membership) or founding, state.membership.index, logged_members
-        )
+        self._founding = founding
+        """Members before any were logged."""
+        self.members = MemberBook(self.members_of(state), state.membership.index, logged_members)
         self.removed_at = 0
         """Index of the entry that removed this node, as a member told; 0 while it is not known."""
-        self.founding = founding
-        """Members before any were logged."""
         self._unfit: set[str] = set()
         self._hard_state_file = hard_state
         self.on_fatal = on_fatal
@@ -142,7 +140,7 @@ class Replica:
             hard_state=HardState(
                 term=term, voted_for=None if voted_for is None else NodeId(voted_for)
             ),
-            membership=self.membership_of(state),
+            membership=self.members_of(state).membership,
             log=self._core_log,
             applied_index=state.applied_index,
             random=Random(),
@@ -277,12 +275,8 @@ class Replica:
             raise self.not_master()
         index, term = self.core.next_index(), self.core.term
         record = (kind, (payload,) if payload else ())
-        frame, _ = build_frame(index, term, self._log_time(self._log_clock), [record])
-        self._append((frame,))
         membership = None if members is None else members.membership
-        meta = EntryMeta(index=index, term=term, size=len(frame), membership=membership)
-        self._core_log.appended(meta)
-        self.core.proposed(meta)
+        self._propose(index, term, self._log_time(self._log_clock), [record], membership)
         if members is not None:
             self.members.append(index, members)
             self.on_members_changed()
@@ -314,9 +308,7 @@ class Replica:
         """A snapshot has taken the place of log and state."""
         self.state = state
         self._core_log.truncated(0)
-        self.members.reset(
-            Members.of_state(state.membership) or self.founding, state.membership.index
-        )
+        self.members.reset(self.members_of(state), state.membership.index)
         self.on_members_changed()
 
     async def produce_room(self) -> None:
@@ -477,7 +469,7 @@ class Replica:
         if proposer is None or not proposer.has_pending:
             return
         config = self.config
-        if self.log.disk_full and not self.log.can_append(proposer.pending_bytes + _CONTROL_BYTES):
+        if not self.log.can_append(proposer.pending_bytes + _CONTROL_BYTES):
             proposer.refuse_pending(
                 DiskFull(
                     f"the disk of node {config.node_id}, master of group {config.group_id}, is "
@@ -500,9 +492,7 @@ class Replica:
         index, term = self.core.next_index(), self.core.term
         entry = proposer.next_entry(index, term, time_us, now_ms, self.config.entry_bytes_target)
         if entry is not None:
-            frame, _ = build_frame(index, term, time_us, entry.records)
-            self._append((frame,))
-            self.core.proposed(EntryMeta(index=index, term=term, size=len(frame)))
+            self._propose(index, term, time_us, entry.records)
             self.drain()
         if proposer.pending_bytes <= self.config.pending_bytes_max:
             self._room.set()
@@ -569,6 +559,21 @@ class Replica:
         in memory, unacknowledged, and the node falls silent like one whose disk hangs."""
         self.log.append(frames, wait_for_room=True)
 
+    def _propose(
+        self,
+        index: int,
+        term: int,
+        time_us: int,
+        records: Sequence[RecordParts],
+        membership: Membership | None = None,
+    ) -> None:
+        """Appends an entry of this master's own; the caller drains."""
+        frame, _ = build_frame(index, term, time_us, records)
+        self._append((frame,))
+        meta = EntryMeta(index=index, term=term, size=len(frame), membership=membership)
+        self._core_log.appended(meta)
+        self.core.proposed(meta)
+
     def _append_noop(self) -> None:
         index, term = self.core.next_index(), self.core.term
         newest_us = max(self.state.log_time_us, self._last_entry_time_us())
@@ -580,10 +585,7 @@ class Replica:
             monotonic_us=monotonic_us,
         )
         self._log_clock = LogClock(newest_us, wall_us=group_us, monotonic_us=monotonic_us)
-        time_us = self._log_time(self._log_clock)
-        frame, _ = build_frame(index, term, time_us, [(RecordKind.NOOP, ())])
-        self._append((frame,))
-        self.core.proposed(EntryMeta(index=index, term=term, size=len(frame)))
+        self._propose(index, term, self._log_time(self._log_clock), [(RecordKind.NOOP, ())])
 
     def _last_entry_time_us(self) -> int:
         """Log time must not fall behind the newest entry, which may not be applied yet.
@@ -715,9 +717,9 @@ class Replica:
                 waiter.set_result(None)
         self.on_role_changed()
 
-    def membership_of(self, state: State) -> Membership:
-        """The Raft membership that a state speaks of; the founding one before any was logged."""
-        return (Members.of_state(state.membership) or self.founding).membership
+    def members_of(self, state: State) -> Members:
+        """The members that a state speaks of; the founding ones before any were logged."""
+        return Members.of_state(state.membership) or self._founding
 
     def fail_all(self, error: Callable[[], SemelError]) -> None:
         """The node stops: everybody who waits hears so."""

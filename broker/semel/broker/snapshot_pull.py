@@ -28,7 +28,6 @@ import grpc
 import grpc.aio
 
 from semel.broker.log import RecordRef
-from semel.broker.peers import Identity
 from semel.protos.errors import CorruptSegment, Unavailable
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
@@ -46,12 +45,9 @@ _CUT_OFF = (grpc.aio.AioRpcError, TimeoutError, CorruptSegment)
 class SnapshotPull:
     """One pull; `close` it in any case."""
 
-    def __init__(
-        self, sources: Callable[[], Sequence[str]], identity: Identity, *, bytes_per_second: int
-    ) -> None:
+    def __init__(self, sources: Callable[[], Sequence[str]], *, bytes_per_second: int) -> None:
         """`sources` gives the addresses of the members, whoever is to be asked first in front."""
         self._sources = sources
-        self._identity = identity
         self._rate = bytes_per_second
         self._due = 0.0
         self._channel: grpc.aio.Channel | None = None
@@ -145,7 +141,7 @@ class SnapshotPull:
         return raft_pb2_grpc.SnapshotsStub(self._channel)
 
     async def _chunks(self, method: Any, request: Any) -> AsyncIterator[Any]:
-        call = method(request, metadata=self._identity.metadata)
+        call = method(request)
         try:
             while True:
                 async with asyncio.timeout(_CHUNK_TIMEOUT_S):

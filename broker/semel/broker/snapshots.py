@@ -28,7 +28,6 @@ import grpc
 import grpc.aio
 
 from semel.broker.log import IndexUnavailable, Log, RecordRef
-from semel.broker.peers import Identity
 from semel.broker.raft import Message, SnapshotMark
 from semel.broker.replica import Replica, monotonic_ms
 from semel.broker.snapshot_pull import SnapshotPull
@@ -176,14 +175,12 @@ class CatchUp:
         self,
         replica: Replica,
         checkpoints: Checkpoints,
-        identity: Identity,
         *,
         bytes_per_second: int,
         start_task: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._replica = replica
         self._checkpoints = checkpoints
-        self._identity = identity
         self._rate = bytes_per_second
         self._start_task = start_task
         self._running = False
@@ -219,16 +216,16 @@ class CatchUp:
         assert offer.snapshot is not None
         loop = asyncio.get_running_loop()
         installing: asyncio.Future[None] | None = None
-        pull = SnapshotPull(
-            lambda: self._sources(offer.source), self._identity, bytes_per_second=self._rate
-        )
+        pull = SnapshotPull(lambda: self._sources(offer.source), bytes_per_second=self._rate)
         self._pulling = pull
         try:
             index, term, payload = await pull.checkpoint(offer.snapshot.index)
             state = await loop.run_in_executor(replica.readers, State.from_bytes, payload)
             if state.applied_index != index:
                 raise CorruptSegment(f"checkpoint {index} holds state {state.applied_index}")
-            mark = SnapshotMark(index=index, term=term, membership=replica.membership_of(state))
+            mark = SnapshotMark(
+                index=index, term=term, membership=replica.members_of(state).membership
+            )
             if not replica.core.begin_snapshot(mark):
                 return
             logger.info("installing snapshot index=%d bytes=%d", index, len(payload))

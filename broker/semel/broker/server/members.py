@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from semel.broker.config import BrokerConfig
-from semel.broker.members import Members
 from semel.broker.membership import MembershipChanges
 from semel.broker.replica import Replica
 from semel.protos.errors import InvalidRequest
@@ -26,7 +25,7 @@ class _Addressed(Protocol):
 
 def member_statuses(replica: Replica) -> list[broker_pb2.MemberStatus]:
     """Everybody by the newest applied membership, or by the founding one."""
-    members = Members.of_state(replica.state.membership) or replica.founding
+    members = replica.members_of(replica.state)
     return [
         broker_pb2.MemberStatus(
             node=common_pb2.NodeAddress(node_id=node, address=address),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import grpc
-
 
 class StreamContext(Protocol):
     """grpc.aio.ServicerContext of a stream that is handled without serializers."""
@@ -17,7 +15,3 @@ class StreamContext(Protocol):
     async def write(self, message: bytes) -> None: ...
 
     async def send_initial_metadata(self, metadata: tuple[()]) -> None: ...
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> None: ...
-
-    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...] | None: ...
