@@ -156,6 +156,17 @@ class BrokerGroup:
             await node.replica.wait_applied(index, 10)
         return index
 
+    async def recomputed(self) -> broker_pb2.VerifiedQueue:
+        """The test's queue as every running node recomputes it from its own log: all the same."""
+        index = await self.settled()
+        found = []
+        for node in self.running.values():
+            async with RawClient(node.address) as client:
+                found.append((await client.verify(index))[QUEUE])
+        assert all(queue == found[0] for queue in found)
+        first: broker_pb2.VerifiedQueue = found[0]
+        return first
+
 
 class RawClient:
     """The protocol by hand, to one node."""

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cluster import Cluster
+from tests.integration.loading import staged
+from tools.demo.stage import Stage
 
 
 @pytest.fixture
@@ -15,6 +17,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Three brokers and a controller of this test's own."""
     with Cluster(tmp_path / "cluster") as running:
         yield running
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """Where loaders and other actors of this test run."""
+    with staged(tmp_path / "stage") as built:
+        yield built
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from tests.integration.loading import (
     finish,
     make_source,
     prove,
-    staged,
     start_loader,
     wait_share,
 )
@@ -37,12 +36,6 @@ LOAD_S = 8
 def up(tmp_path: Path) -> Iterator[UpProcess]:
     with UpProcess(tmp_path / "cluster") as process:
         yield process
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with staged(tmp_path / "stage") as built:
-        yield built
 
 
 @pytest.fixture

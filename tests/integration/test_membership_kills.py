@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ from tests.integration.loading import (
     make_source,
     prove,
     semel,
-    staged,
     start_loader,
     wait_share,
 )
@@ -36,12 +34,6 @@ from tools.demo.stage import Actor, Stage
 LINES = 20_000
 LOAD_S = 60
 """Longer than any change takes; the rest is loaded at full speed then."""
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with staged(tmp_path / "stage") as built:
-        yield built
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.faults.campaign import chaos_round
-from tests.faults.run import RESUME_S
+from tests.soak.options import add_resume
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,13 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="for how long")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     parser.add_argument("--round", type=float, default=60.0, help="seconds of load in a round")
-    parser.add_argument(
-        "--resume",
-        type=float,
-        default=RESUME_S,
-        metavar="SECONDS",
-        help="writes are back so long after healing; more where other loads share the machine",
-    )
+    add_resume(parser)
     options = parser.parse_args(arguments)
     if options.minutes <= 0 or options.round <= 0 or options.resume <= 0:
         parser.error("--minutes, --round and --resume must be above 0")

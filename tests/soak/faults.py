@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.faults.campaign import matrix_round
 from tests.faults.matrix import FAULTS
-from tests.faults.run import RESUME_S
+from tests.soak.options import add_resume
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,13 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1, help="each fault so often, other seeds")
     parser.add_argument("--longest", type=float, default=60, help="seconds of the longest fault")
     parser.add_argument("--keep", type=Path, help="directory for the files of runs that failed")
-    parser.add_argument(
-        "--resume",
-        type=float,
-        default=RESUME_S,
-        metavar="SECONDS",
-        help="writes are back so long after healing; more where other loads share the machine",
-    )
+    add_resume(parser)
     options = parser.parse_args(arguments)
     if options.list:
         for fault in FAULTS.values():
