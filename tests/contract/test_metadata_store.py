@@ -11,6 +11,7 @@ import pytest
 
 from semel.controller.store import (
     Change,
+    ControllerAddress,
     MemoryStore,
     MetadataStore,
     SqliteStore,
@@ -22,6 +23,8 @@ from semel.controller.store.memory import Table
 from semel.protos.errors import Closed
 
 Check = Callable[[MetadataStore], Awaitable[None]]
+
+ME = ControllerAddress(controller_id=1, address="127.0.0.1:7070")
 
 
 def put(*keys: str, value: bytes = b"v", **checks: int | None) -> Transaction:
@@ -36,6 +39,15 @@ async def check_reading_what_was_written(store: MetadataStore) -> None:
     entry = await store.get("/a")
     assert entry is not None
     assert entry.value == b""
+
+
+async def check_one_controller_comes_into_office(store: MetadataStore) -> None:
+    async with asyncio.timeout(10):
+        async for mastership in store.mastership():
+            if mastership.mine:
+                assert mastership.master == ME
+                break
+    assert await store.controllers() == {ME: True}
 
 
 async def check_scanning_one_prefix_in_order(store: MetadataStore) -> None:
@@ -194,6 +206,7 @@ CHECKS: dict[str, Check] = {
 @pytest.fixture(params=["memory", "sqlite"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[MetadataStore]:
     opened = MemoryStore() if request.param == "memory" else await SqliteStore.open(tmp_path)
+    await opened.start(ME)
     yield opened
     await opened.close()
 
@@ -284,6 +297,7 @@ async def test_the_suite_catches_planted_bugs(plant: Callable[[], MemoryStore]) 
     caught = []
     for name, check in CHECKS.items():
         store = plant()
+        await store.start(ME)
         try:
             async with asyncio.timeout(0.5):
                 await check(store)

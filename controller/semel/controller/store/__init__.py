@@ -2,6 +2,8 @@
 
 from semel.controller.store.base import (
     Change,
+    ControllerAddress,
+    Mastership,
     MetadataStore,
     StoreFailed,
     Transaction,
@@ -13,6 +15,8 @@ from semel.controller.store.sqlite import SqliteStore
 
 __all__ = [
     "Change",
+    "ControllerAddress",
+    "Mastership",
     "MemoryStore",
     "MetadataStore",
     "SqliteStore",

@@ -14,6 +14,8 @@ Invariants
    changed nothing.
 4. `watch` misses nothing: it begins with all there is, and every later state of every key is
    covered by a later `Change` (several may be folded into one).
+5. `mastership` is a hint: two controllers may believe for a moment that they are master. Which of
+   them may write is decided by compare-and-set alone (`office.py`).
 
 Not here: what the keys mean (`records.py`).
 """
@@ -23,6 +25,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import grpc.aio
 
 from semel.protos.errors import Unavailable
 
@@ -53,6 +57,25 @@ class Change:
     revision: int
     puts: Mapping[str, Versioned]
     deletes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerAddress:
+    """One controller of the group."""
+
+    controller_id: int
+    address: str
+    """HOST:PORT under which clients, brokers and other controllers reach it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mastership:
+    """Who should be in office, as the store sees it."""
+
+    master: ControllerAddress | None
+    """None while nobody is, or nobody is known."""
+    mine: bool
+    """This controller should take office, or stay in it."""
 
 
 class VersionConflict(Unavailable):
@@ -89,6 +112,26 @@ class MetadataStore(Protocol):
 
     def watch(self, prefix: str) -> AsyncGenerator[Change]:
         """All keys under `prefix` at once, then what changes; ends when the store is closed."""
+        ...
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        """Adds what the store itself serves to the controller's port, before the server starts."""
+        ...
+
+    async def start(self, me: ControllerAddress) -> None:
+        """Enters the group under the address that others reach; called once, after `attach`.
+
+        Returns as soon as the store may be asked; reads and transactions then wait for a majority,
+        and raise Unavailable when there is none in time.
+        """
+        ...
+
+    def mastership(self) -> AsyncGenerator[Mastership]:
+        """Who should be in office, at once and after each change; ends when the store is closed."""
+        ...
+
+    async def controllers(self) -> dict[ControllerAddress, bool]:
+        """All controllers of the group, and whether each was heard of lately."""
         ...
 
     async def wait_failed(self) -> StoreFailed:

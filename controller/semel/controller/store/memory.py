@@ -18,8 +18,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+import grpc.aio
+
 from semel.controller.store.base import (
     Change,
+    ControllerAddress,
+    Mastership,
     StoreFailed,
     Transaction,
     VersionConflict,
@@ -67,6 +71,8 @@ class MemoryStore:
         self._changed: asyncio.Future[None] | None = None
         self._failed: asyncio.Future[StoreFailed] | None = None
         self._closed = False
+        self._closing = asyncio.Event()
+        self._me: ControllerAddress | None = None
 
     async def get(self, key: str) -> Versioned | None:
         self._check_open()
@@ -112,6 +118,22 @@ class MemoryStore:
                 self._changed = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._changed)
 
+    def attach(self, server: grpc.aio.Server) -> None:
+        """Nobody else has to reach this store."""
+
+    async def start(self, me: ControllerAddress) -> None:
+        self._me = me
+
+    async def mastership(self) -> AsyncGenerator[Mastership]:
+        """The only controller is master until it ends."""
+        assert self._me is not None
+        yield Mastership(master=self._me, mine=True)
+        await self._closing.wait()
+
+    async def controllers(self) -> dict[ControllerAddress, bool]:
+        assert self._me is not None
+        return {self._me: True}
+
     async def wait_failed(self) -> StoreFailed:
         if self._failed is None:
             self._failed = asyncio.get_running_loop().create_future()
@@ -120,6 +142,7 @@ class MemoryStore:
     async def close(self) -> None:
         async with self._writing:
             self._closed = True
+        self._closing.set()
         self._wake()
 
     def _fail(self, error: StoreFailed) -> None:
