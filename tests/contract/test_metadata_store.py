@@ -66,6 +66,15 @@ async def check_the_revision_rises_with_every_transaction(store: MetadataStore) 
     assert revisions == sorted(set(revisions))
 
 
+async def check_a_revision_can_be_raised_and_never_lowered(store: MetadataStore) -> None:
+    high = await store.transact(Transaction(puts={"/a": b"v"}, revision_min=1 << 40))
+    assert high == 1 << 40
+    assert await store.get("/a") == Versioned(value=b"v", version=high)
+    later = await store.transact(Transaction(puts={"/a": b"v"}, revision_min=5))
+    assert later > high
+    assert await store.revision() == later
+
+
 async def check_a_failed_check_changes_nothing(store: MetadataStore) -> None:
     version = await store.transact(put("/a", value=b"old"))
     revision = await store.revision()
@@ -236,6 +245,11 @@ class CountsPerKey(Table):
         return self.revision
 
 
+class NeverRaises(Table):
+    def next_revision(self, transaction: Transaction) -> int:
+        return self.revision + 1
+
+
 class KeepsDeleted(Table):
     def apply(self, transaction: Transaction) -> int:
         return super().apply(Transaction(puts=transaction.puts))
@@ -286,12 +300,22 @@ def with_table(table: type[Table]) -> MemoryStore:
         lambda: with_table(ForgetsChecks),
         lambda: with_table(ChecksOneKeyOnly),
         lambda: with_table(CountsPerKey),
+        lambda: with_table(NeverRaises),
         lambda: with_table(KeepsDeleted),
         lambda: with_table(AppliesBeforeItChecks),
         SleepyStore,
         RacyStore,
     ],
-    ids=["no-checks", "one-check", "per-key", "keeps-deleted", "not-atomic", "sleepy", "racy"],
+    ids=[
+        "no-checks",
+        "one-check",
+        "per-key",
+        "never-raises",
+        "keeps-deleted",
+        "not-atomic",
+        "sleepy",
+        "racy",
+    ],
 )
 async def test_the_suite_catches_planted_bugs(plant: Callable[[], MemoryStore]) -> None:
     caught = []

@@ -48,6 +48,9 @@ class Transaction:
     puts: Mapping[str, bytes] = field(default_factory=dict)
     deletes: frozenset[str] = frozenset()
     """Deleting an absent key changes nothing. No key is both put and deleted."""
+    revision_min: int = 0
+    """The transaction's revision is at least this: what is moved from another store must not begin
+    below what that one gave out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,9 +48,13 @@ class Table:
             if found != expected:
                 raise VersionConflict(f"{key} is at version {found}, expected {expected}")
 
+    def next_revision(self, transaction: Transaction) -> int:
+        """The revision that the transaction gets if it is applied now."""
+        return max(self.revision + 1, transaction.revision_min)
+
     def apply(self, transaction: Transaction) -> int:
         """Applies a checked transaction; returns the new revision."""
-        self.revision += 1
+        self.revision = self.next_revision(transaction)
         for key, value in transaction.puts.items():
             self.entries[key] = Versioned(value=bytes(value), version=self.revision)
         for key in transaction.deletes:
@@ -94,7 +98,7 @@ class MemoryStore:
         async with self._writing:
             self._check_open()
             self._table.check(transaction)
-            await self._persist(transaction, self._table.revision + 1)
+            await self._persist(transaction, self._table.next_revision(transaction))
             revision = self._table.apply(transaction)
         self._wake()
         return revision
