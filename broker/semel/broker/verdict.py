@@ -5,8 +5,8 @@ has of it; `judge` draws the conclusion. Why the rule for cutting is safe stands
 docs/decisions/torn-entries.md.
 
 Invariants
-1. An entry is cut only when *every* member has answered and none has it whole, had it whole once,
-   or may have forgotten it; the own copy must be a possible torn write.
+1. An entry is cut only when *every* member has answered and none has it whole or had it whole once;
+   the own copy must be a possible torn write, and one member at most may have forgotten it.
 2. An entry is called lost only when every member has answered and none has it or may have had it.
 
 Not here: asking (`repair.py`), truncating (`raft/following.py`).
@@ -16,14 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from enum import Enum, auto
+from typing import Final
 
 from semel.protos.ids import NodeId
 from semel.protos.v1.raft_pb2 import (
     ENTRY_STANDING_ABSENT,
     ENTRY_STANDING_DAMAGED,
     ENTRY_STANDING_TORN,
+    ENTRY_STANDING_UNKNOWN,
     EntryStanding,
 )
+
+_FORGETFUL_MAX: Final = 1
+"""A commit needs two copies at least: beside the one that a lost disk took, another that was whole
+and rotted would have to look like a torn write."""
 
 
 class Verdict(Enum):
@@ -47,7 +53,9 @@ def judge(
     if any(node not in standings for node in members):
         return Verdict.WAIT
     said = {standings[node] for node in members}
-    if torn and said <= {ENTRY_STANDING_ABSENT, ENTRY_STANDING_TORN}:
+    forgetful = sum(standings[node] == ENTRY_STANDING_UNKNOWN for node in members)
+    never_whole = {ENTRY_STANDING_ABSENT, ENTRY_STANDING_TORN, ENTRY_STANDING_UNKNOWN}
+    if torn and said <= never_whole and forgetful <= _FORGETFUL_MAX:
         return Verdict.CUT
     if said <= {ENTRY_STANDING_ABSENT, ENTRY_STANDING_TORN, ENTRY_STANDING_DAMAGED}:
         return Verdict.LOST
