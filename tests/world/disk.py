@@ -1,11 +1,12 @@
-"""A node's disk: forgets what was not synced, tears, stalls, fails, fills up, rots, and dies at any
-operation.
+"""A node's disk: forgets what was not synced, tears, stalls, fails, fills up, rots, misdirects, and
+dies at any operation.
 
 How it works. The bytes lie in the log's own simulated file system (`tests/unit/log/sim_files.py`),
 which keeps a durable image of every file and name beside the present one. A process sees it through
 a `NodeFiles`, which makes each operation take its time: a thread sleeps, the event loop stands
 still. A crash is planned as "at the so-manieth operation of this kind": the process dies in it, and
-the operation is done, or not, or (a write) in part.
+the operation is done, or not, or (a write) in part. A misdirected write is planned likewise: it
+succeeds, and its bytes lie elsewhere in the file or in another file of the node.
 
 Not here: which faults happen when (`nemesis.py`).
 """
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 from semel.broker.log.files import File
+from semel.broker.log.hard_state import BLOCK_BYTES
 from tests.unit.log.sim_files import SECTOR, SimFiles
 from tests.world.loop import Killed, Process
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from tests.world.world import World
 
 SLOW_KINDS = frozenset({"sync", "syncdir"})
+_LASTING = frozenset({"segment", "checkpoint", "kept", "hard_state", "CURRENT", "IDENTITY"})
 
 
 class Disk:
@@ -44,6 +47,13 @@ class Disk:
         self.crash_kind = ""
         self.fail_in: int | None = None
         """Operations until one fails with EIO."""
+        self.misdirect_in: int | None = None
+        """Writes to the node's lasting files until one lands elsewhere."""
+        self.misdirect_file = ""
+        """Only writes to files whose names begin so count."""
+        self.on_misdirected: Callable[[], None] = lambda: None
+        self.vote_struck = False
+        """A block of `hard_state` was damaged or not written: the format survives one."""
         self.seen: Counter[str] = Counter()
 
     def mount(self, process: Process) -> NodeFiles:
@@ -62,7 +72,7 @@ class Disk:
         self._calm()
 
     def _calm(self) -> None:
-        self.crash_in = self.fail_in = None
+        self.crash_in = self.fail_in = self.misdirect_in = None
         self.stalled_until = 0.0
 
     def latency(self, kind: str) -> float:
@@ -85,6 +95,67 @@ class Disk:
         if offset + len(data) <= len(durable):
             durable[offset : offset + len(data)] = data
         self.world.count("damage: " + path.name.split("-")[0])
+
+    def misdirects(self, file: File, data: bytes, offset: int) -> bool:
+        """Whether this write has landed elsewhere instead.
+
+        Never where it strikes both places of one entry, frame and ID: one fault that finds both is
+        more than the format survives.
+        """
+        source = next(
+            (path for path, inode in self.files.names_now.items() if inode is file._inode),  # type: ignore[attr-defined]
+            None,
+        )
+        kind = "" if source is None else _lasting(source.name.removesuffix(".tmp"))
+        if source is None or not kind.startswith(self.misdirect_file) or not kind:
+            return False
+        assert self.misdirect_in is not None
+        self.misdirect_in -= 1
+        if self.misdirect_in >= 0 or (kind == "hard_state" and self.vote_struck):
+            return False
+        others = [path for path in sorted(self.files.names_now) if self._may_take(path, data)]
+        inside = self.random.random() < 0.5 or not others
+        target = source if inside else self.random.choice(others)
+        inode = self.files.names_now[target]
+        assert inode is not None
+        at = self.random.randrange(0, max(1, len(inode.data) - len(data))) // SECTOR * SECTOR
+        landing = data[: max(0, len(inode.data) - at)]
+        if (
+            file.read(len(data), offset) == data
+            or bytes(inode.data[at : at + len(landing)]) == landing
+            or (_lasting(target.name) == "segment" and _strikes_both(inode.data, at, landing))
+            or (inside and kind == "segment" and offset < _frames_at(inode.data) <= at)
+        ):
+            return False  # another write will do
+        self.misdirect_in = None
+        self.vote_struck |= "hard_state" in (kind, _lasting(target.name))
+        self.files.open(target).write([landing], at)
+        self.on_misdirected()
+        self.world.fault(f"misdirected write of {kind}")
+        self.world.count("misdirected write " + ("within a file" if inside else "to another file"))
+        return True
+
+    def _may_take(self, path: Path, data: bytes) -> bool:
+        """Whether a write may land in this file."""
+        kind = _lasting(path.name)
+        if kind == "hard_state":
+            return not self.vote_struck and len(data) <= BLOCK_BYTES - SECTOR
+        return kind != ""
+
+
+def _lasting(name: str) -> str:
+    """What kind of file it is; empty for one that is not there to last."""
+    kind = name.partition("-")[0]
+    return kind if kind in _LASTING else ""
+
+
+def _frames_at(segment: bytearray) -> int:
+    """Where the first frame begins; IDs lie before it."""
+    return int.from_bytes(segment[44:48], "little")
+
+
+def _strikes_both(segment: bytearray, at: int, landing: bytes) -> bool:
+    return at < _frames_at(segment) < at + len(landing)
 
 
 class NodeFiles:
@@ -197,6 +268,11 @@ class _NodeFile:
                 if data[:torn]:
                     self._file.write([data[:torn]], offset)
             raise
+        disk = self._layer.disk
+        if disk.misdirect_in is not None:
+            data = b"".join(parts)
+            if disk.misdirects(self._file, data, offset):
+                return
         self._file.write(parts, offset)
 
     def read(self, length: int, offset: int) -> bytes:

@@ -45,6 +45,7 @@ FAULTS: dict[str, int] = {
     "disk error": 3,
     "disk full": 6,
     "rot": 6,
+    "misdirected write": 12,
     "lost directory": 1,
     "wall clock jump": 4,
     "planned restart": 5,
@@ -396,14 +397,30 @@ class Nemesis:
             at -= at % 512
             source = random.randrange(0, used) // 512 * 512
             new = bytes(data[source : source + 512])[: len(data) - at]
-        if kind == "hard_state" and host.hard_state_rot:
+        if kind == "hard_state" and host.disk.vote_struck:
             return  # one block a run: the format promises no more
         if bytes(data[at : at + len(new)]) == new:
             return
-        host.hard_state_rot |= kind == "hard_state"
+        host.disk.vote_struck |= kind == "hard_state"
         host.damaged = True
         host.disk.damage(path, at, new)
         self.world.fault(f"rot in {kind.strip('-')}")
+
+    def _misdirected_write(self) -> None:
+        """One of the next writes of the node that may rot succeeds, and lies elsewhere."""
+        host = self.run.hosts[NodeId(self.run.plan.victim)]
+
+        def bitten() -> None:
+            host.damaged = True
+
+        host.disk.on_misdirected = bitten
+        # Not the very next one, which may be the ID of a frame that was misdirected before.
+        host.disk.misdirect_in = self._random.randrange(2, 12)
+        host.disk.misdirect_file = self._random.choice(
+            ("", "segment", "segment", "checkpoint", "kept", "hard_state")
+        )
+        if host.disk.misdirect_file in ("checkpoint", "kept", "hard_state"):
+            host.disk.misdirect_in = self._random.randrange(0, 2)
 
     def _lost_directory(self) -> None:
         host = self.run.hosts[NodeId(self.run.plan.victim)]

@@ -136,7 +136,6 @@ class BrokerHost:
         self.refused = ""
         self.damaged = False
         """Bytes of its disk were changed behind its back."""
-        self.hard_state_rot = False
         self.wiped = False
         self.away_s = 0.0
         """How long it stays away after the next death, if above 0."""
@@ -194,6 +193,7 @@ class BrokerHost:
 
     def wipe(self) -> None:
         """The data directory is gone; only while it is down."""
+        self.disk.misdirect_in = None
         self.disk.files = SimFiles()
         self.wiped = True
 

@@ -188,7 +188,7 @@ class Run:
             client.stopping = True
         for host in self.hosts.values():
             host.disk.files.room = None
-            host.disk.crash_in = host.disk.fail_in = None
+            host.disk.crash_in = host.disk.fail_in = host.disk.misdirect_in = None
             host.disk.stalled_until = 0.0
             host.disk.sync_max_s = 0.002
 

@@ -209,3 +209,37 @@ def test_a_cut_link_lets_no_datagram_through() -> None:
     world.loop.run(1)
     world.end()
     assert got == ["open"]
+
+
+def test_a_misdirected_write_succeeds_and_lies_elsewhere() -> None:
+    kept, other = Path("/sim/x/kept-1"), Path("/sim/x/checkpoint-1")
+    inside = 0
+    for seed in range(20):
+        world = World(seed)
+        disk = Disk(world, "h")
+        bitten: list[int] = []
+        disk.on_misdirected = lambda bitten=bitten, seed=seed: bitten.append(seed)  # type: ignore[misc]
+
+        async def main(disk: Disk = disk, world: World = world) -> None:
+            files = disk.mount(world.hosts["h"])
+            files.make_directory(kept.parent)
+            opened = {path: files.open(path, create=True) for path in (kept, other)}
+            for file in opened.values():
+                file.write([b"." * 4096], 0)
+            disk.misdirect_in, disk.misdirect_file = 0, "kept"
+            opened[other].write([b"o" * 8], 0)
+            opened[kept].write([b"k" * 512], 1024)
+
+        started(world, main)
+        world.loop.run(5)
+        assert not world.loop.errors
+        found = {path: bytes(disk.files.image(path)) for path in (kept, other)}
+        world.end()
+        if not bitten:
+            continue  # it had chosen its own place: nobody could tell
+        assert found[kept][1024:1536] == b"." * 512
+        assert b"".join(found.values()).count(b"k") == 512
+        assert found[other][:8] in (b"o" * 8, b"k" * 8), "only what was asked for goes astray"
+        assert world.seen["misdirected write of kept"] == 1
+        inside += found[kept].count(b"k") == 512
+    assert 0 < inside < 20, "some stay in their file, others leave it"
