@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from semel.controller.store import (
     Versioned,
 )
 from semel.controller.store.memory import Table
+from semel.controller.store.zookeeper import ZooKeeperStore
 from semel.protos.errors import Closed
+from tests.zookeeper import Server
 
 Check = Callable[[MetadataStore], Awaitable[None]]
 
@@ -181,13 +184,19 @@ async def check_a_watch_misses_nothing(store: MetadataStore) -> None:
 
 
 async def check_closing_ends_watches_and_refuses_calls(store: MetadataStore) -> None:
-    async def follow() -> list[Change]:
-        return [change async for change in store.watch("/")]
+    begun = asyncio.Event()
+    seen: list[Change] = []
+
+    async def follow() -> None:
+        async for change in store.watch("/"):
+            seen.append(change)
+            begun.set()
 
     following = asyncio.ensure_future(follow())
-    await asyncio.sleep(0.01)
+    await begun.wait()
     await store.close()
-    assert len(await following) == 1
+    await following
+    assert len(seen) == 1
     for call in (store.get("/a"), store.scan("/"), store.transact(put("/a")), store.revision()):
         with pytest.raises(Closed):
             await call
@@ -212,9 +221,21 @@ CHECKS: dict[str, Check] = {
 }
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+async def open_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> MetadataStore:
+    match kind:
+        case "memory":
+            return MemoryStore()
+        case "sqlite":
+            return await SqliteStore.open(tmp_path)
+        case _:
+            assert kind == "zookeeper"
+            server: Server = request.getfixturevalue("zookeeper_server")
+            return await ZooKeeperStore.open((server.address,), f"/{secrets.token_hex(8)}")
+
+
+@pytest.fixture(params=["memory", "sqlite", "zookeeper"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[MetadataStore]:
-    opened = MemoryStore() if request.param == "memory" else await SqliteStore.open(tmp_path)
+    opened = await open_store(request.param, request, tmp_path)
     await opened.start(ME)
     yield opened
     await opened.close()

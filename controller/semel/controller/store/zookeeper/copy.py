@@ -1,0 +1,154 @@
+"""A controller's copy of all entries in ZooKeeper: brought up to date, confirmed, written through.
+
+How it works. `head` names the keys that changed lately, so a copy that is a little behind reads
+only those, and one that is far behind reads everything. While it reads, others may write; so it
+reads `head` again at the end and goes on with what changed meanwhile, until nothing did. The copy
+is then what the store was at that moment. A write is one `multi` that sets `head` only if that
+still has the version which the copy knows.
+
+Invariants
+1. The copy is of one revision: it changes in one step, after everything was read or written.
+2. One task at a time calls these methods (`store.py` holds a lock).
+3. While `stale`, nothing may be decided by the copy. A call that was cancelled or lost its
+   connection leaves that to its caller to set.
+
+Not here: what to do when the connection breaks (`store.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from semel.controller.store.base import StoreFailed, Transaction, Versioned
+from semel.controller.store.memory import Table
+from semel.controller.store.zookeeper.layout import Head, Paths, key_of, pack, unpack
+from semel.controller.store.zookeeper.session import Operation, Refused, Session
+from semel.protos.errors import DataDirectoryError
+
+READS_AT_ONCE: Final = 256
+
+
+class Copy:
+    """The entries as they were at `table.revision`."""
+
+    def __init__(self, session: Session, paths: Paths, fail: Callable[[str], StoreFailed]) -> None:
+        """`fail` takes note that the store is beyond use and returns the error to raise."""
+        self.table = Table()
+        self.head = Head(cluster_id="")
+        self.stale = True
+        """It must be brought up to date first: the connection broke, or never was."""
+        self._session = session
+        self._paths = paths
+        self._fail = fail
+        self._version = -1
+        """ZooKeeper's version of `head` when it was as it is here; -1: nothing was read yet."""
+
+    async def look(self, on_change: Callable[[], None]) -> None:
+        """Brings the copy up to date; `on_change` is called after the store's next change."""
+        _, version = await self._read_head(on_change)
+        if self.stale or version != self._version:
+            await self.refresh()
+
+    async def send(self, transaction: Transaction, request: str) -> int:
+        """One attempt from the copy's revision; takes the result into the copy."""
+        revision = self.table.next_revision(transaction)
+        head = self.head.follow(transaction, revision, request)
+        operations = [
+            Operation(kind="set", path=self._paths.head, data=head.dump(), version=self._version)
+        ]
+        for key, value in transaction.puts.items():
+            operations.append(
+                Operation(
+                    kind="set" if key in self.table.entries else "create",
+                    path=self._paths.entry(key),
+                    data=pack(key, revision, bytes(value)),
+                )
+            )
+        operations += [
+            Operation(kind="delete", path=self._paths.entry(key))
+            for key in sorted(transaction.deletes)
+            if key in self.table.entries
+        ]
+        results = await self._session.commit(operations)
+        self.table.apply(transaction)
+        self.head, self._version = head, results[0].version
+        return revision
+
+    async def confirm(self) -> bool:
+        """Asks the majority whether the copy is the newest; if not, it is stale from now on.
+
+        True in both cases: the refusal was agreed by the majority too, and nothing that this
+        session reads after it is older.
+        """
+        check = Operation(kind="check", path=self._paths.head, version=self._version)
+        try:
+            await self._session.commit([check])
+        except Refused:
+            self.stale = True
+        return True
+
+    async def refresh(self) -> None:
+        """Reads what changed until nothing changes meanwhile; the copy is then of that moment."""
+        await self._session.sync(self._paths.head)
+        head, version = await self._read_head()
+        if head.revision < self.table.revision:
+            raise self._fail(f"it went back from revision {self.table.revision} to {head.revision}")
+        fresh: dict[str, Versioned | None] = {}
+        changed = None
+        if self._version >= 0:
+            changed = head.changed_since(self.table.revision)
+        whole = changed is None
+        while True:
+            if changed is None:
+                fresh, whole = {}, True
+                names = await self._session.children(self._paths.entries) or []
+                changed = {key_of(name) for name in names}
+            fresh |= await self._read_entries(changed)
+            newest, newest_version = await self._read_head()
+            if newest_version == version:
+                break
+            changed = newest.changed_since(head.revision)
+            head, version = newest, newest_version
+        if whole:
+            self.table.entries.clear()
+        for key, entry in fresh.items():
+            if entry is None:
+                self.table.entries.pop(key, None)
+            elif entry.version <= head.revision:
+                self.table.entries[key] = entry
+            else:
+                raise self._fail(f"{key} is newer than its head")
+        self.table.revision = head.revision
+        self.head, self._version = head, version
+        self.stale = False
+
+    async def _read_entries(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
+        """What stands under each key now, None where nothing does."""
+        found: dict[str, Versioned | None] = {}
+        waiting = sorted(keys)
+        while waiting:
+            some, waiting = waiting[:READS_AT_ONCE], waiting[READS_AT_ONCE:]
+            reads = (self._session.read(self._paths.entry(key)) for key in some)
+            nodes = await asyncio.gather(*reads)
+            for key, node in zip(some, nodes, strict=True):
+                found[key] = None if node is None else self._unpacked(key, node.data)
+        return found
+
+    def _unpacked(self, key: str, data: bytes) -> Versioned:
+        try:
+            return unpack(key, data)
+        except DataDirectoryError as error:
+            self._fail(error.message)
+            raise
+
+    async def _read_head(self, on_change: Callable[[], None] | None = None) -> tuple[Head, int]:
+        node = await self._session.read(self._paths.head, on_change)
+        if node is None:
+            raise self._fail("it was removed")
+        try:
+            return Head.load(node.data), node.version
+        except DataDirectoryError as error:
+            self._fail(error.message)
+            raise

@@ -1,0 +1,412 @@
+"""The metadata store of a group of controllers: ZooKeeper, which the operator runs anyway.
+
+How it works. ZooKeeper counts versions a node, and forgets them with the node; the seam wants one
+revision for all keys. So every transaction is one `multi` that also sets the node `head`, and only
+if that still has the version it was made from. That makes one order of all transactions; revisions
+are counted in `head`, and each entry holds the revision that wrote it.
+
+Every controller keeps a copy of all entries (`Table`), and brings it up to date by `head`, which
+names the keys that changed lately. What it decides by the copy is confirmed: a transaction by its
+own check of `head`, a read by a `multi` that only checks `head`. Both are agreed by ZooKeeper's
+majority; its plain reads, and even `sync`, are not, and an old leader may answer them.
+
+When the connection breaks under a transaction, nobody knows whether it was done. It is sent again
+with the same check of `head`: one of the two can be done, never both. When the check fails then,
+`head` says whether it was ours that changed it (each transaction has an id of its own).
+
+Invariants
+1. Only `_turn`'s owner asks or changes the copy over the wire.
+2. A VersionConflict is raised only by what a majority has confirmed after the call began, and only
+   when the transaction is known not to have been done.
+3. When a call ends without knowing whether its transaction was done, this controller first lays the
+   mastership down: who takes office again reads everything again.
+
+Not here: reading and writing entries (`copy.py`), bytes and paths (`layout.py`), threads and
+connections (`session.py`), who is master (`election.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Final, TypeVar
+
+import grpc.aio
+
+from semel.controller.store.base import (
+    Change,
+    ControllerAddress,
+    Mastership,
+    StoreFailed,
+    Transaction,
+    VersionConflict,
+    Versioned,
+)
+from semel.controller.store.zookeeper.copy import Copy
+from semel.controller.store.zookeeper.election import Election
+from semel.controller.store.zookeeper.layout import Head, Paths, check_size
+from semel.controller.store.zookeeper.session import (
+    ConnectionLost,
+    NodeExists,
+    NodeMissing,
+    Operation,
+    Refused,
+    Session,
+)
+from semel.protos.errors import Closed, DataDirectoryError, Unavailable
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+SESSION_MS: Final = 2_000
+"""How long ZooKeeper waits for a silent controller, if its tickTime allows so little: short enough
+for a fail-over within 3 s, long enough for a collection of garbage."""
+REQUEST_S: Final = 5.0
+"""How long a call waits for a connection and a majority: longer than a lease, so that a call that
+fails for lack of them fails in a controller that is master no more."""
+
+
+class ZooKeeperStore:
+    """A MetadataStore under a chroot of a ZooKeeper ensemble; made by `open`."""
+
+    def __init__(
+        self,
+        hosts: tuple[str, ...],
+        chroot: str,
+        *,
+        auth: str = "",
+        session_ms: int = SESSION_MS,
+        request_s: float = REQUEST_S,
+    ) -> None:
+        self._paths = Paths(chroot=chroot)
+        self._request_s = request_s
+        self._session = Session(hosts, session_ms=session_ms, auth=auth, on_state=self._on_state)
+        self._turn = asyncio.Lock()
+        self._next_confirmation: asyncio.Future[None] | None = None
+        """The confirmation that waits for its turn; who asks now joins it."""
+        self._changed: asyncio.Future[None] | None = None
+        self._copy = Copy(self._session, self._paths, self._fail)
+        self._failed: asyncio.Future[StoreFailed] = asyncio.get_running_loop().create_future()
+        self._closed = False
+        self._me: ControllerAddress | None = None
+        self._election: Election | None = None
+        self._standing: asyncio.Future[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        hosts: tuple[str, ...],
+        chroot: str,
+        *,
+        cluster_id: str = "",
+        auth: str = "",
+        session_ms: int = SESSION_MS,
+        request_s: float = REQUEST_S,
+    ) -> ZooKeeperStore:
+        """Connects to the servers (HOST:PORT each) and opens or makes the store at `chroot`.
+
+        `auth` is USER:PASSWORD: the store is made for this user alone. Only the last part of
+        `chroot` is made when it is missing. Raises Unavailable when no server can be used,
+        DataDirectoryError when the chroot cannot be, holds something else or another cluster, and
+        PermissionDenied.
+        """
+        store = cls(hosts, chroot, auth=auth, session_ms=session_ms, request_s=request_s)
+        try:
+            await store._session.connect(request_s)
+            await store._in_time(lambda: store._make(cluster_id), "opening the store")
+            await store._confirmed()
+            found = store._copy.head.cluster_id
+            if cluster_id and found not in ("", cluster_id):
+                raise DataDirectoryError(
+                    f"the store {chroot} in ZooKeeper belongs to cluster {found}, "
+                    f"not to {cluster_id}. Choose another chroot"
+                )
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def get(self, key: str) -> Versioned | None:
+        await self._confirmed()
+        return self._copy.table.entries.get(key)
+
+    async def scan(self, prefix: str) -> dict[str, Versioned]:
+        await self._confirmed()
+        return self._copy.table.scan(prefix)
+
+    async def revision(self) -> int:
+        await self._confirmed()
+        return self._copy.table.revision
+
+    async def transact(self, transaction: Transaction) -> int:
+        """As the contract says; raises MessageTooLarge above ZooKeeper's limit of 1 MB a change."""
+        check_size(transaction)
+        # Shielded: what was sent may be done, and the copy must follow it.
+        return await asyncio.shield(asyncio.ensure_future(self._transact(transaction)))
+
+    async def watch(self, prefix: str) -> AsyncGenerator[Change]:
+        seen: dict[str, Versioned] = {}
+        first = True
+        while not self._closed:
+            if self._changed is None:
+                self._changed = asyncio.get_running_loop().create_future()
+            changed = self._changed
+            try:
+                await self._look()
+            except Closed:
+                return
+            entries = self._copy.table.scan(prefix)
+            puts = {key: entry for key, entry in entries.items() if seen.get(key) != entry}
+            deletes = frozenset(seen.keys() - entries.keys())
+            if first or puts or deletes:
+                first = False
+                seen = entries
+                yield Change(revision=self._copy.table.revision, puts=puts, deletes=deletes)
+            await asyncio.shield(changed)
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        """The controllers meet in ZooKeeper only."""
+
+    async def start(self, me: ControllerAddress) -> None:
+        assert self._me is None
+        self._me = me
+        await self._in_time(lambda: self._enter(me), "entering the group")
+        self._election = Election(self._session, self._paths, me)
+        self._standing = asyncio.ensure_future(self._stand(self._election))
+
+    async def mastership(self) -> AsyncGenerator[Mastership]:
+        assert self._election is not None
+        election, queue = self._election, self._election.subscribe()
+        try:
+            while not self._closed and (mastership := await queue.get()) is not None:
+                yield mastership
+        finally:
+            election.unsubscribe(queue)
+
+    async def controllers(self) -> dict[ControllerAddress, bool]:
+        assert self._election is not None
+        election = self._election
+        return await self._in_time(lambda: self._controllers(election), "asking who is there")
+
+    async def wait_failed(self) -> StoreFailed:
+        return await asyncio.shield(self._failed)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._standing is not None:
+            self._standing.cancel()
+            await asyncio.gather(self._standing, return_exceptions=True)
+        if self._election is not None:
+            self._election.close()
+        self._wake()
+        await self._session.close()
+
+    # Transactions and confirmed reads.
+
+    async def _transact(self, transaction: Transaction) -> int:
+        request = secrets.token_hex(8)
+        self._check_open()
+        try:
+            async with asyncio.timeout(self._request_s), self._turn:
+                self._check_open()
+                return await self._commit(transaction, request)
+        except TimeoutError:
+            raise self._no_answer("the change") from None
+        finally:
+            self._wake()
+
+    async def _commit(self, transaction: Transaction, request: str) -> int:
+        sent_at: int | None = None
+        """The revision that an attempt was made from which may be done, or may yet be."""
+        broken = False
+        """The connection broke after such an attempt."""
+        confirmed = False
+        try:
+            while True:
+                try:
+                    if self._copy.stale:
+                        await self._copy.refresh()
+                    if sent_at is not None and self._copy.head.revision != sent_at:
+                        found = self._copy.head.revision_of(request)
+                        if found is not None:
+                            return found
+                        if not self._copy.head.tells_all_since(sent_at):
+                            raise self._fail("nobody can tell whether the last change was done")
+                        sent_at, broken = None, False  # others were first: it never can be done
+                    try:
+                        self._copy.table.check(transaction)
+                    except VersionConflict:
+                        if confirmed:
+                            raise
+                        confirmed = await self._copy.confirm()
+                        continue
+                    sent_at = self._copy.head.revision
+                    return await self._copy.send(transaction, request)
+                except Refused as error:
+                    if error.index:  # the check of `head` held, so no controller did that
+                        raise self._fail(f"somebody else changed its entries: {error}") from error
+                    self._copy.stale, confirmed = True, True
+                    sent_at = sent_at if broken else None
+                except ConnectionLost:
+                    self._copy.stale, confirmed = True, False
+                    broken = sent_at is not None
+                    await self._session.wait_connected()
+        except BaseException:
+            if sent_at is not None:
+                self._copy.stale = True
+                if self._election is not None:
+                    self._election.renounce()
+            raise
+
+    async def _confirmed(self) -> None:
+        """Returns when the copy is as new as the store was at some moment since this call."""
+        self._check_open()
+        if self._next_confirmation is None:
+            self._next_confirmation = asyncio.ensure_future(self._confirm_in_turn())
+        await asyncio.shield(self._next_confirmation)
+
+    async def _confirm_in_turn(self) -> None:
+        try:
+            async with asyncio.timeout(self._request_s), self._turn:
+                self._next_confirmation = None  # who comes from now on needs one of his own
+                self._check_open()
+                confirmed = False
+                while self._copy.stale or not confirmed:
+                    try:
+                        if self._copy.stale:
+                            await self._copy.refresh()
+                        confirmed = confirmed or await self._copy.confirm()
+                    except ConnectionLost:
+                        self._copy.stale, confirmed = True, False
+                        await self._session.wait_connected()
+        except TimeoutError:
+            raise self._no_answer("reading") from None
+        finally:
+            if self._next_confirmation is asyncio.current_task():
+                self._next_confirmation = None
+
+    # Keeping the copy.
+
+    async def _look(self) -> None:
+        """Brings the copy up to date and has `_wake` called at the next change. Raises Closed."""
+        while True:
+            await self._session.wait_connected()
+            try:
+                async with self._turn:
+                    await self._copy.look(self._wake)
+                    return
+            except ConnectionLost:
+                self._copy.stale = True
+
+    # The group.
+
+    async def _make(self, cluster_id: str) -> None:
+        """Makes the chroot and what the store needs in it, unless it is there."""
+        session, paths = self._session, self._paths
+        await session.sync(paths.chroot)
+        if await session.read(paths.head) is not None:
+            return
+        found = await session.children(paths.chroot)
+        if found is None:
+            try:
+                with contextlib.suppress(NodeExists):
+                    await session.create(paths.chroot)
+            except NodeMissing:
+                raise DataDirectoryError(
+                    f"there is no {paths.chroot.rpartition('/')[0]} in ZooKeeper, so "
+                    f"{paths.chroot} cannot be made. Check the spelling, or make it first"
+                ) from None
+        elif found:
+            if await session.read(paths.head) is None:
+                raise DataDirectoryError(
+                    f"{paths.chroot} in ZooKeeper is not a store of Semel's: it holds "
+                    f"{min(found)} and no head. Choose another chroot"
+                )
+            return  # another controller was faster
+        nodes = {
+            paths.head: Head(cluster_id=cluster_id).dump(),
+            paths.entries: b"",
+            paths.members: b"",
+            paths.election: b"",
+        }
+        with contextlib.suppress(Refused):  # again: faster
+            await session.commit(
+                [Operation(kind="create", path=path, data=data) for path, data in nodes.items()]
+            )
+
+    async def _enter(self, me: ControllerAddress) -> None:
+        """Notes under which address this controller is reached."""
+        path = f"{self._paths.members}/{me.controller_id}"
+        with contextlib.suppress(NodeExists):
+            await self._session.create(path, me.address.encode())
+            return
+        await self._session.set(path, me.address.encode())
+
+    async def _controllers(self, election: Election) -> dict[ControllerAddress, bool]:
+        names = await self._session.children(self._paths.members) or []
+        alive = await election.alive()
+        found = {}
+        for controller_id in sorted(int(name) for name in names if name.isdigit()):
+            node = await self._session.read(f"{self._paths.members}/{controller_id}")
+            if node is not None:
+                address = ControllerAddress(controller_id=controller_id, address=node.data.decode())
+                found[address] = controller_id in alive
+        return found
+
+    async def _stand(self, election: Election) -> None:
+        try:
+            await election.run()
+        except Closed:
+            return
+        except Exception as error:
+            log.exception("the election must end")
+            self._fail(str(error))
+
+    async def _in_time(self, work: Callable[[], Awaitable[T]], what: str) -> T:
+        """Runs `work`, again after each loss of the connection; Unavailable when time is up."""
+        self._check_open()
+        try:
+            async with asyncio.timeout(self._request_s):
+                while True:
+                    await self._session.wait_connected()
+                    with contextlib.suppress(ConnectionLost):
+                        return await work()
+        except TimeoutError:
+            raise self._no_answer(what) from None
+
+    def _on_state(self) -> None:
+        if self._election is not None:
+            self._election.on_state()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+        self._changed = None
+
+    def _check_open(self) -> None:
+        if self._failed.done():
+            raise self._failed.result()
+        if self._closed:
+            raise Closed("the metadata store is closed")
+
+    def _fail(self, reason: str) -> StoreFailed:
+        error = StoreFailed(
+            f"the store {self._paths.chroot} in ZooKeeper is of no more use: {reason}. The "
+            "controller must end"
+        )
+        if not self._failed.done():
+            self._failed.set_result(error)
+        return error
+
+    def _no_answer(self, what: str) -> Unavailable:
+        return Unavailable(
+            f"ZooKeeper at {','.join(self._session.hosts)} did not answer for "
+            f"{self._request_s:g} s ({what}). Check that most of its servers run"
+        )
