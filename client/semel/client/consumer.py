@@ -1,10 +1,10 @@
-"""A consumer's heart on the I/O thread: membership, locks, progress.
+"""A consumer's heart on the I/O thread: locks and progress.
 
-How it works. The controllers say which queues a member *should* hold (heartbeats); the brokers say
-which it *holds* (locks with fencing tokens). The consumer asks for the locks it should hold, again
-and again while another member still has them; it gives back those it should not, once nothing is
-delivered and uncommitted there or a grace time is over. While the controllers are down it goes on
-with what it holds.
+How it works. The controllers say which queues a member *should* hold (`membership.py`); the brokers
+say which it *holds* (locks with fencing tokens). The consumer asks for the locks it should hold,
+again and again while another member still has them; it gives back those it should not, once
+nothing is delivered and uncommitted there or a grace time is over. While the controllers are down
+it goes on with what it holds.
 
 Invariants
 1. A message is delivered only from a queue whose lock was granted to this member and is not known
@@ -20,16 +20,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import time
-from collections.abc import Iterable
 from typing import Any, Final
 
 from semel.client.cluster import Cluster
 from semel.client.config import ConsumerConfig
 from semel.client.core.routing import QueueRoute
 from semel.client.fetch import Feed, FeedQueue
+from semel.client.membership import Membership
 from semel.client.message import Message
 from semel.client.offsets import queue_ref
 from semel.client.pulling import Puller
@@ -37,26 +35,27 @@ from semel.client.runtime import Runtime
 from semel.protos.errors import (
     InvalidRequest,
     LockLost,
+    MemberFenced,
     OffsetOutOfRange,
     QueueLocked,
     SemelError,
     StaleGeneration,
-    UnknownMember,
     UnknownQueue,
     UnknownTopic,
     from_detail,
 )
 from semel.protos.ids import GroupId, QueueId, QueueKey, TopicId
-from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
+from semel.protos.v1 import broker_pb2, common_pb2
 
 logger = logging.getLogger(__name__)
 
-BEAT_TIMEOUT_S: Final = 2.0
 LOCK_RETRY_MIN_S: Final = 0.05
 LOCK_RETRY_MAX_S: Final = 1.0
+LOCKED_RETRY_MAX_S: Final = 0.4
+"""While another member has the lock: a hand-over should take no longer than it must."""
 RELEASE_GRACE_S: Final = 5.0
 """A queue that should go to another member is kept so long for the commit of what was delivered."""
-LEAVE_TIMEOUT_S: Final = 2.0
+RELEASE_TIMEOUT_S: Final = 2.0
 
 
 class ConsumerCore:
@@ -73,7 +72,6 @@ class ConsumerCore:
         self.group = group
         self.topics = topics
         self.config = config
-        self.member_id = config.member_id
         self.feed = Feed(
             self,
             cluster,
@@ -83,18 +81,26 @@ class ConsumerCore:
         )
         self.puller = Puller(self.feed)
         self._cluster = cluster
-        self._generation = 0
-        self._beat_s = 1.0
-        self._assigned: dict[QueueKey, tuple[str, QueueRoute]] = {}
+        self._membership = Membership(
+            cluster,
+            group,
+            topics,
+            config,
+            held=lambda: self._held,
+            on_assignment=lambda: self._changed.set(),
+            on_fenced=self._on_fenced,
+        )
+        self._fenced: MemberFenced | None = None
         self._held: dict[QueueKey, FeedQueue] = {}
         self._leaving: dict[QueueKey, float] = {}
         """Held, not assigned any more: until when their commits are waited for."""
         self._retry_at: dict[QueueKey, float] = {}
+        self._refusals: dict[QueueKey, int] = {}
+        """How often in a row another member still had the lock."""
         self._lost: dict[QueueKey, LockLost] = {}
         """Lost with something uncommitted; told by the next commit."""
         self._paused: set[QueueKey] = set()
         self._changed = asyncio.Event()
-        self._beat_now = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
 
     # --- life -----------------------------------------------------------------------------------
@@ -103,9 +109,9 @@ class ConsumerCore:
         """Joins the group. Raises UnknownTopic, Unavailable."""
         for topic in self.topics:
             await self._cluster.topic(topic)
-        await self._join()
+        await self._membership.join()
         for coroutine, name in (
-            (self._beat(), "beat"),
+            (self._membership.run(), "beat"),
             (self._keep_locks(), "locks"),
             (self._renew(), "renew"),
         ):
@@ -117,88 +123,30 @@ class ConsumerCore:
             task.cancel()
         self.feed.end()
         with contextlib.suppress(SemelError, TimeoutError):
-            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 await self._release(list(self._held.values()))
         self._held.clear()
         self.feed.close()
-        with contextlib.suppress(SemelError, TimeoutError):
-            async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                await self._cluster.controller(
-                    "LeaveGroup",
-                    controller_pb2.LeaveGroupRequest(group=self.group, member_id=self.member_id),
-                    LEAVE_TIMEOUT_S,
-                )
+        if self._fenced is None:
+            await self._membership.leave()
 
-    # --- membership -----------------------------------------------------------------------------
+    @property
+    def member_id(self) -> str:
+        """Identity within the group; empty before it has joined."""
+        return self._membership.member_id
 
-    async def _join(self) -> None:
-        name = self.config.client_name or f"{socket.gethostname()}:{os.getpid()}"
-        reply = await self._cluster.controller(
-            "JoinGroup",
-            controller_pb2.JoinGroupRequest(
-                group=self.group,
-                member_id=self.member_id,
-                topics=self.topics,
-                session_ms=self.config.session_ms,
-                client=name,
-            ),
-        )
-        self.member_id = reply.member_id
-        await self._on_membership(reply)
+    @property
+    def _assigned(self) -> dict[QueueKey, tuple[str, QueueRoute]]:
+        return self._membership.assigned
 
-    async def _beat(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._beat_s):
-                    await self._beat_now.wait()
-            self._beat_now.clear()
-            request = controller_pb2.HeartbeatGroupRequest(
-                group=self.group,
-                member_id=self.member_id,
-                generation=self._generation,
-                held=[queue_ref(key) for key in self._held],
-            )
-            try:
-                reply = await self._cluster.controller("HeartbeatGroup", request, BEAT_TIMEOUT_S)
-                await self._on_membership(reply)
-            except (UnknownMember, StaleGeneration):
-                # The controllers forgot us (a restart, or we were asleep): same id, same queues.
-                with contextlib.suppress(SemelError):
-                    await self._join()
-            except SemelError as error:
-                logger.info("heartbeat failed group=%s error=%s", self.group, error.message)
-
-    async def _on_membership(self, reply: controller_pb2.GroupMembershipReply) -> None:
-        if reply.generation < self._generation:
-            return
-        self._beat_s = max(0.05, (reply.heartbeat_ms or 1_000) / 1000)
-        keys = [QueueKey(TopicId(ref.topic_id), QueueId(ref.queue_id)) for ref in reply.assignment]
-        assigned = self._places(keys)
-        if len(assigned) < len(keys):
-            # A topic is newer than our routes.
-            for topic in self.topics:
-                with contextlib.suppress(SemelError):
-                    await self._cluster.topic(topic, refresh=True)
-            assigned = self._places(keys)
-        if reply.generation != self._generation or assigned.keys() != self._assigned.keys():
-            logger.info(
-                "assignment group=%s member=%s generation=%s queues=%s",
-                self.group,
-                self.member_id,
-                reply.generation,
-                len(assigned),
-            )
-        self._generation = reply.generation
-        self._assigned = assigned
-        self._changed.set()
-
-    def _places(self, keys: Iterable[QueueKey]) -> dict[QueueKey, tuple[str, QueueRoute]]:
-        known = {
-            queue.key: (topic.name, queue)
-            for topic in self._cluster.routes.topics()
-            for queue in topic.queues
-        }
-        return {key: known[key] for key in keys if key in known}
+    def _on_fenced(self, error: MemberFenced) -> None:
+        """Another process is this member now: its locks are newer than ours."""
+        self._fenced = error
+        for queue in list(self._held.values()):
+            self._forget(queue)
+        for task in self._tasks:
+            task.cancel()
+        self.feed.fail(error, final=True)
 
     # --- locks ----------------------------------------------------------------------------------
 
@@ -247,8 +195,8 @@ class ConsumerCore:
             "AcquireLocks",
             broker_pb2.AcquireLocksRequest(
                 group=self.group,
-                member_id=self.member_id,
-                generation=self._generation,
+                member_id=self._membership.member_id,
+                generation=self._membership.generation,
                 queues=[queue_ref(key) for key in keys],
                 lock_ms=self.config.lock_ms,
                 session_ms=self.config.session_ms,
@@ -258,14 +206,18 @@ class ConsumerCore:
         for key, grant in zip(keys, reply.grants, strict=True):
             if grant.token:
                 self._retry_at.pop(key, None)
+                self._refusals.pop(key, None)
                 self._hold(key, places[key], group_id, grant)
                 continue
             error = from_detail(grant.error)
             wait = LOCK_RETRY_MAX_S
             if isinstance(error, QueueLocked):
-                wait = min(max(error.retry_after_ms / 1000, LOCK_RETRY_MIN_S), LOCK_RETRY_MAX_S)
+                # Each attempt is an entry of the group's log, and the other member may be slow.
+                refusals = self._refusals[key] = self._refusals.get(key, 0) + 1
+                wait = min(LOCK_RETRY_MIN_S * 2 ** min(refusals - 1, 8), LOCKED_RETRY_MAX_S)
+                wait = min(max(error.retry_after_ms / 1000, wait), LOCK_RETRY_MAX_S)
             elif isinstance(error, StaleGeneration):
-                self._beat_now.set()
+                self._membership.beat_now()
                 wait = LOCK_RETRY_MIN_S * 4
             else:
                 logger.info("lock refused group=%s queue=%s error=%s", self.group, key, error)
@@ -278,33 +230,59 @@ class ConsumerCore:
         group_id: GroupId,
         grant: broker_pb2.LockGrant,
     ) -> None:
-        offset = grant.committed_offset
-        if offset < grant.log_start_offset:
-            never = offset < 0
-            if not never:
-                logger.warning(
-                    "committed offset was trimmed away group=%s topic=%s queue=%s offset=%s"
-                    " log_start_offset=%s",
-                    self.group,
-                    place[0],
-                    key.queue_id,
-                    offset,
-                    grant.log_start_offset,
-                )
-            if self.config.auto_offset_reset == "error":
-                self._retry_at[key] = time.monotonic() + LOCK_RETRY_MAX_S
-                self.feed.fail(_no_offset(self.group, place[0], key, never, grant))
-                return
-            latest = self.config.auto_offset_reset == "latest" and never
-            offset = grant.high_watermark if latest else grant.log_start_offset
-        queue = FeedQueue(place[0], key, group_id, offset)
+        """The lock is ours; messages come once it is known from where."""
+        queue = FeedQueue(place[0], key, group_id, max(0, grant.committed_offset))
         queue.token = grant.token
-        queue.committed = offset
         queue.high_watermark = grant.high_watermark
         queue.paused = key in self._paused
         self._held[key] = queue
         self._leaving.pop(key, None)
-        self.feed.add(queue)
+        self._cluster.spawn(self._begin(queue, grant), "semel-consumer-begin")
+
+    async def _begin(self, queue: FeedQueue, grant: broker_pb2.LockGrant) -> None:
+        """Finds out where the queue begins, then fetches it."""
+        try:
+            offset = self._start_of(queue, grant)
+            queue.offset = queue.delivered = queue.committed = offset
+            if grant.committed_offset < 0 and self.config.auto_offset_reset == "latest":
+                # The place where a group begins must last: whoever takes the queue over before the
+                # first commit would otherwise find a later end, and skip what came in between.
+                await self._commit_at(queue.group_id, self._commit_request({queue.key: offset}))
+        except SemelError as error:
+            if self._held.get(queue.key) is not queue:
+                return
+            logger.info("queue does not begin group=%s error=%s", self.group, error.message)
+            self._forget(queue)
+            self._retry_at[queue.key] = time.monotonic() + LOCK_RETRY_MAX_S
+            if not error.retriable:
+                self.feed.fail(error)
+            with contextlib.suppress(SemelError):
+                await self._release([queue])
+            self._changed.set()
+            return
+        if self._held.get(queue.key) is queue:
+            self.feed.add(queue)
+
+    def _start_of(self, queue: FeedQueue, grant: broker_pb2.LockGrant) -> int:
+        """The first offset to read. Raises OffsetOutOfRange when the caller wants to be told."""
+        offset = grant.committed_offset
+        if offset >= grant.log_start_offset:
+            return offset
+        never = offset < 0
+        if not never:
+            logger.warning(
+                "committed offset was trimmed away group=%s topic=%s queue=%s offset=%s"
+                " log_start_offset=%s",
+                self.group,
+                queue.topic,
+                queue.key.queue_id,
+                offset,
+                grant.log_start_offset,
+            )
+        if self.config.auto_offset_reset == "error":
+            raise _no_offset(self.group, queue.topic, queue.key, never, grant)
+        latest = self.config.auto_offset_reset == "latest" and never
+        return grant.high_watermark if latest else grant.log_start_offset
 
     async def _let_go(self, now: float) -> None:
         """Releases queues that are not assigned any more and have nothing uncommitted."""
@@ -329,10 +307,12 @@ class ConsumerCore:
         if not ready:
             return
         for queue in ready:
+            if queue.delivered > queue.committed:
+                self._lost[queue.key] = _lost_with(queue, "had to go to another member")
             self._forget(queue)
         with contextlib.suppress(SemelError):
             await self._release(ready)
-        self._beat_now.set()
+        self._membership.beat_now()
 
     async def _release(self, queues: list[FeedQueue]) -> None:
         by_group: dict[GroupId, list[FeedQueue]] = {}
@@ -345,7 +325,7 @@ class ConsumerCore:
                     "ReleaseLocks",
                     broker_pb2.ReleaseLocksRequest(
                         group=self.group,
-                        member_id=self.member_id,
+                        member_id=self._membership.member_id,
                         locks=[_lock_ref(queue) for queue in some],
                     ),
                 )
@@ -366,7 +346,9 @@ class ConsumerCore:
 
     async def _renew_at(self, group_id: GroupId, queues: list[FeedQueue]) -> None:
         request = broker_pb2.RenewLocksRequest(
-            group=self.group, member_id=self.member_id, locks=[_lock_ref(q) for q in queues]
+            group=self.group,
+            member_id=self._membership.member_id,
+            locks=[_lock_ref(q) for q in queues],
         )
         try:
             reply = await self._cluster.call_master(
@@ -386,11 +368,7 @@ class ConsumerCore:
             return
         logger.info("lock lost group=%s topic=%s queue=%s", self.group, queue.topic, key.queue_id)
         if queue.delivered > queue.committed:
-            self._lost[key] = error or LockLost(
-                f"the lock of queue {key.queue_id} of topic {queue.topic!r} was lost with"
-                f" offsets {queue.committed} to {queue.delivered} uncommitted;"
-                " they are delivered again"
-            )
+            self._lost[key] = error or _lost_with(queue, "was lost")
         self._forget(queue)
         self._changed.set()
 
@@ -405,6 +383,7 @@ class ConsumerCore:
             case LockLost():
                 self._lose(queue.key, queue.token, None)
             case OffsetOutOfRange() if self.config.auto_offset_reset != "error":
+                # Trimmed away, or sought beyond the end: the nearest offset that exists.
                 logger.warning(
                     "offset out of range group=%s topic=%s queue=%s offset=%s begins=%s ends=%s",
                     self.group,
@@ -414,12 +393,11 @@ class ConsumerCore:
                     error.log_start_offset,
                     error.log_end_offset,
                 )
-                latest = self.config.auto_offset_reset == "latest"
-                queue.restart(error.log_end_offset if latest else error.log_start_offset)
+                queue.restart(min(max(queue.offset, error.log_start_offset), error.log_end_offset))
                 self.feed.wake()
             case UnknownQueue() | UnknownTopic():
                 self._forget(queue)
-                self._beat_now.set()
+                self._membership.beat_now()
             case _:
                 self.feed.fail(error)
 
@@ -430,6 +408,8 @@ class ConsumerCore:
 
         Raises LockLost when some of it belongs to another owner by now; the rest is committed.
         """
+        if self._fenced is not None:
+            raise self._fenced
         problem: SemelError | None = None
         if progress is None:
             progress = {
@@ -439,7 +419,7 @@ class ConsumerCore:
             }
             for key in list(self._lost):
                 problem = self._lost.pop(key)
-        by_group: dict[GroupId, broker_pb2.CommitRequest] = {}
+        ready: dict[QueueKey, int] = {}
         for key, (token, offset) in progress.items():
             held = self._held.get(key)
             if held is None or held.token != token:
@@ -448,12 +428,16 @@ class ConsumerCore:
                     f" offset {offset} is not committed"
                 )
                 continue
-            if offset <= held.committed:
-                continue
-            request = by_group.setdefault(held.group_id, broker_pb2.CommitRequest(group=self.group))
-            request.commits.add(queue=queue_ref(key), token=token, offset=offset)
+            if offset > held.committed:
+                ready[key] = offset
+        by_group: dict[GroupId, dict[QueueKey, int]] = {}
+        for key, offset in ready.items():
+            by_group.setdefault(self._held[key].group_id, {})[key] = offset
         results = await asyncio.gather(
-            *(self._commit_at(group_id, request) for group_id, request in by_group.items()),
+            *(
+                self._commit_at(group_id, self._commit_request(some))
+                for group_id, some in by_group.items()
+            ),
             return_exceptions=True,
         )
         for result in results:
@@ -463,6 +447,12 @@ class ConsumerCore:
                 raise result
         if problem is not None:
             raise problem
+
+    def _commit_request(self, offsets: dict[QueueKey, int]) -> broker_pb2.CommitRequest:
+        request = broker_pb2.CommitRequest(group=self.group)
+        for key, offset in offsets.items():
+            request.commits.add(queue=queue_ref(key), token=self._held[key].token, offset=offset)
+        return request
 
     async def _commit_at(self, group_id: GroupId, request: broker_pb2.CommitRequest) -> None:
         reply = await self._cluster.call_master(group_id, "Commit", request)
@@ -503,12 +493,14 @@ class ConsumerCore:
     async def pause(self, topic: str, queue: int, paused: bool) -> None:
         """Stops or starts fetching a queue; the lock is kept, what is buffered is given back."""
         found = self._find(topic, queue)
-        found.paused = paused
         if paused:
             self._paused.add(found.key)
+            found.paused = True
             found.restart(found.delivered)
-        else:
-            self._paused.discard(found.key)
+            return
+        self._paused.discard(found.key)
+        if found.key not in self._leaving:
+            found.paused = False
             self.feed.wake()
 
     def _find(self, topic: str, queue: int) -> FeedQueue:
@@ -522,6 +514,13 @@ def _lock_ref(queue: FeedQueue) -> broker_pb2.LockRef:
     return broker_pb2.LockRef(
         queue=common_pb2.QueueRef(topic_id=queue.key.topic_id, queue_id=queue.key.queue_id),
         token=queue.token,
+    )
+
+
+def _lost_with(queue: FeedQueue, what: str) -> LockLost:
+    return LockLost(
+        f"the lock of queue {queue.key.queue_id} of topic {queue.topic!r} {what} with offsets"
+        f" {queue.committed} to {queue.delivered} uncommitted; they are delivered again"
     )
 
 

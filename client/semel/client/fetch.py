@@ -156,6 +156,7 @@ class Feed:
         self._lock = threading.Lock()
         self._waiters: list[Callable[[], None]] = []
         self._failure: SemelError | None = None
+        self._final: SemelError | None = None
         self._room_told = False
 
     # --- the I/O thread -------------------------------------------------------------------------
@@ -215,9 +216,11 @@ class Feed:
         for waiter in waiters:
             waiter()
 
-    def fail(self, error: SemelError) -> None:
-        """The caller's next call raises `error`."""
-        self._failure = error
+    def fail(self, error: SemelError, *, final: bool = False) -> None:
+        """The caller's next call raises `error`; a `final` one is raised by every call."""
+        if self._final is None:
+            self._final = error if final else None
+            self._failure = error
         self.notify()
 
     def close(self) -> None:
@@ -237,7 +240,7 @@ class Feed:
         while True:
             with self._lock:
                 if not self._line:
-                    failure, self._failure = self._failure, None
+                    failure, self._failure = self._failure, self._final
                     if failure is not None:
                         raise failure
                     return None

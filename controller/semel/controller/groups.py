@@ -6,6 +6,11 @@ their session. Each such change, and each change of a topic's queues, makes the 
 it the current one, after the shell has stored it. What happens between the two waits for the next
 plan. So a hundred joins at once cost a few generations, not a hundred.
 
+A member that chose its own id may ask for a *grace* time: away for no longer than that (a
+restart), it keeps its queues, which nobody reads meanwhile. Two processes under one id would take
+each other's locks for ever; so each names itself by an *incarnation*, and the one that joined last
+is the member. Its joining is a new generation, under which the brokers refuse locks to the other.
+
 There is no stop of the world: the plan gives a queue to its new member at once, and the lock at
 the broker decides when that one can begin: when the old member has released it.
 
@@ -25,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.controller.balance import Assignment, balance
-from semel.protos.errors import InvalidRequest, UnknownMember
+from semel.protos.errors import InvalidRequest, MemberFenced, UnknownMember
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.v1.common_pb2 import QueueRef
 from semel.protos.v1.controller_pb2 import GroupInfo, GroupMember, GroupMembershipReply
@@ -38,6 +43,8 @@ from semel.protos.v1.metadata_pb2 import (
 SESSION_MS_DEFAULT: Final = 10_000
 SESSION_MS_MIN: Final = 200
 SESSION_MS_MAX: Final = 600_000
+GRACE_MS_MAX: Final = 24 * 3600 * 1000
+INCARNATION_BYTES_MAX: Final = 64
 HEARTBEATS_A_SESSION: Final = 3
 HEARTBEAT_MS_MAX: Final = 1_000
 """A member learns of a new assignment with its next heartbeat, so it must not beat rarely."""
@@ -62,6 +69,10 @@ class Wish:
     topics: tuple[str, ...]
     session_ms: int = SESSION_MS_DEFAULT
     client: str = ""
+    grace_ms: int = 0
+    """How long it keeps its queues while it is away, if that is longer than its session."""
+    incarnation: bytes = b""
+    """Who speaks under the member's id; empty for a client that does not say."""
 
     def __post_init__(self) -> None:
         if not self.topics:
@@ -70,6 +81,10 @@ class Wish:
             raise InvalidRequest(
                 f"session_ms is {self.session_ms}; allowed are {SESSION_MS_MIN} to {SESSION_MS_MAX}"
             )
+        if self.grace_ms > GRACE_MS_MAX:
+            raise InvalidRequest(f"grace_ms is {self.grace_ms}; allowed are 0 to {GRACE_MS_MAX}")
+        if len(self.incarnation) > INCARNATION_BYTES_MAX:
+            raise InvalidRequest(f"an incarnation has at most {INCARNATION_BYTES_MAX} bytes")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +95,16 @@ class _Member:
 
     @property
     def deadline_ms(self) -> int:
-        return self.last_seen_ms + self.wish.session_ms
+        return self.last_seen_ms + self.absence_ms
+
+    @property
+    def absence_ms(self) -> int:
+        """How long it may be silent."""
+        return max(self.wish.session_ms, self.wish.grace_ms)
+
+    def fences(self, incarnation: bytes) -> bool:
+        """Whoever says so was followed by another one."""
+        return bool(incarnation) and incarnation != self.wish.incarnation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +145,8 @@ class ConsumerGroup:
                     topics=tuple(member.topics),
                     session_ms=member.session_ms,
                     client=member.client,
+                    grace_ms=member.grace_ms,
+                    incarnation=member.incarnation,
                 ),
                 last_seen_ms=now_ms + grace_ms,
                 assignment=_unpack(member.assignment),
@@ -151,20 +177,27 @@ class ConsumerGroup:
             member.wish = wish
             self.changes += 1
 
-    def heartbeat(self, member_id: str, now_ms: int) -> None:
-        """The member is alive. Raises UnknownMember."""
+    def heartbeat(self, member_id: str, now_ms: int, incarnation: bytes = b"") -> None:
+        """The member is alive. Raises UnknownMember; MemberFenced when another speaks for it."""
         member = self._members.get(member_id)
         if member is None:
             raise UnknownMember(
                 f"group {self.name!r} has no member {member_id!r}: it left or was silent for too "
                 "long; join again"
             )
+        if member.fences(incarnation):
+            raise MemberFenced(
+                f"another process has joined group {self.name!r} as {member_id!r}: give each its "
+                "own member_id"
+            )
         member.last_seen_ms = max(member.last_seen_ms, now_ms)
 
-    def leave(self, member_id: str) -> bool:
-        """The member is gone; false when it was already."""
-        if self._members.pop(member_id, None) is None:
+    def leave(self, member_id: str, incarnation: bytes = b"") -> bool:
+        """The member is gone; false when it was already, or when another speaks for it."""
+        member = self._members.get(member_id)
+        if member is None or member.fences(incarnation):
             return False
+        del self._members[member_id]
         self.changes += 1
         return True
 
@@ -239,6 +272,8 @@ class ConsumerGroup:
                     client=wish.client,
                     topics=wish.topics,
                     session_ms=wish.session_ms,
+                    grace_ms=wish.grace_ms,
+                    incarnation=wish.incarnation,
                     assignment=_pack(plan.assignment[member_id]),
                 )
                 for member_id, wish in sorted(plan.wishes.items())

@@ -119,7 +119,11 @@ class MembershipService:
             topics=tuple(dict.fromkeys(request.topics)),
             session_ms=request.session_ms or SESSION_MS_DEFAULT,
             client=request.client[:NAME_CHARACTERS_MAX],
+            grace_ms=request.grace_ms,
+            incarnation=request.incarnation,
         )
+        if wish.grace_ms and not request.member_id:
+            raise InvalidRequest("grace_ms is for a member that chooses its own member_id")
         for name in wish.topics:
             if self._routes.topic(name) is None:
                 raise UnknownTopic(f"there is no topic {name!r}. Create it, or check the spelling")
@@ -136,17 +140,17 @@ class MembershipService:
         return group.reply(member_id)
 
     async def heartbeat(self, request: HeartbeatGroupRequest) -> GroupMembershipReply:
-        """A member is alive; returns what it should hold. Raises UnknownMember."""
+        """A member is alive; returns what it should hold. Raises UnknownMember, MemberFenced."""
         group = self._groups.get(request.group)
         if group is None:
             raise UnknownMember(f"there is no group {request.group!r} any more; join again")
-        group.heartbeat(request.member_id, self._clock())
+        group.heartbeat(request.member_id, self._clock(), request.incarnation)
         return group.reply(request.member_id)
 
-    async def leave(self, group_name: str, member_id: str) -> None:
+    async def leave(self, group_name: str, member_id: str, incarnation: bytes = b"") -> None:
         """A member goes; one that is unknown has gone already. Raises UnknownGroup."""
         group = self._find(group_name)
-        if group.leave(member_id):
+        if group.leave(member_id, incarnation):
             log.info("member leaves group=%s member=%s", group_name, member_id)
             await self._settle(group)
 

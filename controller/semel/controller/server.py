@@ -134,7 +134,7 @@ class ControllerService(ControllerServicer):
         return await self._memberships.heartbeat(request)
 
     async def LeaveGroup(self, request: pb.LeaveGroupRequest, context: Any) -> pb.LeaveGroupReply:
-        await self._memberships.leave(request.group, request.member_id)
+        await self._memberships.leave(request.group, request.member_id, request.incarnation)
         return pb.LeaveGroupReply()
 
     async def ListGroups(self, request: pb.ListGroupsRequest, context: Any) -> pb.ListGroupsReply:

@@ -135,6 +135,13 @@ class LockLost(FencedError):
     current_token: int = 0
 
 
+class MemberFenced(FencedError):
+    """Another process has joined the consumer group under this member's id."""
+
+    code = errors_pb2.ERROR_CODE_MEMBER_FENCED
+    status = "ABORTED"
+
+
 class InvalidRequest(CallerError):
     """Malformed, or not allowed in this state."""
 

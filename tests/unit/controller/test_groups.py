@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from semel.controller.groups import ConsumerGroup, Wish, check_name
-from semel.protos.errors import InvalidRequest, UnknownMember
+from semel.protos.errors import InvalidRequest, MemberFenced, UnknownMember
 from semel.protos.ids import QueueId, QueueKey, TopicId
 
 TOPICS = {
@@ -121,6 +121,45 @@ def test_a_member_that_was_dropped_may_come_back_under_its_id() -> None:
     group.join("a", WISH, 1_001)
     settle(group)
     assert len(held(group, "a")) == 6
+
+
+def test_a_static_member_keeps_its_queues_over_a_restart_within_its_grace_time() -> None:
+    def wish(incarnation: bytes) -> Wish:
+        return Wish(topics=("t",), session_ms=1_000, grace_ms=5_000, incarnation=incarnation)
+
+    group = ConsumerGroup("g", generation=0)
+    group.join("a", wish(b"1"), 0)
+    group.join("b", WISH, 0)
+    settle(group)
+    before, generation = held(group, "a"), group.generation
+    group.heartbeat("b", 4_900)
+    assert group.expire(4_999) == []
+    group.join("a", wish(b"2"), 4_999)
+    settle(group)
+    assert held(group, "a") == before
+    assert group.generation > generation, "else brokers would give locks to the one before"
+    group.heartbeat("b", 9_998)
+    assert group.expire(9_998) == []
+    assert group.expire(9_999) == ["a"]
+    settle(group)
+    assert len(held(group, "b")) == 6
+
+
+def test_of_two_processes_under_one_id_the_later_is_the_member_also_after_a_restart() -> None:
+    group = ConsumerGroup("g", generation=0)
+    group.join("a", Wish(topics=("t",), incarnation=b"1"), 0)
+    group.join("a", Wish(topics=("t",), incarnation=b"2"), 0)
+    plan = group.plan(TOPICS)
+    assert plan is not None
+    record = group.record(plan)
+    group.adopt(plan)
+    for each in (group, ConsumerGroup.restore(record, 0)):
+        with pytest.raises(MemberFenced, match="its own member_id"):
+            each.heartbeat("a", 1, b"1")
+        assert not each.leave("a", b"1")
+        each.heartbeat("a", 1, b"2")
+        each.heartbeat("a", 1)
+        assert each.leave("a", b"2")
 
 
 def test_topics_that_come_and_go_are_followed() -> None:

@@ -156,30 +156,36 @@ class ListProducersReply(_message.Message):
     def __init__(self, producers: _Optional[_Iterable[_Union[ProducerInfo, _Mapping]]] = ...) -> None: ...
 
 class JoinGroupRequest(_message.Message):
-    __slots__ = ("group", "member_id", "topics", "session_ms", "client")
+    __slots__ = ("group", "member_id", "topics", "session_ms", "client", "grace_ms", "incarnation")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     SESSION_MS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     topics: _containers.RepeatedScalarFieldContainer[str]
     session_ms: int
     client: str
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., client: _Optional[str] = ...) -> None: ...
+    grace_ms: int
+    incarnation: bytes
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., client: _Optional[str] = ..., grace_ms: _Optional[int] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatGroupRequest(_message.Message):
-    __slots__ = ("group", "member_id", "generation", "held")
+    __slots__ = ("group", "member_id", "generation", "held", "incarnation")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     generation: int
     held: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., held: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ...) -> None: ...
+    incarnation: bytes
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., held: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class GroupMembershipReply(_message.Message):
     __slots__ = ("member_id", "generation", "assignment", "heartbeat_ms")
@@ -194,12 +200,14 @@ class GroupMembershipReply(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., generation: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., heartbeat_ms: _Optional[int] = ...) -> None: ...
 
 class LeaveGroupRequest(_message.Message):
-    __slots__ = ("group", "member_id")
+    __slots__ = ("group", "member_id", "incarnation")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ...) -> None: ...
+    incarnation: bytes
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class LeaveGroupReply(_message.Message):
     __slots__ = ()

@@ -96,18 +96,22 @@ class TopicQueues(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., queue_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ConsumerMemberRecord(_message.Message):
-    __slots__ = ("member_id", "client", "topics", "session_ms", "assignment")
+    __slots__ = ("member_id", "client", "topics", "session_ms", "assignment", "grace_ms", "incarnation")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     SESSION_MS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     client: str
     topics: _containers.RepeatedScalarFieldContainer[str]
     session_ms: int
     assignment: _containers.RepeatedCompositeFieldContainer[TopicQueues]
-    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ...) -> None: ...
+    grace_ms: int
+    incarnation: bytes
+    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., grace_ms: _Optional[int] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class ConsumerGroupRecord(_message.Message):
     __slots__ = ("group", "generation", "members")
