@@ -55,6 +55,7 @@ class UpNode:
     address: str
     data: Path
     pid: int | None
+    metrics: str
 
 
 class UpProcess:

@@ -137,6 +137,12 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @click.option("--controllers", default="", help="HOST:PORT[,HOST:PORT] of the controllers.")
 @click.option("--rack", default="", help="Rack or site label.")
 @click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    help="Serve Prometheus text at /metrics, on the host of --listen; 0 takes a free port.  "
+    "[default: off]",
+)
+@click.option(
     "--segment-bytes", type=click.IntRange(1 << 20), default=64 << 20, help="Segment size."
 )
 @click.option("--cache-bytes", type=click.IntRange(0), default=32 << 20, help="Tail cache size.")
@@ -205,6 +211,7 @@ def main(
     peer_streams_at: dict[NodeId, str],
     controllers: str,
     rack: str,
+    metrics_port: int | None,
     segment_bytes: int,
     cache_bytes: int,
     retention_check_ms: int,
@@ -242,6 +249,7 @@ def main(
             peer_streams_at=peer_streams_at,
             controllers=tuple(filter(None, controllers.split(","))),
             rack=rack,
+            metrics_port=metrics_port,
             log=LogConfig(
                 segment_bytes=segment_bytes,
                 cache_bytes=cache_bytes,
@@ -283,6 +291,7 @@ async def _run(config: BrokerConfig, as_json: bool, files: FileLayer) -> int:
             "id": config.node_id,
             "address": node.address,
             "pid": os.getpid(),
+            "metrics": node.metrics_address,
         }
         if as_json:
             print(json.dumps(event), flush=True)

@@ -11,7 +11,7 @@ from semel.broker.raft.config import RaftConfig
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import GroupId, NodeId
 
-_MAY_BE_ZERO = ("peer_port", "scrub_bytes_per_second")
+_MAY_BE_ZERO = ("metrics_port", "peer_port", "scrub_bytes_per_second")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,10 @@ class BrokerConfig:
 
     rack: str = ""
     """Site label, told to the controllers."""
+
+    metrics_port: int | None = None
+    """Port of `GET /metrics`, on the host of `listen`; 0 takes a free one. Default: none, the node
+    is measured by nobody."""
 
     raft: RaftConfig = field(default_factory=RaftConfig)
     """Patience of the Raft core."""
@@ -157,6 +161,8 @@ class BrokerConfig:
             raise InvalidRequest("a broker needs the id of its cluster: --cluster-id")
         if not 0 <= self.peer_port <= 65_535:
             raise InvalidRequest(f"peer_port is {self.peer_port}, ports end at 65535")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
+            raise InvalidRequest(f"metrics_port is {self.metrics_port}, ports end at 65535")
         for name in self.__slots__:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1 and name not in _MAY_BE_ZERO:

@@ -32,6 +32,7 @@ from semel.broker.maintenance import Maintenance
 from semel.broker.members import Members
 from semel.broker.membership import MembershipChanges
 from semel.broker.peers import Identity, PeerLink
+from semel.broker.probe import Probe
 from semel.broker.raft import Role
 from semel.broker.registration import Registration
 from semel.broker.repair import Repair
@@ -49,6 +50,7 @@ from semel.broker.state import State
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
+from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
 from semel.protos.v1 import broker_pb2_grpc, raft_pb2_grpc
 
@@ -71,6 +73,8 @@ class BrokerNode:
         """All of the node's data goes through `files`, by default the operating system's."""
         self.config = config
         self.address = config.listen
+        self.metrics_address = ""
+        """HOST:PORT of `GET /metrics`, once it serves; empty when it was not asked for."""
         self._files = files or OsFiles()
         self._stack = contextlib.AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -156,6 +160,7 @@ class BrokerNode:
         self._start(Repair(self.replica).run())
         self._start(self.scrub.run())
         self._start(self._tick())
+        await self._serve_metrics()
 
     def _check_identity(self) -> None:
         config = self.config
@@ -216,11 +221,10 @@ class BrokerNode:
         replica.on_mastership_lost = produce.on_mastership_lost
         peer_port = PeerPort(replica, identity, lambda node: node in replica.addresses())
         server = grpc.aio.server(interceptors=[ServerInterceptor()], options=SERVER_OPTIONS)
+        fetch = FetchHandler(replica)
+        self._probe = Probe(config, replica, self.checkpoints, self.scrub, produce, fetch)
         streams = {
-            "semel.protos.v1.BrokerStream": {
-                "Produce": produce.produce,
-                "Fetch": FetchHandler(replica).fetch,
-            },
+            "semel.protos.v1.BrokerStream": {"Produce": produce.produce, "Fetch": fetch.fetch},
         }
         raft_pb2_grpc.add_RaftPeerServicer_to_server(peer_port, server)
         raft_pb2_grpc.add_SnapshotsServicer_to_server(
@@ -265,6 +269,16 @@ class BrokerNode:
         self._stack.push_async_callback(peer_port.close)
         await server.start()
         self._stack.push_async_callback(server.stop, _STOP_GRACE_S)
+
+    async def _serve_metrics(self) -> None:
+        config = self.config
+        if config.metrics_port is None:
+            return
+        host = config.listen.rpartition(":")[0].strip("[]")
+        metrics = MetricsServer(host, config.metrics_port, self._probe.page)
+        await metrics.start()
+        self.metrics_address = metrics.address
+        self._stack.push_async_callback(metrics.close)
 
     def _on_members_changed(self) -> None:
         self._follow_members()

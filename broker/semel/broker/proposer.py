@@ -114,6 +114,16 @@ class Proposer:
         return len(self._queue)
 
     @property
+    def parked_count(self) -> int:
+        """Batches that wait for their predecessor."""
+        return len(self._parked)
+
+    @property
+    def parked_bytes(self) -> int:
+        """What those hold together."""
+        return self._judge.parked_bytes
+
+    @property
     def entries_in_flight(self) -> int:
         """Entries that are appended and not applied."""
         return len(self._entries)

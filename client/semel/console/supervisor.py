@@ -29,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal
 
+from semel.console import targets
 from semel.console.cluster_file import ClusterPlan, NodePlan
 from semel.protos.errors import Unavailable
 
@@ -96,7 +97,7 @@ class Supervisor:
         self._directory = directory
         self._restart = restart
         self._on_event = on_event
-        self._command = command or node_command
+        self._command = command or measured_command
         self._tasks: list[asyncio.Task[None]] = []
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         """By name of the node."""
@@ -256,6 +257,11 @@ def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str
                 command += ["--member", f"{member.id}={member.address}"]
         command += ["--controllers", plan.bootstrap]
     return [*command, "--json"]
+
+
+def measured_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str]:
+    """The same, with a port for its metrics, which the directory remembers."""
+    return [*node_command(plan, node, directory), *targets.options(plan, node, directory)]
 
 
 def _now_ms() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from semel.console import render
+from semel.console import render, targets
 from semel.console.cluster_file import ClusterPlan, NodePlan
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class JsonView:
 
     def on_ready(self, pids: Pids, seconds: float) -> None:
         """Prints the `ready` line."""
+        metrics = targets.addresses(self._directory)
         nodes = [
             {
                 "kind": node.kind,
@@ -73,6 +74,7 @@ class JsonView:
                 "address": node.address,
                 "pid": pids.pid(node),
                 "data": str(self._directory / node.name),
+                "metrics": metrics.get(node.name, ""),
             }
             for node in self._plan.nodes
         ]
@@ -124,6 +126,7 @@ class LiveView:
         self._status: ClusterStatusReply | None = None
         self._events: list[str] = []
         self._headline = "starting …"
+        self._note = ""
 
     def __enter__(self) -> LiveView:
         if self._console.is_terminal:
@@ -149,6 +152,8 @@ class LiveView:
             f"serving at {self._plan.bootstrap} after {seconds:.1f} s · data in {self._directory}"
             " · Ctrl-C stops it"
         )
+        if targets.addresses(self._directory):
+            self._note = f"metrics: targets for Prometheus in {self._directory}/{targets.FILE_NAME}"
         self._say(self._headline)
         self._draw()
 
@@ -198,7 +203,7 @@ class LiveView:
         )
         parts: list[RenderableType] = [Text(self._headline, style="bold")]
         parts += [table] if self._pids else []
-        parts += [Text(line, style="dim") for line in self._events]
+        parts += [Text(line, style="dim") for line in (self._note, *self._events) if line]
         return Group(*parts)
 
     def _row(self, node: NodePlan) -> list[object]:

@@ -62,6 +62,9 @@ def _read_toml(context: click.Context, _: click.Parameter, path: Path | None) ->
 @click.option("--advertise", help="HOST:PORT under which others reach it. [as it listens]")
 @click.option("--controller-id", type=int, help="Its number, 1 and up. [1]")
 @click.option("--cluster-id", help="Refuse a data directory of another cluster.")
+@click.option(
+    "--metrics-port", type=int, help="Serve Prometheus text at /metrics; 0 takes a free port. [off]"
+)
 @click.option("--node-timeout-ms", type=int, help="Silence after which a node is not alive. [2000]")
 @click.option("--broker-call-timeout-ms", type=int, help="Limit of a call to a broker. [5000]")
 @click.option("--request-timeout-ms", type=int, help="Limit of a call without one. [30000]")
@@ -111,6 +114,7 @@ def _ready(node: ControllerNode) -> dict[str, object]:
         "pid": os.getpid(),
         "data": str(node.config.data),
         "cluster_id": node.cluster_id,
+        "metrics": node.metrics_address,
     }
 
 

@@ -30,6 +30,10 @@ class ControllerConfig:
     """The cluster it must be of. Default: whatever the data directory says; a new directory gets a
     random one."""
 
+    metrics_port: int | None = None
+    """Port of `GET /metrics`, on the host of `listen`; 0 takes a free one. Default: none, the
+    controller is measured by nobody."""
+
     node_timeout_ms: int = 2_000
     """Default 2 s. A broker node that was silent for longer is shown as not alive; ten reports."""
 
@@ -49,6 +53,8 @@ class ControllerConfig:
             split_address(self.advertise)
         if self.controller_id < 1:
             raise InvalidRequest(f"controller_id is {self.controller_id}; it begins at 1")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
+            raise InvalidRequest(f"metrics_port is {self.metrics_port}; ports end at 65535")
         for name in ("node_timeout_ms", "broker_call_timeout_ms", "request_timeout_ms", "stop_ms"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be positive")

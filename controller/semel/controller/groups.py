@@ -165,6 +165,11 @@ class ConsumerGroup:
         """It has no members."""
         return not self._members
 
+    @property
+    def member_count(self) -> int:
+        """How many members it has."""
+        return len(self._members)
+
     def join(self, member_id: str, wish: Wish, now_ms: int) -> None:
         """A new member, or a member that comes again or wants something else."""
         member = self._members.get(member_id)

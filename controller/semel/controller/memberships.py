@@ -160,6 +160,10 @@ class MembershipService:
             return [self._find(group_name).info()]
         return [self._groups[name].info() for name in sorted(self._groups)]
 
+    def counts(self) -> tuple[int, int]:
+        """How many groups there are, and members in all of them."""
+        return len(self._groups), sum(group.member_count for group in self._groups.values())
+
     async def forget(self, group_name: str) -> None:
         """Forgets a group. Raises UnknownGroup, and InvalidRequest while it has members."""
         await unbroken(self._forget(self._find(group_name)))

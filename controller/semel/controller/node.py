@@ -30,6 +30,7 @@ from semel.controller.brokers import BrokerCaller
 from semel.controller.config import ControllerConfig, split_address
 from semel.controller.memberships import MembershipService
 from semel.controller.office import Office
+from semel.controller.probe import Probe
 from semel.controller.producers import ProducerService
 from semel.controller.registry import BrokerRegistry
 from semel.controller.routes import RouteTable
@@ -37,6 +38,7 @@ from semel.controller.server import Changes, ControllerService
 from semel.controller.store import MetadataStore, SqliteStore
 from semel.controller.topics import TopicService
 from semel.protos.errors import InternalError, SemelError, Unavailable
+from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, Authenticate, ServerInterceptor, client_interceptors
 from semel.protos.v1.controller_pb2 import ControllerStatus
 from semel.protos.v1.controller_pb2_grpc import add_ControllerServicer_to_server
@@ -75,6 +77,8 @@ class ControllerNode:
         self.address = ""
         """HOST:PORT under which it is reached, once it serves."""
         self.cluster_id = ""
+        self.metrics_address = ""
+        """HOST:PORT of `GET /metrics`, once it serves; empty when it was not asked for."""
         self._given_store = store
         self._clock = clock
         self._loop_clock = loop_clock
@@ -164,6 +168,9 @@ class ControllerNode:
         running = asyncio.ensure_future(self._run(store, office, topics, memberships))
         exits.push_async_callback(_cancel, running)
         await self._serve(service)
+        await self._serve_metrics(
+            Probe(config.controller_id, office, routes, registry, topics, memberships)
+        )
         exits.callback(changes.close)  # first of all: the watches end, then the server
         controllers.append(
             ControllerStatus(
@@ -194,6 +201,19 @@ class ControllerNode:
                 "asked who they are. Listen on 127.0.0.1, or keep strangers off by other means",
                 config.listen,
             )
+
+    async def _serve_metrics(self, probe: Probe) -> None:
+        config = self.config
+        if config.metrics_port is None:
+            return
+        host, _ = split_address(config.listen)
+        metrics = MetricsServer(host, config.metrics_port, probe.page)
+        try:
+            await metrics.start()
+        except OSError as error:
+            raise Unavailable(str(error)) from error
+        self._exits.push_async_callback(metrics.close)
+        self.metrics_address = metrics.address
 
     async def _run(
         self,

@@ -158,6 +158,7 @@ class ControllerService(ControllerServicer):
             controllers=self._controllers,
             topics=len(self._topics.names()),
             version=self._version,
+            unfinished=self._topics.unfinished(),
         )
 
     def _patience_s(self, context: grpc.aio.ServicerContext[Any, Any]) -> float:

@@ -52,7 +52,7 @@ from semel.protos.errors import (
 from semel.protos.ids import GroupId
 from semel.protos.v1.common_pb2 import TopicSettings
 from semel.protos.v1.control_pb2 import ControlRecord
-from semel.protos.v1.controller_pb2 import CreateTopicRequest, TopicRoute
+from semel.protos.v1.controller_pb2 import CreateTopicRequest, TopicRoute, UnfinishedTopic
 from semel.protos.v1.metadata_pb2 import (
     TOPIC_STATE_ACTIVE,
     TOPIC_STATE_CREATING,
@@ -64,6 +64,11 @@ log = logging.getLogger(__name__)
 
 RETRY_MS_FIRST: Final = 50
 RETRY_MS_LAST: Final = 2_000
+_STEPS: Final = {
+    TOPIC_STATE_CREATING: "creating",
+    TOPIC_STATE_ACTIVE: "altering",
+    TOPIC_STATE_DELETING: "deleting",
+}
 
 
 class QueueApplier(Protocol):
@@ -158,6 +163,19 @@ class TopicService:
     def placed(self) -> dict[int, int]:
         """How many queues of active topics each group owns."""
         return {group_id: count for group_id, count in self._placed.items() if count}
+
+    def unfinished(self) -> list[UnfinishedTopic]:
+        """Topics with steps to be done yet, by name, and what keeps them."""
+        found = [known.record for known in self._known.values() if known.unfinished]
+        return [
+            UnfinishedTopic(
+                name=record.name,
+                topic_id=record.topic_id,
+                step=_STEPS[record.state],
+                trouble=str(self._troubles.get(record.topic_id, "")),
+            )
+            for record in sorted(found, key=lambda record: (record.name, record.topic_id))
+        ]
 
     def names(self) -> list[str]:
         """All active topics."""

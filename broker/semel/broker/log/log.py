@@ -39,6 +39,7 @@ from semel.broker.log.store import Store
 from semel.broker.log.types import Damage, DamagedEntry, IndexUnavailable, LogStats, RecordRef
 from semel.protos.errors import Closed, CorruptSegment, InvalidRequest
 from semel.protos.frames import check_frame
+from semel.protos.metrics import Histogram
 
 _INDEX_TERM: Final = struct.Struct("<8xQQ")
 """Index and term in a frame's header."""
@@ -220,6 +221,11 @@ class Log:
             rolls=store.writer.rolls,
             disk_full=store.keeper.shortage is not None,
         )
+
+    @property
+    def sync_seconds(self) -> Histogram:
+        """How long the syncs took, since the start or the newest snapshot."""
+        return self._store.writer.sync_seconds
 
     @property
     def disk_full(self) -> bool:

@@ -26,6 +26,7 @@ from typing import Final, Protocol
 from semel.broker.log.files import File
 from semel.broker.log.index import Retired, Roll, Write
 from semel.broker.log.segment import ID_BYTES, IDS_AT, LAG_MAX, Segment, encode_id
+from semel.protos.metrics import Histogram
 
 
 class SegmentFiles(Protocol):
@@ -70,6 +71,8 @@ class Writer:
         self._sync_due = 0.0
         self.failed = False
         self.syncs = 0
+        self.sync_seconds = Histogram()
+        """Of the syncs that succeeded; counted by this thread alone."""
         self.rolls = 0
         self.written_bytes = 0
         self._thread = threading.Thread(target=self._run, name="semel-log-writer", daemon=True)
@@ -173,7 +176,9 @@ class Writer:
     def _sync(self) -> None:
         if self._dirty:
             assert self._file is not None
+            began = time.monotonic()
             self._file.sync()
+            self.sync_seconds.observe(time.monotonic() - began)
             self.syncs += 1
             self._dirty = False
             self._durable_index = self._written_index

@@ -88,6 +88,8 @@ class RaftState:
 
         self._campaign = 0
         """Number of the newest campaign, pre-votes included; answers carry it."""
+        self.elections = 0
+        """Elections, pre-votes aside, in which this node stood since it started."""
         self._votes: dict[NodeId, bool] = {}
 
         self.progress: dict[NodeId, Progress] = {}
@@ -277,6 +279,7 @@ class RaftState:
         self.role = Role.CANDIDATE
         self.master_id = None
         self._campaign += 1
+        self.elections += 1
         self._votes = {}
         self._reset_election_deadline()
 

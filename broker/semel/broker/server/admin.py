@@ -13,6 +13,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from semel.broker.config import BrokerConfig
 from semel.broker.replica import Replica, monotonic_ms
@@ -334,6 +335,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         status = replica.core.status()
         log, state = replica.log.stats(), replica.state
         master = status.master_id or 0
+        free, total = disk_room(self._config.data)
         return broker_pb2.NodeStatusReply(
             cluster_id=self._config.cluster_id,
             group_id=self._config.group_id,
@@ -371,6 +373,12 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             scrub_total_bytes=self._scrub.total_bytes,
             damaged=log.damaged + len(replica.log.damaged_records),
             lost=len(replica.lost_entries),
+            disk_free_bytes=free,
+            disk_total_bytes=total,
+            disk_full=log.disk_full,
+            wall_us=replica.wall_us(),
+            log_time_us=state.log_time_us,
+            producer_idle_ms=self._config.producer_idle_ms,
         )
 
     async def VerifyQueues(  # noqa: N802
@@ -400,6 +408,15 @@ def resident_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def disk_room(directory: Path) -> tuple[int, int]:
+    """Bytes that may still be written where `directory` lies, and in all; zeros when not known."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return 0, 0
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 def _unknown(key: QueueKey, config: BrokerConfig) -> UnknownQueue:

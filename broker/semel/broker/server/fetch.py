@@ -25,6 +25,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -47,6 +48,7 @@ from semel.protos.errors import (
     to_detail,
 )
 from semel.protos.ids import QueueKey
+from semel.protos.metrics import Histogram
 from semel.protos.streams import encode_fetch_reply
 from semel.protos.v1 import broker_pb2
 
@@ -87,6 +89,19 @@ class FetchNode(Protocol):
     def watchers(self) -> QueueWatchers: ...
 
 
+@dataclass(slots=True, kw_only=True)
+class FetchCounters:
+    """What all streams together were given since the start; plain numbers, for `probe.py`."""
+
+    streams: int = 0
+    """Open now."""
+    messages: int = 0
+    bytes: int = 0
+    """Of batches as they are stored, also where only some of a batch's rows are meant."""
+    seconds: Histogram = field(default_factory=Histogram)
+    """For the stored bytes of a reply that has any; waiting for new ones and sending excluded."""
+
+
 class _Outlet:
     """Where the replies of one stream leave."""
 
@@ -106,6 +121,7 @@ class FetchHandler:
 
     def __init__(self, node: FetchNode) -> None:
         self._node = node
+        self.counters = FetchCounters()
         self.unsent_bytes = 0
         """Of replies that were read and are not taken off by their clients yet, all streams."""
 
@@ -121,14 +137,18 @@ class FetchHandler:
             finally:
                 limit.release()
 
-        async with asyncio.TaskGroup() as tasks:
-            while (data := await context.read()) is not grpc.aio.EOF:
-                try:
-                    request = broker_pb2.FetchRequest.FromString(data)
-                except DecodeError:
-                    raise InvalidRequest("fetch request is not a FetchRequest") from None
-                await limit.acquire()
-                tasks.create_task(answer(request))
+        self.counters.streams += 1
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while (data := await context.read()) is not grpc.aio.EOF:
+                    try:
+                        request = broker_pb2.FetchRequest.FromString(data)
+                    except DecodeError:
+                        raise InvalidRequest("fetch request is not a FetchRequest") from None
+                    await limit.acquire()
+                    tasks.create_task(answer(request))
+        finally:
+            self.counters.streams -= 1
 
     async def _serve(self, request: broker_pb2.FetchRequest, out: _Outlet) -> None:
         try:
@@ -181,9 +201,11 @@ class FetchHandler:
             self.unsent_bytes += room
             held = room
             try:
+                began_s = asyncio.get_running_loop().time()
                 parts = await self._once(request, header, room)
                 if not header.results and not last:
                     return False
+                self._count(header, parts, began_s)
                 reply = encode_fetch_reply(header, parts)
                 self.unsent_bytes += len(reply) - held
                 held = len(reply)
@@ -191,6 +213,19 @@ class FetchHandler:
             finally:
                 self.unsent_bytes -= held
         return True
+
+    def _count(
+        self, header: broker_pb2.FetchReplyHeader, parts: Sequence[Part], began_s: float
+    ) -> None:
+        if parts:
+            counters = self.counters
+            counters.bytes += sum(map(len, parts))
+            counters.messages += sum(
+                batch.row_end - batch.row_start
+                for result in header.results
+                for batch in result.batches
+            )
+            counters.seconds.observe(asyncio.get_running_loop().time() - began_s)
 
     async def _once(
         self, request: broker_pb2.FetchRequest, header: broker_pb2.FetchReplyHeader, room: int

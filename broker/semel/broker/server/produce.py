@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -28,6 +29,7 @@ import grpc.aio
 from semel.broker.server.stream import StreamContext
 from semel.protos.batch import BatchHeader, check_batch
 from semel.protos.errors import NotMaster, SemelError, to_detail
+from semel.protos.metrics import Histogram
 from semel.protos.streams import Ping, decode_produce
 from semel.protos.v1 import broker_pb2
 
@@ -52,18 +54,61 @@ class ProduceNode(Protocol):
         """Raises NotMaster."""
         ...
 
-    def submit_batch(self, header: BatchHeader, batch: bytes, stream: ProduceStream) -> None: ...
+    def submit_batch(self, header: BatchHeader, batch: bytes, stream: _Arrival) -> None: ...
 
     async def produce_room(self) -> None:
         """Returns once there is room for more pending batches."""
         ...
 
 
+@dataclass(slots=True, kw_only=True)
+class ProduceCounters:
+    """What all streams together were answered since the start; plain numbers, for `probe.py`."""
+
+    committed_batches: int = 0
+    committed_messages: int = 0
+    committed_bytes: int = 0
+    """Of batches as they were sent, headers included."""
+    duplicate_batches: int = 0
+    duplicate_messages: int = 0
+    refused_batches: int = 0
+    seconds: Histogram = field(default_factory=Histogram)
+    """From a batch's arrival to its acknowledgement, waiting for a predecessor included."""
+
+
+class _Arrival:
+    """Batches that came in one message of a stream: the time of it, taken once for all of them."""
+
+    __slots__ = ("_at_s", "_counters", "_stream")
+
+    def __init__(self, stream: ProduceStream, counters: ProduceCounters, at_s: float) -> None:
+        self._stream = stream
+        self._counters = counters
+        self._at_s = at_s
+
+    def ack(self, header: BatchHeader, status: str, base_offset: int, append_time_us: int) -> None:
+        counters = self._counters
+        if status == "committed":
+            counters.committed_batches += 1
+            counters.committed_messages += header.count
+            counters.committed_bytes += header.batch_length
+        else:
+            counters.duplicate_batches += 1
+            counters.duplicate_messages += header.count
+        counters.seconds.observe(asyncio.get_running_loop().time() - self._at_s)
+        self._stream.ack(header, status, base_offset, append_time_us)
+
+    def refuse(self, header: BatchHeader, error: SemelError) -> None:
+        self._counters.refused_batches += 1
+        self._stream.refuse(header, error)
+
+
 class ProduceStream:
     """One client's stream: where its acknowledgements go."""
 
-    def __init__(self, node: ProduceNode) -> None:
+    def __init__(self, node: ProduceNode, counters: ProduceCounters | None = None) -> None:
         self._node = node
+        self._counters = counters or ProduceCounters()
         self._acks: list[broker_pb2.ProduceAck] = []
         self._pong = 0
         self._error: SemelError | None = None
@@ -133,10 +178,11 @@ class ProduceStream:
                     self._pong = max(self._pong, message.number)
                     self._wake.set()
                     continue
+                arrival = _Arrival(self, self._counters, asyncio.get_running_loop().time())
                 for batch in message:
                     header = check_batch(batch)
                     self._unanswered += 1
-                    self._node.submit_batch(header, batch, self)
+                    self._node.submit_batch(header, batch, arrival)
                 await self._node.produce_room()
                 while len(self._acks) > _UNREAD_ACKS_MAX:  # the client reads none of them
                     self._taken.clear()
@@ -175,12 +221,13 @@ class ProduceHandler:
 
     def __init__(self, node: ProduceNode) -> None:
         self._node = node
+        self.counters = ProduceCounters()
         self._streams: dict[ProduceStream, None] = {}
         """In the order in which they came: a set's would change from run to run."""
 
     async def produce(self, _: object, context: StreamContext) -> None:
         """One client's stream."""
-        stream = ProduceStream(self._node)
+        stream = ProduceStream(self._node, self.counters)
         self._streams[stream] = None
         try:
             try:
@@ -191,6 +238,11 @@ class ProduceHandler:
             await stream.serve(context)
         finally:
             del self._streams[stream]
+
+    @property
+    def stream_count(self) -> int:
+        """Streams that are open."""
+        return len(self._streams)
 
     def on_mastership_lost(self, error: NotMaster) -> None:
         """Tells every client where to go."""

@@ -347,16 +347,30 @@ class ControllerStatus(_message.Message):
     role: str
     def __init__(self, controller_id: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
 
+class UnfinishedTopic(_message.Message):
+    __slots__ = ("name", "topic_id", "step", "trouble")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic_id: int
+    step: str
+    trouble: str
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., step: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
+
 class ClusterStatusReply(_message.Message):
-    __slots__ = ("cluster_id", "groups", "controllers", "topics", "version")
+    __slots__ = ("cluster_id", "groups", "controllers", "topics", "version", "unfinished")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
     controllers: _containers.RepeatedCompositeFieldContainer[ControllerStatus]
     topics: int
     version: str
-    def __init__(self, cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., topics: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    unfinished: _containers.RepeatedCompositeFieldContainer[UnfinishedTopic]
+    def __init__(self, cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., topics: _Optional[int] = ..., version: _Optional[str] = ..., unfinished: _Optional[_Iterable[_Union[UnfinishedTopic, _Mapping]]] = ...) -> None: ...

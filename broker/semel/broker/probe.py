@@ -1,0 +1,272 @@
+"""What a broker node tells about itself at `GET /metrics`: the table of its metrics, and a page.
+
+How it works. Everything is read when the page is asked for: the core's status, the log's figures,
+the counters that the streams keep as plain numbers. Figures of the replicated state (what topics
+hold, how far consumer groups are behind) are the same on every replica, so only the master shows
+them, summed up by topic; it looks at `_ROWS` queues and then lets the loop turn.
+
+Not here: text and HTTP (`protos/metrics.py`), the meaning for an operator (docs/operations.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from importlib.metadata import version
+from typing import Final
+
+from semel.broker.config import BrokerConfig
+from semel.broker.replica import Replica, monotonic_ms
+from semel.broker.scrub import Scrub
+from semel.broker.server.admin import disk_room
+from semel.broker.server.fetch import FetchHandler
+from semel.broker.server.produce import ProduceHandler
+from semel.broker.snapshots import Checkpoints
+from semel.protos.ids import NodeId
+from semel.protos.metrics import Metric, Samples
+
+_ROWS: Final = 1_000
+ROLES: Final = ("master", "slave", "candidate", "learner", "joining", "removed")
+
+
+def _counter(name: str, unit: str, text: str, *labels: str) -> Metric:
+    return Metric(name=f"semel_broker_{name}", kind="counter", unit=unit, text=text, labels=labels)
+
+
+def _gauge(name: str, unit: str, text: str, *labels: str) -> Metric:
+    return Metric(name=f"semel_broker_{name}", kind="gauge", unit=unit, text=text, labels=labels)
+
+
+def _histogram(name: str, text: str) -> Metric:
+    return Metric(name=f"semel_broker_{name}", kind="histogram", unit="seconds", text=text)
+
+
+COMMON: Final = ("broker_group", "node")
+"""Labels of every sample."""
+
+METRICS: Final = (
+    _gauge("info", "1", "This program.", "version"),
+    # Raft
+    _gauge("role", "0 or 1", "1 for what this node is now.", "role"),
+    _gauge("serving_master", "0 or 1", "1 while this node answers producers and consumers."),
+    _gauge("raft_term", "term", "The current term; each election begins one."),
+    _counter("elections_total", "elections", "Elections in which this node stood."),
+    _gauge("raft_commit_index", "index", "Highest entry known to be on a majority."),
+    _gauge("raft_applied_index", "index", "Highest entry folded into the state."),
+    _gauge("log_first_index", "index", "First entry that is whole here."),
+    _gauge("log_end_index", "index", "Last entry in the log."),
+    _gauge("checkpoint_index", "index", "Entry of the newest checkpoint."),
+    _gauge("muted", "0 or 1", "1 while nobody may count this node: it lost its disk."),
+    _gauge("group_voters", "nodes", "Nodes that vote. Master only."),
+    _gauge(
+        "under_replicated_voters",
+        "nodes",
+        "Voters that do not follow: silent, muted, or still catching up. Master only.",
+    ),
+    _gauge("peer_behind_entries", "entries", "Entries that a peer lacks. Master only.", "peer"),
+    # Log and disk
+    _counter("log_appended_bytes_total", "bytes", "Bytes of entries taken into the log."),
+    _histogram("log_sync_seconds", "How long one fdatasync of the log took."),
+    _gauge("log_oldest_unsynced_seconds", "seconds", "Age of the oldest write not yet durable."),
+    _gauge("log_segment_bytes", "bytes", "Bytes in segments."),
+    _gauge("log_kept_bytes", "bytes", "Bytes in kept files."),
+    _gauge("log_cache_bytes", "bytes", "Bytes in the tail cache."),
+    _gauge("disk_free_bytes", "bytes", "What this process may still write to the file system."),
+    _gauge("disk_total_bytes", "bytes", "Size of that file system."),
+    _gauge("disk_full", "0 or 1", "1 while there is no room for another segment."),
+    _gauge("damaged_entries", "entries", "Damaged here and not mended yet."),
+    _gauge("lost_entries", "entries", "Damaged on every node: their messages are refused."),
+    _counter("scrub_passes_total", "passes", "Passes over the whole disk in search of damage."),
+    # Produce
+    _counter("produced_batches_total", "batches", "Batches stored and acknowledged."),
+    _counter("produced_messages_total", "messages", "Messages stored and acknowledged."),
+    _counter("produced_bytes_total", "bytes", "Bytes of those batches as they were sent."),
+    _counter("dedup_hits_total", "batches", "Batches that were stored already: duplicates."),
+    _counter("dedup_messages_total", "messages", "Messages in those."),
+    _counter(
+        "refused_batches_total", "batches", "Batches refused: fenced, out of order, too large."
+    ),
+    _histogram(
+        "produce_seconds",
+        "From a batch's arrival to its acknowledgement, waiting for its predecessor included.",
+    ),
+    _gauge("produce_streams", "streams", "Produce streams that are open."),
+    _gauge("waiting_requests", "requests", "Requests not judged yet. Master only."),
+    _gauge("pending_bytes", "bytes", "Bytes of batches not judged yet. Master only."),
+    _gauge("unapplied_bytes", "bytes", "Bytes of entries not applied yet. Master only."),
+    _gauge("parked_batches", "batches", "Batches that wait for their predecessor. Master only."),
+    _gauge("parked_bytes", "bytes", "Bytes of those. Master only."),
+    # Fetch
+    _counter("fetched_messages_total", "messages", "Messages in replies to fetches."),
+    _counter("fetched_bytes_total", "bytes", "Bytes of the stored batches in those replies."),
+    _histogram("fetch_seconds", "How long it took to get a reply's bytes from cache or disk."),
+    _gauge("fetch_streams", "streams", "Fetch streams that are open."),
+    _gauge("fetch_unsent_bytes", "bytes", "Bytes of replies that clients have not taken off."),
+    # State
+    _gauge("queues", "queues", "Queues of this broker group."),
+    _gauge("producer_rows", "rows", "Rows of the sequence table: a producer on a queue."),
+    _gauge("topic_messages", "messages", "Messages stored of a topic. Master only.", "topic"),
+    _gauge("topic_bytes", "bytes", "Bytes stored of a topic. Master only.", "topic"),
+    _gauge(
+        "largest_queue_bytes", "bytes", "Bytes of a topic's largest queue. Master only.", "topic"
+    ),
+    _gauge(
+        "consumer_lag_messages",
+        "messages",
+        "Messages that a consumer group has not committed. Master only.",
+        *("consumer_group", "topic"),
+    ),
+    _gauge(
+        "consumer_queue_lag_messages_max",
+        "messages",
+        "The same for the queue where it is most. Master only.",
+        *("consumer_group", "topic"),
+    ),
+    _gauge(
+        "locks_held", "locks", "Queues that a consumer group reads. Master only.", "consumer_group"
+    ),
+)
+
+
+class Probe:
+    """One node's figures."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        replica: Replica,
+        checkpoints: Checkpoints,
+        scrub: Scrub,
+        produce: ProduceHandler,
+        fetch: FetchHandler,
+    ) -> None:
+        self._config = config
+        self._replica = replica
+        self._checkpoints = checkpoints
+        self._scrub = scrub
+        self._produce = produce
+        self._fetch = fetch
+
+    async def page(self) -> Samples:
+        """All figures as of now; those of the state while the loop turns in between."""
+        values = (str(self._config.group_id), str(self._config.node_id))
+        page = Samples(METRICS, dict(zip(COMMON, values, strict=True)))
+        page.add("semel_broker_info", 1, version=version("semel"))
+        self._add_raft(page)
+        self._add_log(page)
+        self._add_streams(page)
+        if self._replica.is_master:
+            self._add_waiting(page)
+            await self._add_topics(page)
+            await self._add_consumers(page)
+        return page
+
+    def _add_raft(self, page: Samples) -> None:
+        replica = self._replica
+        status = replica.core.status()
+        own = replica.role
+        for role in ROLES:
+            page.add("semel_broker_role", role == own, role=role)
+        page.add("semel_broker_serving_master", replica.is_master)
+        page.add("semel_broker_raft_term", status.term)
+        page.add("semel_broker_elections_total", replica.core.elections)
+        page.add("semel_broker_raft_commit_index", status.commit_index)
+        page.add("semel_broker_raft_applied_index", replica.state.applied_index)
+        page.add("semel_broker_muted", replica.muted)
+        if not replica.is_master:
+            return
+        voters = status.membership.voters
+        following = {
+            node
+            for node, peer in status.progress.items()
+            if peer.recently_active and peer.counts and peer.state == "replicate"
+        } | {NodeId(self._config.node_id)}
+        page.add("semel_broker_group_voters", len(voters))
+        page.add("semel_broker_under_replicated_voters", len(set(voters) - following))
+        for node, peer in sorted(status.progress.items()):
+            behind = max(0, status.last_index - peer.match_index)
+            page.add("semel_broker_peer_behind_entries", behind, peer=node)
+
+    def _add_log(self, page: Samples) -> None:
+        log = self._replica.log
+        stats = log.stats()
+        free, total = disk_room(self._config.data)
+        page.add("semel_broker_log_first_index", stats.first_index)
+        page.add("semel_broker_log_end_index", stats.last_index)
+        page.add("semel_broker_checkpoint_index", self._checkpoints.index)
+        page.add("semel_broker_log_appended_bytes_total", stats.appended_bytes)
+        page.add("semel_broker_log_sync_seconds", log.sync_seconds)
+        unsynced_ms = log.oldest_unsynced_age_ms(monotonic_ms())
+        page.add("semel_broker_log_oldest_unsynced_seconds", unsynced_ms / 1000)
+        page.add("semel_broker_log_segment_bytes", stats.segment_bytes)
+        page.add("semel_broker_log_kept_bytes", stats.kept_bytes)
+        page.add("semel_broker_log_cache_bytes", stats.cache_bytes)
+        page.add("semel_broker_disk_free_bytes", free)
+        page.add("semel_broker_disk_total_bytes", total)
+        page.add("semel_broker_disk_full", stats.disk_full)
+        page.add("semel_broker_damaged_entries", stats.damaged + len(log.damaged_records))
+        page.add("semel_broker_lost_entries", len(self._replica.lost_entries))
+        page.add("semel_broker_scrub_passes_total", self._scrub.passes)
+
+    def _add_streams(self, page: Samples) -> None:
+        produced, fetched = self._produce.counters, self._fetch.counters
+        page.add("semel_broker_produced_batches_total", produced.committed_batches)
+        page.add("semel_broker_produced_messages_total", produced.committed_messages)
+        page.add("semel_broker_produced_bytes_total", produced.committed_bytes)
+        page.add("semel_broker_dedup_hits_total", produced.duplicate_batches)
+        page.add("semel_broker_dedup_messages_total", produced.duplicate_messages)
+        page.add("semel_broker_refused_batches_total", produced.refused_batches)
+        page.add("semel_broker_produce_seconds", produced.seconds)
+        page.add("semel_broker_produce_streams", self._produce.stream_count)
+        page.add("semel_broker_fetched_messages_total", fetched.messages)
+        page.add("semel_broker_fetched_bytes_total", fetched.bytes)
+        page.add("semel_broker_fetch_seconds", fetched.seconds)
+        page.add("semel_broker_fetch_streams", fetched.streams)
+        page.add("semel_broker_fetch_unsent_bytes", self._fetch.unsent_bytes)
+        page.add("semel_broker_queues", len(self._replica.state.queues))
+        page.add("semel_broker_producer_rows", self._replica.state.producers.row_count)
+
+    def _add_waiting(self, page: Samples) -> None:
+        proposer = self._replica.proposer
+        assert proposer is not None
+        page.add("semel_broker_waiting_requests", proposer.waiting)
+        page.add("semel_broker_pending_bytes", proposer.pending_bytes)
+        page.add("semel_broker_unapplied_bytes", proposer.unapplied_bytes)
+        page.add("semel_broker_parked_batches", proposer.parked_count)
+        page.add("semel_broker_parked_bytes", proposer.parked_bytes)
+
+    async def _add_topics(self, page: Samples) -> None:
+        messages: dict[str, int] = defaultdict(int)
+        stored: dict[str, int] = defaultdict(int)
+        largest: dict[str, int] = defaultdict(int)
+        for number, queue in enumerate(list(self._replica.state.queues.values()), 1):
+            messages[queue.topic] += queue.log_end_offset - queue.log_start_offset
+            stored[queue.topic] += queue.bytes
+            largest[queue.topic] = max(largest[queue.topic], queue.bytes)
+            if number % _ROWS == 0:
+                await asyncio.sleep(0)
+        for topic in sorted(stored):
+            page.add("semel_broker_topic_messages", messages[topic], topic=topic)
+            page.add("semel_broker_topic_bytes", stored[topic], topic=topic)
+            page.add("semel_broker_largest_queue_bytes", largest[topic], topic=topic)
+
+    async def _add_consumers(self, page: Samples) -> None:
+        """What a group has not committed; without a commit all that its queue still has."""
+        queues, groups = self._replica.state.queues, self._replica.state.groups
+        for group in groups.names():
+            lags: dict[str, list[int]] = defaultdict(list)
+            held = 0
+            for number, (_, key, progress) in enumerate(list(groups.states(group)), 1):
+                queue = queues.get(key)
+                if queue is not None:
+                    done = max(progress.committed_offset, queue.log_start_offset)
+                    lags[queue.topic].append(queue.log_end_offset - done)
+                    held += bool(progress.owner)
+                if number % _ROWS == 0:
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            page.add("semel_broker_locks_held", held, consumer_group=group)
+            for topic, found in sorted(lags.items()):
+                labels = {"consumer_group": group, "topic": topic}
+                page.add("semel_broker_consumer_lag_messages", sum(found), **labels)
+                page.add("semel_broker_consumer_queue_lag_messages_max", max(found), **labels)

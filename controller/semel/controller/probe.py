@@ -1,0 +1,105 @@
+"""What a controller tells about itself and the cluster at `GET /metrics`.
+
+How it works. Everything is read when the page is asked for, from the parts that know it.
+
+Not here: text and HTTP (`protos/metrics.py`), the meaning for an operator (docs/operations.md).
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Final
+
+from semel.controller.liveness import MASTER
+from semel.controller.memberships import MembershipService
+from semel.controller.office import Office
+from semel.controller.registry import BrokerRegistry
+from semel.controller.routes import RouteTable
+from semel.controller.topics import TopicService
+from semel.protos.metrics import Metric, Samples
+from semel.protos.v1.controller_pb2 import GroupStatus
+
+MEMBER_ROLES: Final = (MASTER, "slave")
+"""Roles of a broker node that does its share; others catch up, look for a master, or wait."""
+
+
+def _gauge(name: str, unit: str, text: str, *labels: str) -> Metric:
+    return Metric(
+        name=f"semel_controller_{name}", kind="gauge", unit=unit, text=text, labels=labels
+    )
+
+
+COMMON: Final = ("controller",)
+"""Label of every sample."""
+
+METRICS: Final = (
+    _gauge("info", "1", "This program.", "version"),
+    _gauge("office", "number", "How often a controller became master of this cluster."),
+    _gauge("route_version", "version", "Version of the routes; rises with every change."),
+    _gauge("broker_groups", "groups", "Broker groups ever heard of."),
+    _gauge("masterless_groups", "groups", "Broker groups whose master is unknown or silent."),
+    _gauge(
+        "under_replicated_groups",
+        "groups",
+        "Broker groups of which a node is silent, or neither master nor slave.",
+    ),
+    _gauge("broker_nodes", "nodes", "Broker nodes of all groups."),
+    _gauge("silent_broker_nodes", "nodes", "Broker nodes that have not reported in time."),
+    _gauge("group_queues", "queues", "Queues placed on a broker group.", "broker_group"),
+    _gauge("topics", "topics", "Topics that clients can use."),
+    _gauge("unfinished_topics", "topics", "Topics being created, altered or deleted."),
+    _gauge("consumer_groups", "groups", "Consumer groups."),
+    _gauge("consumer_members", "members", "Members of all consumer groups."),
+)
+
+
+def masterless(group: GroupStatus) -> bool:
+    """Nobody takes this group's writes, as far as is known here."""
+    return not any(node.node_id == group.master_id and node.alive for node in group.nodes)
+
+
+def under_replicated(group: GroupStatus) -> bool:
+    """A node of the group does not do its share."""
+    return not all(node.alive and node.role in MEMBER_ROLES for node in group.nodes)
+
+
+class Probe:
+    """One controller's figures."""
+
+    def __init__(
+        self,
+        controller_id: int,
+        office: Office,
+        routes: RouteTable,
+        registry: BrokerRegistry,
+        topics: TopicService,
+        memberships: MembershipService,
+    ) -> None:
+        self._controller_id = controller_id
+        self._office = office
+        self._routes = routes
+        self._registry = registry
+        self._topics = topics
+        self._memberships = memberships
+
+    async def page(self) -> Samples:
+        """All figures as of now."""
+        page = Samples(METRICS, {COMMON[0]: str(self._controller_id)})
+        groups = self._registry.status()
+        nodes = [node for group in groups for node in group.nodes]
+        consumer_groups, members = self._memberships.counts()
+        page.add("semel_controller_info", 1, version=version("semel"))
+        page.add("semel_controller_office", self._office.number)
+        page.add("semel_controller_route_version", self._routes.version)
+        page.add("semel_controller_broker_groups", len(groups))
+        page.add("semel_controller_masterless_groups", sum(map(masterless, groups)))
+        page.add("semel_controller_under_replicated_groups", sum(map(under_replicated, groups)))
+        page.add("semel_controller_broker_nodes", len(nodes))
+        page.add("semel_controller_silent_broker_nodes", sum(not node.alive for node in nodes))
+        for group in groups:
+            page.add("semel_controller_group_queues", group.queues, broker_group=group.group_id)
+        page.add("semel_controller_topics", len(self._topics.names()))
+        page.add("semel_controller_unfinished_topics", len(self._topics.unfinished()))
+        page.add("semel_controller_consumer_groups", consumer_groups)
+        page.add("semel_controller_consumer_members", members)
+        return page

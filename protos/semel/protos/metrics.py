@@ -1,0 +1,231 @@
+"""What both servers share to be measured: metrics with their meaning, a histogram, one page.
+
+How it works. A part lists its metrics as a table of `Metric` in its `probe.py`, keeps plain numbers
+where things happen, and gathers them into `Samples` when somebody asks. `render` turns them into
+Prometheus text; docs/metrics.md is made from the same tables. Nothing is added up for a page that
+nobody reads, but for the counts that a histogram keeps.
+
+`MetricsServer` answers `GET /metrics` over HTTP/1.0 on the process's own event loop, one page a
+connection. The page is rendered in a thread, so that a large one does not hold up the loop.
+
+Invariants
+1. A name that is not in the table cannot be put on a page, nor a sample with other labels.
+2. At most `_CONNECTIONS_MAX` readers at once, each for at most `_TIMEOUT_S`: a stranger on this
+   port costs a bounded amount of memory and descriptors.
+
+Not here: which metrics there are (`broker/probe.py`, `controller/probe.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+
+logger = logging.getLogger(__name__)
+
+SECONDS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+"""Upper bounds of a histogram's buckets: from a fast disk's sync to a client's patience."""
+_CONNECTIONS_MAX: Final = 8
+_TIMEOUT_S: Final = 10.0
+_REQUEST_BYTES_MAX: Final = 16 << 10
+
+
+class Histogram:
+    """How often something took how long. Counted by one thread, read by any."""
+
+    __slots__ = ("_counts", "total_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(SECONDS) + 1)
+        self.total_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """It took so long once more."""
+        self._counts[bisect_left(SECONDS, seconds)] += 1
+        self.total_s += seconds
+
+    @property
+    def count(self) -> int:
+        """How often it was observed."""
+        return sum(self._counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations up to it), the last one for `+Inf`."""
+        found, rows = 0, []
+        bounds = [*map(str, SECONDS), "+Inf"]
+        for bound, count in zip(bounds, list(self._counts), strict=True):
+            found += count
+            rows.append((bound, float(found)))
+        return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric, as it is documented."""
+
+    name: str
+    """`semel_<part>_<noun>_<unit>`; counters end in `_total`."""
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    """For people: bytes, seconds, messages, …"""
+    text: str
+    """What it means, in one sentence."""
+    labels: tuple[str, ...] = ()
+
+
+Value: TypeAlias = float | Histogram
+
+
+class Samples:
+    """The figures of one page."""
+
+    def __init__(self, metrics: Iterable[Metric], common: Mapping[str, str]) -> None:
+        """`common` labels stand on every sample."""
+        self.metrics = {metric.name: metric for metric in metrics}
+        self.common = dict(common)
+        self.rows: dict[str, list[tuple[tuple[str, ...], Value]]] = {}
+
+    def add(self, name: str, value: Value, **labels: object) -> None:
+        """One figure; its labels must be those of the table."""
+        metric = self.metrics[name]
+        assert set(labels) == set(metric.labels), f"{name} has the labels {metric.labels}"
+        assert isinstance(value, Histogram) == (metric.kind == "histogram"), name
+        row = tuple(str(labels[label]) for label in metric.labels)
+        self.rows.setdefault(name, []).append((row, value))
+
+
+def render(samples: Samples) -> bytes:
+    """Prometheus text, with the standard figures of this process behind ours. Any thread."""
+    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(_Collector(samples))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _Collector:
+    """What prometheus_client asks for its families."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterable[Family]:
+        for name, rows in self._samples.rows.items():
+            yield _family(self._samples.metrics[name], self._samples.common, rows)
+
+
+def _family(
+    metric: Metric, common: Mapping[str, str], rows: Sequence[tuple[tuple[str, ...], Any]]
+) -> Family:
+    from prometheus_client.metrics_core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    names = [*common, *metric.labels]
+    shared = list(common.values())
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.text, labels=names)
+        for labels, found in rows:
+            histogram.add_metric([*shared, *labels], found.cumulative(), found.total_s)
+        return histogram
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.text, labels=names)
+    for labels, value in rows:
+        family.add_metric([*shared, *labels], value)
+    return family
+
+
+class MetricsServer:
+    """`GET /metrics` on HOST:PORT; `page` gathers the figures, on the loop."""
+
+    def __init__(self, host: str, port: int, page: Callable[[], Awaitable[Samples]]) -> None:
+        """Port 0 takes a free one."""
+        self._host = host
+        self._port = port
+        self._page = page
+        self._server: asyncio.Server | None = None
+        self._readers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self.address = ""
+        """HOST:PORT, once it serves."""
+
+    async def start(self) -> None:
+        """Raises OSError when the address cannot be had, or what writes the text is missing."""
+        if importlib.util.find_spec("prometheus_client") is None:
+            raise OSError("metrics need prometheus-client: install semel[broker]")
+        try:
+            self._server = await asyncio.start_server(
+                self._accept, self._host, self._port, limit=_REQUEST_BYTES_MAX
+            )
+        except OSError as error:
+            raise OSError(
+                f"cannot serve metrics on {self._host}:{self._port}: {error.strerror or error}; "
+                "choose another port with --metrics-port"
+            ) from error
+        port = self._server.sockets[0].getsockname()[1]
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        self.address = f"{shown}:{port}"
+
+    async def close(self) -> None:
+        """Ends it; a page under way is not finished."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._readers.values():
+            writer.transport.abort()
+        if self._readers:
+            await asyncio.wait(self._readers)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers[task] = writer
+        try:
+            if len(self._readers) <= _CONNECTIONS_MAX:  # else it is closed without an answer
+                async with asyncio.timeout(_TIMEOUT_S):
+                    await self._serve(reader, writer)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever asked went away, was too slow, or speaks no HTTP
+        except Exception:
+            logger.exception("the metrics page could not be made")
+        finally:
+            del self._readers[task]
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        words = head.split(b"\r\n", 1)[0].split()
+        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
+            await _answer(writer, "405 Method Not Allowed", b"GET /metrics is all there is\n")
+        elif words[1].partition(b"?")[0] != b"/metrics":
+            await _answer(writer, "404 Not Found", b"GET /metrics is all there is\n")
+        else:
+            body = await asyncio.to_thread(render, await self._page())
+            await _answer(writer, "200 OK", body, head_only=words[0] == b"HEAD")
+
+
+async def _answer(
+    writer: asyncio.StreamWriter, status: str, body: bytes, *, head_only: bool = False
+) -> None:
+    head = (
+        f"HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    writer.write(head.encode() + (b"" if head_only else body))
+    await writer.drain()
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()

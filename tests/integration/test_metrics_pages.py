@@ -1,0 +1,123 @@
+"""The metrics pages of real nodes: the figures follow what happened to them."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from semel.broker.probe import COMMON, METRICS
+from semel.protos.control_records import queue_ref
+from semel.protos.v1 import broker_pb2
+from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
+
+Page = dict[str, float]
+
+
+async def scrape(address: str, common: Sequence[str] = COMMON) -> Page:
+    """Figures by name; those with labels of their own by `name{value,value}`."""
+
+    def read() -> str:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+            found: str = answer.read().decode()
+            return found
+
+    page: Page = {}
+    for family in text_string_to_metric_families(await asyncio.to_thread(read)):
+        for sample in family.samples:
+            own = [v for k, v in sorted(sample.labels.items()) if k not in common]
+            page[sample.name + (f"{{{','.join(own)}}}" if own else "")] = sample.value
+    return page
+
+
+async def test_the_figures_of_a_node_follow_what_happened(tmp_path: Path) -> None:
+    async with BrokerGroup(tmp_path, 1, metrics_port=0) as group:
+        node = await group.master()
+        async with RawClient(node.address) as client:
+            await client.create_queue()
+            await client.fence(1)
+            first = make_batch(-1, [b"x"] * 3)
+            await client.produce(first, first, make_batch(2, [b"y"] * 4))
+            await client.produce(make_batch(5, [b"y", b"z"]))  # refused: a part is stored
+            await client.produce(make_batch(6, [b"old"], session=0))  # fenced
+            _, parts = await client.fetch(max_wait_ms=0)
+            request = broker_pb2.AcquireLocksRequest(
+                group="readers",
+                member_id="m",
+                queues=[queue_ref(QUEUE)],
+                lock_ms=60_000,
+                session_ms=60_000,
+            )
+            token = (await client.call("AcquireLocks", request)).grants[0].token
+            commit = broker_pb2.CommitRequest(group="readers")
+            commit.commits.add(queue=queue_ref(QUEUE), token=token, offset=2)
+            await client.call("Commit", commit)
+        page = await scrape(node.metrics_address)
+        assert page["semel_broker_role{master}"] == 1
+        assert page["semel_broker_role{slave}"] == 0
+        assert page["semel_broker_serving_master"] == 1
+        assert page["semel_broker_raft_term"] == node.replica.term >= 1
+        assert page["semel_broker_elections_total"] == 1
+        assert page["semel_broker_raft_applied_index"] == node.replica.state.applied_index
+        assert page["semel_broker_group_voters"] == 1
+        assert page["semel_broker_under_replicated_voters"] == 0
+        assert page["semel_broker_produced_batches_total"] == 2
+        assert page["semel_broker_produced_messages_total"] == 7
+        assert page["semel_broker_produced_bytes_total"] > 2 * 100
+        assert page["semel_broker_dedup_hits_total"] == 1
+        assert page["semel_broker_dedup_messages_total"] == 3
+        assert page["semel_broker_refused_batches_total"] == 2
+        assert page["semel_broker_produce_seconds_count"] == 3
+        assert page["semel_broker_fetched_messages_total"] == 7
+        assert page["semel_broker_fetched_bytes_total"] == sum(map(len, parts))
+        assert page["semel_broker_fetch_seconds_count"] == 1
+        assert page["semel_broker_log_sync_seconds_count"] == node.replica.log.stats().syncs > 0
+        assert page["semel_broker_topic_messages{t}"] == 7
+        assert page["semel_broker_topic_bytes{t}"] == page["semel_broker_largest_queue_bytes{t}"]
+        assert page["semel_broker_consumer_lag_messages{readers,t}"] == 5
+        assert page["semel_broker_consumer_queue_lag_messages_max{readers,t}"] == 5
+        assert page["semel_broker_locks_held{readers}"] == 1
+        assert page["semel_broker_producer_rows"] == 1
+        assert page["semel_broker_parked_batches"] == 0
+        assert 0 < page["semel_broker_disk_free_bytes"] <= page["semel_broker_disk_total_bytes"]
+
+
+async def test_a_master_shows_who_does_not_follow_and_slaves_count_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    async with BrokerGroup(tmp_path, 3, metrics_port=0) as group:
+        master = await group.master()
+        async with RawClient(master.address) as client:
+            await client.create_queue()
+            await client.fence(1)
+            parked = asyncio.create_task(client.produce(make_batch(0, [b"second"])))
+            page = await scrape(master.metrics_address)
+            while not page["semel_broker_parked_batches"]:
+                page = await scrape(master.metrics_address)
+            assert page["semel_broker_parked_bytes"] > 0
+            parked.cancel()
+        await group.settled()
+        slaves = [node for node in group.running.values() if node is not master]
+        pages = [await scrape(node.metrics_address) for node in (master, *slaves)]
+        shown = {metric.name for metric in METRICS if "Master only" in metric.text}
+        for slave in pages[1:]:
+            assert slave["semel_broker_role{slave}"] == 1
+            assert not {name for name in shown if any(key.startswith(name) for key in slave)}
+        assert {
+            name for name in shown if any(key.startswith(name) for key in pages[0])
+        } == shown - {
+            "semel_broker_consumer_lag_messages",  # nobody consumes
+            "semel_broker_consumer_queue_lag_messages_max",
+            "semel_broker_locks_held",
+        }
+        assert pages[0]["semel_broker_under_replicated_voters"] == 0
+        gone = slaves[0].config.node_id
+        await group.stop(gone)
+        page = await scrape(master.metrics_address)
+        while not page["semel_broker_under_replicated_voters"]:
+            page = await scrape(master.metrics_address)
+        assert page["semel_broker_under_replicated_voters"] == 1
+        assert f"semel_broker_peer_behind_entries{{{gone}}}" in page

@@ -1,0 +1,169 @@
+"""Metrics: what is documented exists, pages are what Prometheus reads, strangers cost little."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from semel.broker import probe as broker_probe
+from semel.controller import probe as controller_probe
+from semel.protos import metrics as protos_metrics
+from semel.protos.metrics import Histogram, Metric, MetricsServer, Samples, render
+from tools import metrics
+
+TABLES = {"broker": broker_probe.METRICS, "controller": controller_probe.METRICS}
+ROWS = [
+    Metric(name="semel_test_things_total", kind="counter", unit="things", text="T.", labels=("a",)),
+    Metric(name="semel_test_level", kind="gauge", unit="things", text="L."),
+    Metric(name="semel_test_seconds", kind="histogram", unit="seconds", text="S."),
+]
+
+
+@pytest.mark.parametrize("part", TABLES)
+def test_names_say_part_and_unit(part: str) -> None:
+    names = [metric.name for metric in TABLES[part]]
+    assert len(set(names)) == len(names)
+    for metric in TABLES[part]:
+        assert re.fullmatch(rf"semel_{part}_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert metric.name.endswith("_seconds") == (metric.unit == "seconds"), metric.name
+        assert metric.text.endswith("."), metric.name
+        assert metric.unit
+
+
+def test_the_page_in_the_docs_is_what_the_probes_say() -> None:
+    assert (metrics.DOCS / "metrics.md").read_text() == metrics.page(), "python -m tools.metrics"
+    for table in TABLES.values():
+        for metric in table:
+            assert f"| `{metric.name}` | {metric.kind} | {metric.unit} |" in metrics.page()
+
+
+def test_every_metric_of_the_dashboard_exists() -> None:
+    written = (metrics.DOCS / "grafana.json").read_text()
+    assert written == metrics.dashboard(), "python -m tools.metrics"
+    panels = json.loads(written)["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    assert len(queries) > 20
+    assert metrics.unknown_metrics(queries) == set()
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+def test_a_planted_unknown_metric_is_found() -> None:
+    planted = ["rate(semel_broker_nothing_total[1m])", "semel_broker_log_sync_seconds"]
+    assert metrics.unknown_metrics(planted) == {
+        "semel_broker_nothing_total",
+        "semel_broker_log_sync_seconds",  # a histogram's own name is no series
+    }
+
+
+def test_a_page_is_prometheus_text() -> None:
+    samples = Samples(ROWS, {"node": "7"})
+    samples.add("semel_test_things_total", 3, a='quo"te\n')
+    samples.add("semel_test_level", True)
+    histogram = Histogram()
+    for seconds in (0.0001, 0.0005, 0.02, 99.0):
+        histogram.observe(seconds)
+    samples.add("semel_test_seconds", histogram)
+    found = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(render(samples).decode())
+        for sample in family.samples
+    }
+    assert found["semel_test_things_total", ("a", 'quo"te\n'), ("node", "7")] == 3
+    assert found["semel_test_level", ("node", "7")] == 1
+    buckets = {
+        dict(key[1:])["le"]: value
+        for key, value in found.items()
+        if key[0] == "semel_test_seconds_bucket"
+    }
+    assert (buckets["0.0005"], buckets["0.01"], buckets["0.025"]) == (2, 2, 3)
+    assert (buckets["10.0"], buckets["+Inf"]) == (3, 4)
+    assert found["semel_test_seconds_count", ("node", "7")] == histogram.count == 4
+    assert found["semel_test_seconds_sum", ("node", "7")] == pytest.approx(99.0206)
+
+
+def test_what_the_table_does_not_have_cannot_be_shown() -> None:
+    samples = Samples(ROWS, {})
+    with pytest.raises(KeyError):
+        samples.add("semel_test_other", 1)
+    with pytest.raises(AssertionError):
+        samples.add("semel_test_level", 1, a="b")
+    with pytest.raises(AssertionError):
+        samples.add("semel_test_level", Histogram())
+
+
+async def _ask(address: str, request: bytes) -> bytes:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    try:
+        async with asyncio.timeout(20):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def _page() -> Samples:
+    samples = Samples(ROWS, {})
+    samples.add("semel_test_level", 5)
+    return samples
+
+
+async def test_the_page_is_served_and_nothing_else() -> None:
+    server = MetricsServer("127.0.0.1", 0, _page)
+    await server.start()
+    try:
+        answer = await _ask(server.address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.0 200 OK\r\n")
+        assert f"Content-Length: {len(body)}".encode() in head
+        assert b"\nsemel_test_level 5.0\n" in body
+        assert b"process_resident_memory_bytes" in body
+        assert b" 404 " in await _ask(server.address, b"GET / HTTP/1.1\r\n\r\n")
+        assert b" 405 " in await _ask(server.address, b"POST /metrics HTTP/1.1\r\n\r\n")
+        only_head = await _ask(server.address, b"HEAD /metrics HTTP/1.1\r\n\r\n")
+        assert only_head.endswith(b"\r\n\r\n")
+        assert await _ask(server.address, b"x" * (32 << 10)) == b""  # no end of line, too long
+        answer = await _ask(server.address, b"GET /metrics?x=1 HTTP/1.1\r\n\r\n")
+        assert b" 200 OK" in answer
+    finally:
+        await server.close()
+
+
+async def test_strangers_who_say_nothing_hold_a_bounded_number_of_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = MetricsServer("127.0.0.1", 0, _page)
+    await server.start()
+    host, _, port = server.address.rpartition(":")
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(8)]
+    try:
+        assert await _ask(server.address, b"GET /metrics HTTP/1.1\r\n\r\n") == b""
+        silent[0][1].close()
+        async with asyncio.timeout(20):
+            while b" 200 " not in await _ask(server.address, b"GET /metrics HTTP/1.1\r\n\r\n"):
+                await asyncio.sleep(0)
+        monkeypatch.setattr(protos_metrics, "_TIMEOUT_S", 0.05)
+        silent.append(await asyncio.open_connection(host, int(port)))
+        assert await silent[-1][0].read() == b""  # thrown out
+    finally:
+        for _, writer in silent:
+            writer.close()
+        await server.close()
+
+
+async def test_a_port_in_use_is_named() -> None:
+    first = MetricsServer("127.0.0.1", 0, _page)
+    await first.start()
+    try:
+        second = MetricsServer("127.0.0.1", int(first.address.rpartition(":")[2]), _page)
+        with pytest.raises(OSError, match="choose another port with --metrics-port"):
+            await second.start()
+    finally:
+        await first.close()
