@@ -1,14 +1,12 @@
-"""One controller: its parts, wired in the order in which they start and stop.
+"""One controller: its store, its server and its offices, wired in the order of start and stop.
 
-How it works. `async with ControllerNode(config) as node` opens the store, takes office, reads
-everything, starts the server and then the drivers of unfinished topics. `node.failed()` returns
-when it cannot go on. Leaving the block stops the server first (watches end, running calls get
-`stop_ms`), then the drivers, then the store.
+How it works. `async with ControllerNode(config) as node` opens the store, starts the server and
+enters the group; the server is on all the time, in office or not. The store's word on the
+mastership then decides (`succession.py`). `node.failed()` returns when the controller cannot go
+on. Leaving the block ends watches, stops the server (running calls get `stop_ms`), ends the
+office, then closes the store.
 
-There is one controller for now, so it takes office at its start. With several, an elected one runs
-everything between `Office.take` and the end of office; the others answer NotMaster.
-
-Not here: flags, environment, signals (`__main__.py`).
+Not here: what is done in office (`duty.py`), flags, environment, signals (`__main__.py`).
 """
 
 from __future__ import annotations
@@ -22,31 +20,22 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Final
+from typing import Any
 
 import grpc.aio
 
-from semel.controller.brokers import BrokerCaller
 from semel.controller.config import ControllerConfig, split_address
-from semel.controller.memberships import MembershipService
-from semel.controller.office import Office
+from semel.controller.duty import Clocks, Duty
 from semel.controller.probe import Probe
-from semel.controller.producers import ProducerService
-from semel.controller.registry import BrokerRegistry
-from semel.controller.routes import RouteTable
-from semel.controller.server import Changes, ControllerService
-from semel.controller.store import MetadataStore, SqliteStore
-from semel.controller.topics import TopicService
+from semel.controller.server import ControllerService
+from semel.controller.store import ControllerAddress, MetadataStore, SqliteStore
+from semel.controller.succession import Succession
 from semel.protos.errors import InternalError, SemelError, Unavailable
 from semel.protos.metrics import MetricsServer
-from semel.protos.rpc import SERVER_OPTIONS, Authenticate, ServerInterceptor, client_interceptors
-from semel.protos.v1.controller_pb2 import ControllerStatus
+from semel.protos.rpc import SERVER_OPTIONS, Authenticate, ServerInterceptor
 from semel.protos.v1.controller_pb2_grpc import add_ControllerServicer_to_server
 
 log = logging.getLogger(__name__)
-
-RECONCILE_S: Final = 5.0
-"""How often unfinished topics without a driver are looked for; there should be none."""
 
 
 def monotonic_ms() -> int:
@@ -76,13 +65,11 @@ class ControllerNode:
         self.config = config
         self.address = ""
         """HOST:PORT under which it is reached, once it serves."""
-        self.cluster_id = ""
         self.metrics_address = ""
         """HOST:PORT of `GET /metrics`, once it serves; empty when it was not asked for."""
         self._given_store = store
-        self._clock = clock
-        self._loop_clock = loop_clock
-        self._clock_us = clock_us
+        self._clocks = Clocks(sessions_ms=clock, loop_ms=loop_clock, wall_us=clock_us)
+        self._succession: Succession | None = None
         self._authenticate = authenticate
         self._failed: asyncio.Future[SemelError] | None = None
         self._exits = AsyncExitStack()
@@ -109,6 +96,16 @@ class ControllerNode:
         assert self._failed is not None
         return await asyncio.shield(self._failed)
 
+    @property
+    def cluster_id(self) -> str:
+        """The cluster; "" as long as neither flags nor store have told."""
+        return self._succession.cluster_id if self._succession is not None else ""
+
+    @property
+    def in_office(self) -> bool:
+        """It is the master now."""
+        return self._succession is not None and self._succession.in_office
+
     async def _start(self) -> None:
         exits, config = self._exits, self.config
         self._failed = asyncio.get_running_loop().create_future()
@@ -117,83 +114,46 @@ class ControllerNode:
         if store is None:
             store = await SqliteStore.open(config.data)
             exits.push_async_callback(store.close)
-        office = await Office.take(store, now_us=self._clock_us(), cluster_id=config.cluster_id)
-        self.cluster_id = office.cluster_id
-
-        changes = Changes()
-        routes = RouteTable(office.cluster_id, office.number, changes.notify)
-        memberships = MembershipService(
-            office, routes, clock=self._clock, loop_clock=self._loop_clock
+        succession = self._succession = Succession(
+            store, lambda: self._begin(store), cluster_id=config.cluster_id
         )
-        registry = BrokerRegistry(
-            office,
-            routes,
-            report_timeout_ms=config.node_timeout_ms,
-            clock=self._clock,
-            placed=lambda: topics.placed(),
-            on_new_master=lambda group_id: topics.on_new_master(group_id),
-        )
-        brokers = BrokerCaller(
-            cluster_id=office.cluster_id,
-            addresses=registry.addresses,
-            timeout_s=config.broker_call_timeout_ms / 1000,
-            interceptors=client_interceptors(),
-        )
-        exits.push_async_callback(brokers.close)
-        topics = TopicService(
-            office,
-            routes,
-            registry,
-            brokers,
-            clock_us=self._clock_us,
-            on_change=memberships.on_topic_changed,
-        )
-        await registry.load()
-        await topics.load()
-        await memberships.load()
-
-        controllers: list[ControllerStatus] = []
         service = ControllerService(
-            routes=routes,
-            changes=changes,
-            registry=registry,
-            topics=topics,
-            producers=ProducerService(office, clock_us=self._clock_us),
-            memberships=memberships,
-            controllers=controllers,
+            succession,
             request_timeout_s=config.request_timeout_ms / 1000,
             version=importlib.metadata.version("semel"),
         )
-        exits.push_async_callback(topics.stop)
-        running = asyncio.ensure_future(self._run(store, office, topics, memberships))
-        exits.push_async_callback(_cancel, running)
-        await self._serve(service)
-        await self._serve_metrics(
-            Probe(config.controller_id, office, routes, registry, topics, memberships)
-        )
-        exits.callback(changes.close)  # first of all: the watches end, then the server
-        controllers.append(
-            ControllerStatus(
-                controller_id=config.controller_id, address=self.address, role="master"
-            )
-        )
-        topics.start()
-        log.info("controller serves address=%s cluster=%s", self.address, self.cluster_id)
-
-    async def _serve(self, service: ControllerService) -> None:
-        config = self.config
-        host, port = split_address(config.listen)
         server = grpc.aio.server(
             interceptors=[ServerInterceptor(self._authenticate)], options=SERVER_OPTIONS
         )
         add_ControllerServicer_to_server(service, server)
+        store.attach(server)
+        self._bind(server)
+        running: list[asyncio.Future[None]] = []
+        exits.push_async_callback(_cancel, running)
+        exits.push_async_callback(_stop_server, server, config.stop_ms / 1000)
+        await server.start()
+        await self._serve_metrics(succession)
+        exits.callback(succession.close_watches)  # first of all: the watches end, then the server
+        await store.start(
+            ControllerAddress(controller_id=config.controller_id, address=self.address)
+        )
+        running.append(asyncio.ensure_future(self._run(store, succession)))
+        await self._decided(succession)
+        log.info("controller serves address=%s in_office=%s", self.address, succession.in_office)
+
+    async def _begin(self, store: MetadataStore) -> Duty:
+        assert self._succession is not None
+        controllers = self._succession.controllers
+        return await Duty.begin(store, self.config, self._clocks, controllers)
+
+    def _bind(self, server: grpc.aio.Server) -> None:
+        config = self.config
+        host, port = split_address(config.listen)
         shown = f"[{host}]" if ":" in host else host
         try:
             port = server.add_insecure_port(f"{shown}:{port}")
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {config.listen}: {error}") from error
-        self._exits.push_async_callback(_stop_server, server, config.stop_ms / 1000)
-        await server.start()
         self.address = config.advertise or f"{shown}:{port}"
         if not config.loopback:
             log.warning(
@@ -202,11 +162,12 @@ class ControllerNode:
                 config.listen,
             )
 
-    async def _serve_metrics(self, probe: Probe) -> None:
+    async def _serve_metrics(self, succession: Succession) -> None:
         config = self.config
         if config.metrics_port is None:
             return
         host, _ = split_address(config.listen)
+        probe = Probe(config.controller_id, succession.office_or_none)
         metrics = MetricsServer(host, config.metrics_port, probe.page)
         try:
             await metrics.start()
@@ -215,20 +176,22 @@ class ControllerNode:
         self._exits.push_async_callback(metrics.close)
         self.metrics_address = metrics.address
 
-    async def _run(
-        self,
-        store: MetadataStore,
-        office: Office,
-        topics: TopicService,
-        memberships: MembershipService,
-    ) -> None:
+    async def _decided(self, succession: Succession) -> None:
+        """Waits until the store has said whose turn it is; raises what makes going on pointless."""
+        assert self._failed is not None
+        decided = asyncio.ensure_future(succession.decided.wait())
+        waiting: set[asyncio.Future[Any]] = {decided, self._failed}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        decided.cancel()
+        if self._failed.done():
+            raise self._failed.result()
+
+    async def _run(self, store: MetadataStore, succession: Succession) -> None:
         """What goes on all the time; ends only by cancellation or with the controller's end."""
         assert self._failed is not None
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(memberships.run())
-                tasks.create_task(_reconcile(topics))
-                tasks.create_task(_raise(office.wait_over()))
+                tasks.create_task(succession.run())
                 tasks.create_task(_raise(store.wait_failed()))
         except Exception as error:
             leaf: BaseException = error
@@ -244,12 +207,6 @@ async def _raise(error: Awaitable[SemelError]) -> None:
     raise await error
 
 
-async def _reconcile(topics: TopicService) -> None:
-    while True:
-        await asyncio.sleep(RECONCILE_S)
-        topics.start()
-
-
 async def _stop_server(server: grpc.aio.Server, grace_s: float) -> None:
     """Ends the server, at the latest twice `grace_s` from now: the process is about to end."""
     try:
@@ -259,9 +216,10 @@ async def _stop_server(server: grpc.aio.Server, grace_s: float) -> None:
         log.warning("server did not stop in time")
 
 
-async def _cancel(task: asyncio.Future[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+async def _cancel(tasks: list[asyncio.Future[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _check_free(listen: str) -> None:

@@ -55,11 +55,7 @@ class Office:
                 record = ClusterRecord(cluster_id=cluster_id or uuid.uuid4().hex, created_us=now_us)
             else:
                 record = records.load(ClusterRecord, records.CLUSTER, entry)
-            if cluster_id and record.cluster_id != cluster_id:
-                raise DataDirectoryError(
-                    f"the data directory belongs to cluster {record.cluster_id}, "
-                    f"not to {cluster_id}. Choose another directory"
-                )
+            _check_cluster(record, cluster_id)
             record.terms_of_office += 1
             transaction = Transaction(
                 checks={records.CLUSTER: None if entry is None else entry.version},
@@ -83,6 +79,8 @@ class Office:
 
         Raises VersionConflict when another check failed, and Unavailable when the office is over.
         """
+        if self._over.is_set():
+            raise Unavailable(TAKEN_OVER)
         transaction = Transaction(
             checks={**(checks or {}), records.CLUSTER: self._version},
             puts=puts or {},
@@ -97,10 +95,40 @@ class Office:
                 raise Unavailable(TAKEN_OVER) from None
             raise
 
+    @property
+    def over(self) -> bool:
+        """Nothing can be written under it any more."""
+        return self._over.is_set()
+
+    def end(self) -> None:
+        """Nothing is written under this office any more; what is under way may still be stored."""
+        self._over.set()
+
     async def wait_over(self) -> Unavailable:
-        """Returns once a write has shown that another controller has taken over."""
+        """Returns once a write has shown that another controller has taken over, or at the end."""
         await self._over.wait()
         return Unavailable(TAKEN_OVER)
+
+
+async def stored_cluster_id(store: MetadataStore, expected: str) -> str:
+    """The cluster whose metadata a store holds; "" while it is empty.
+
+    Raises DataDirectoryError when it is not the expected one, if one is expected.
+    """
+    entry = await store.get(records.CLUSTER)
+    if entry is None:
+        return ""
+    record = records.load(ClusterRecord, records.CLUSTER, entry)
+    _check_cluster(record, expected)
+    return record.cluster_id
+
+
+def _check_cluster(record: ClusterRecord, expected: str) -> None:
+    if expected and record.cluster_id != expected:
+        raise DataDirectoryError(
+            f"the data directory belongs to cluster {record.cluster_id}, "
+            f"not to {expected}. Choose another directory"
+        )
 
 
 async def unbroken(work: Coroutine[Any, Any, T]) -> T:

@@ -1,21 +1,19 @@
 """What a controller tells about itself and the cluster at `GET /metrics`.
 
-How it works. Everything is read when the page is asked for, from the parts that know it.
+How it works. Everything is read when the page is asked for, from the parts that know it. A standby
+knows nothing of the cluster, and shows only what it is itself.
 
 Not here: text and HTTP (`protos/metrics.py`), the meaning for an operator (docs/operations.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Final
 
+from semel.controller.duty import Duty
 from semel.controller.liveness import MASTER
-from semel.controller.memberships import MembershipService
-from semel.controller.office import Office
-from semel.controller.registry import BrokerRegistry
-from semel.controller.routes import RouteTable
-from semel.controller.topics import TopicService
 from semel.protos.metrics import Metric, Samples
 from semel.protos.v1.controller_pb2 import GroupStatus
 
@@ -34,6 +32,7 @@ COMMON: Final = ("controller",)
 
 METRICS: Final = (
     _gauge("info", "1", "This program.", "version"),
+    _gauge("in_office", "1", "1 for the master, 0 for a standby, which shows no more than this."),
     _gauge("office", "number", "How often a controller became master of this cluster."),
     _gauge("route_version", "version", "Version of the routes; rises with every change."),
     _gauge("broker_groups", "groups", "Broker groups ever heard of."),
@@ -66,40 +65,35 @@ def under_replicated(group: GroupStatus) -> bool:
 class Probe:
     """One controller's figures."""
 
-    def __init__(
-        self,
-        controller_id: int,
-        office: Office,
-        routes: RouteTable,
-        registry: BrokerRegistry,
-        topics: TopicService,
-        memberships: MembershipService,
-    ) -> None:
+    def __init__(self, controller_id: int, office: Callable[[], Duty | None]) -> None:
         self._controller_id = controller_id
         self._office = office
-        self._routes = routes
-        self._registry = registry
-        self._topics = topics
-        self._memberships = memberships
 
     async def page(self) -> Samples:
         """All figures as of now."""
         page = Samples(METRICS, {COMMON[0]: str(self._controller_id)})
-        groups = self._registry.status()
-        nodes = [node for group in groups for node in group.nodes]
-        consumer_groups, members = self._memberships.counts()
+        duty = self._office()
         page.add("semel_controller_info", 1, version=version("semel"))
-        page.add("semel_controller_office", self._office.number)
-        page.add("semel_controller_route_version", self._routes.version)
-        page.add("semel_controller_broker_groups", len(groups))
-        page.add("semel_controller_masterless_groups", sum(map(masterless, groups)))
-        page.add("semel_controller_under_replicated_groups", sum(map(under_replicated, groups)))
-        page.add("semel_controller_broker_nodes", len(nodes))
-        page.add("semel_controller_silent_broker_nodes", sum(not node.alive for node in nodes))
-        for group in groups:
-            page.add("semel_controller_group_queues", group.queues, broker_group=group.group_id)
-        page.add("semel_controller_topics", len(self._topics.names()))
-        page.add("semel_controller_unfinished_topics", len(self._topics.unfinished()))
-        page.add("semel_controller_consumer_groups", consumer_groups)
-        page.add("semel_controller_consumer_members", members)
+        page.add("semel_controller_in_office", duty is not None)
+        if duty is not None:
+            _add_cluster(page, duty)
         return page
+
+
+def _add_cluster(page: Samples, duty: Duty) -> None:
+    groups = duty.registry.status()
+    nodes = [node for group in groups for node in group.nodes]
+    consumer_groups, members = duty.memberships.counts()
+    page.add("semel_controller_office", duty.office.number)
+    page.add("semel_controller_route_version", duty.routes.version)
+    page.add("semel_controller_broker_groups", len(groups))
+    page.add("semel_controller_masterless_groups", sum(map(masterless, groups)))
+    page.add("semel_controller_under_replicated_groups", sum(map(under_replicated, groups)))
+    page.add("semel_controller_broker_nodes", len(nodes))
+    page.add("semel_controller_silent_broker_nodes", sum(not node.alive for node in nodes))
+    for group in groups:
+        page.add("semel_controller_group_queues", group.queues, broker_group=group.group_id)
+    page.add("semel_controller_topics", len(duty.topics.names()))
+    page.add("semel_controller_unfinished_topics", len(duty.topics.unfinished()))
+    page.add("semel_controller_consumer_groups", consumer_groups)
+    page.add("semel_controller_consumer_members", members)

@@ -92,7 +92,9 @@ class BrokerRegistry:
         if outcome.changed:
             await self._store(group_id)
         return ReportNodeReply(
-            cluster_id=self._office.cluster_id, route_version=self._routes.version
+            cluster_id=self._office.cluster_id,
+            route_version=self._routes.version,
+            controllers=self._routes.controllers,
         )
 
     def addresses(self, group_id: int) -> list[str]:

@@ -32,6 +32,14 @@ class RouteTable:
         self._on_change = on_change
         self._groups: dict[int, GroupRoute] = {}
         self._topics: dict[str, TopicRoute] = {}
+        self.controllers: list[str] = []
+        """HOST:PORT of every controller."""
+
+    def set_controllers(self, addresses: Iterable[str]) -> None:
+        """Replaces the controllers' addresses."""
+        if self.controllers != (found := list(addresses)):
+            self.controllers = found
+            self._changed()
 
     def set_group(self, group: GroupRoute) -> None:
         """Adds or replaces a broker group."""
@@ -66,6 +74,7 @@ class RouteTable:
             cluster_id=self.cluster_id,
             groups=[self._groups[group_id] for group_id in sorted(self._groups)],
             topics=() if groups_only else self._choose(list(topics), strict),
+            controllers=self.controllers,
         )
 
     def _choose(self, names: list[str], strict: bool) -> list[TopicRoute]:

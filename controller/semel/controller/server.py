@@ -2,7 +2,8 @@
 
 How it works. Each method hands its request to the part that owns the matter. What a part raises
 leaves through the interceptor of `semel.protos.rpc`. A watcher is woken by every change and sends
-what is newest then, so that a slow one skips versions and never falls behind.
+what is newest then, so that a slow one skips versions and never falls behind. Only the controller
+in office answers, with one exception: any of them tells which controllers there are.
 
 Not here: any decision.
 """
@@ -11,17 +12,19 @@ Not here: any decision.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
-from typing import Any, Final
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import grpc.aio
 
+from semel.controller.duty import Duty
 from semel.controller.memberships import MembershipService
 from semel.controller.producers import ProducerService
 from semel.controller.registry import BrokerRegistry
 from semel.controller.routes import RouteTable
 from semel.controller.topics import TopicService
+from semel.protos.errors import NotMaster
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.controller_pb2_grpc import ControllerServicer
 
@@ -29,65 +32,78 @@ DEADLINE_SHARE: Final = 0.9
 """Of a caller's time; the rest is for the answer's way back."""
 
 
-class Changes:
-    """Wakes everybody who waits for the next change."""
+M = TypeVar("M", bound="Callable[..., Awaitable[Any]]")
 
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.closed = False
 
-    def notify(self) -> None:
-        """Wakes all who wait now."""
-        self._event.set()
-        self._event = asyncio.Event()
+class Post(Protocol):
+    """Who knows whether this controller is in office."""
 
-    def close(self) -> None:
-        """There will be no more changes."""
-        self.closed = True
-        self.notify()
+    cluster_id: str
 
-    async def wait(self) -> None:
-        """Returns after the next change; without one in between, so check first, then wait."""
-        await self._event.wait()
+    def duty(self) -> Duty:
+        """The office. Raises NotMaster while there is none."""
+        ...
+
+    async def controllers(self) -> list[pb.ControllerStatus]:
+        """All controllers of the group."""
+        ...
+
+
+def in_office(method: M) -> M:
+    """A method that only the controller in office answers, and that the end of the office ends."""
+
+    @functools.wraps(method)
+    async def answer(self: ControllerService, request: Any, context: Any) -> Any:
+        with self.post.duty().call():
+            return await method(self, request, context)
+
+    return cast("M", answer)
 
 
 class ControllerService(ControllerServicer):
     """The methods of controller.proto."""
 
-    def __init__(
-        self,
-        *,
-        routes: RouteTable,
-        changes: Changes,
-        registry: BrokerRegistry,
-        topics: TopicService,
-        producers: ProducerService,
-        memberships: MembershipService,
-        controllers: list[pb.ControllerStatus],
-        request_timeout_s: float,
-        version: str,
-    ) -> None:
-        self._routes = routes
-        self._changes = changes
-        self._registry = registry
-        self._topics = topics
-        self._producers = producers
-        self._memberships = memberships
-        self._controllers = controllers
+    def __init__(self, post: Post, *, request_timeout_s: float, version: str) -> None:
+        self.post = post
         self._request_timeout_s = request_timeout_s
         self._version = version
 
+    # The parts of the office there is now; each raises NotMaster while there is none.
+
+    @property
+    def _routes(self) -> RouteTable:
+        return self.post.duty().routes
+
+    @property
+    def _registry(self) -> BrokerRegistry:
+        return self.post.duty().registry
+
+    @property
+    def _topics(self) -> TopicService:
+        return self.post.duty().topics
+
+    @property
+    def _producers(self) -> ProducerService:
+        return self.post.duty().producers
+
+    @property
+    def _memberships(self) -> MembershipService:
+        return self.post.duty().memberships
+
+    @in_office
     async def CreateTopic(
         self, request: pb.CreateTopicRequest, context: Any
     ) -> pb.CreateTopicReply:
         topic, created = await self._topics.create(request, self._patience_s(context))
         return pb.CreateTopicReply(topic=topic, created=created)
 
+    @in_office
     async def AlterTopic(self, request: pb.AlterTopicRequest, context: Any) -> pb.AlterTopicReply:
         patience_s = self._patience_s(context)
         topic = await self._topics.alter(request.name, request.settings, patience_s)
         return pb.AlterTopicReply(topic=topic)
 
+    @in_office
     async def DeleteTopic(
         self, request: pb.DeleteTopicRequest, context: Any
     ) -> pb.DeleteTopicReply:
@@ -96,67 +112,87 @@ class ControllerService(ControllerServicer):
         )
         return pb.DeleteTopicReply(deleted=deleted)
 
+    @in_office
     async def GetRoutes(self, request: pb.GetRoutesRequest, context: Any) -> pb.Routes:
         return self._routes.snapshot(request.topics, groups_only=request.groups_only)
 
     async def WatchRoutes(
         self, request: pb.GetRoutesRequest, context: Any
     ) -> AsyncGenerator[pb.Routes]:
-        sent = -1
-        while not self._changes.closed:
-            if sent == self._routes.version:
-                await self._changes.wait()
+        duty, sent = self.post.duty(), -1
+        while not duty.changes.closed:
+            if sent == duty.routes.version:
+                await duty.changes.wait()
                 continue
-            routes = self._routes.snapshot(
+            routes = duty.routes.snapshot(
                 request.topics, groups_only=request.groups_only, strict=False
             )
             sent = routes.version
             yield routes
+        if duty.changes.reason is not None:
+            raise duty.changes.reason
 
+    @in_office
     async def OpenProducer(
         self, request: pb.OpenProducerRequest, context: Any
     ) -> pb.OpenProducerReply:
         return await self._producers.open(request.name, request.open_id)
 
+    @in_office
     async def ListProducers(
         self, request: pb.ListProducersRequest, context: Any
     ) -> pb.ListProducersReply:
         return pb.ListProducersReply(producers=await self._producers.list(request.name))
 
+    @in_office
     async def JoinGroup(
         self, request: pb.JoinGroupRequest, context: Any
     ) -> pb.GroupMembershipReply:
         return await self._memberships.join(request)
 
+    @in_office
     async def HeartbeatGroup(
         self, request: pb.HeartbeatGroupRequest, context: Any
     ) -> pb.GroupMembershipReply:
         return await self._memberships.heartbeat(request)
 
+    @in_office
     async def LeaveGroup(self, request: pb.LeaveGroupRequest, context: Any) -> pb.LeaveGroupReply:
         await self._memberships.leave(request.group, request.member_id, request.incarnation)
         return pb.LeaveGroupReply()
 
+    @in_office
     async def ListGroups(self, request: pb.ListGroupsRequest, context: Any) -> pb.ListGroupsReply:
         return pb.ListGroupsReply(groups=await self._memberships.list(request.group))
 
+    @in_office
     async def ForgetGroup(
         self, request: pb.ForgetGroupRequest, context: Any
     ) -> pb.ForgetGroupReply:
         await self._memberships.forget(request.group)
         return pb.ForgetGroupReply()
 
+    @in_office
     async def ReportNode(self, request: pb.ReportNodeRequest, context: Any) -> pb.ReportNodeReply:
         return await self._registry.on_report(request)
 
     async def GetClusterStatus(
         self, request: pb.ClusterStatusRequest, context: Any
     ) -> pb.ClusterStatusReply:
+        controllers = await self.post.controllers()
+        try:
+            duty = self.post.duty()
+        except NotMaster:
+            if not request.standby:
+                raise
+            return pb.ClusterStatusReply(
+                cluster_id=self.post.cluster_id, controllers=controllers, version=self._version
+            )
         return pb.ClusterStatusReply(
-            cluster_id=self._routes.cluster_id,
-            groups=self._registry.status(),
-            controllers=self._controllers,
-            topics=len(self._topics.names()),
+            cluster_id=duty.routes.cluster_id,
+            groups=duty.registry.status(),
+            controllers=controllers,
+            topics=len(duty.topics.names()),
             version=self._version,
             unfinished=self._topics.unfinished(),
         )

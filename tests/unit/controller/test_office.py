@@ -14,7 +14,7 @@ from semel.controller.routes import RouteTable
 from semel.controller.store import MemoryStore, StoreFailed, Transaction, VersionConflict
 from semel.protos.errors import DataDirectoryError, InvalidRequest, Unavailable, UnknownTopic
 from semel.protos.v1.controller_pb2 import GroupRoute, OpenProducerRequest, TopicRoute
-from tests.unit.controller.cluster import raised_by, running_cluster
+from tests.unit.controller.cluster import eventually, raised_by, running_cluster
 
 
 async def test_the_cluster_keeps_its_id_and_offices_are_counted() -> None:
@@ -65,14 +65,20 @@ async def test_work_that_must_not_break_outlives_its_caller() -> None:
     assert done
 
 
-async def test_a_node_that_was_replaced_ends(tmp_path: Path) -> None:
+async def test_a_node_that_was_replaced_takes_office_again_when_it_is_told_to(
+    tmp_path: Path,
+) -> None:
     async with running_cluster(tmp_path) as cluster:
         await Office.take(cluster.store, now_us=1)
         request = OpenProducerRequest(name="p", open_id=b"1")
         error = await raised_by(cluster.client.call("OpenProducer", request))
+        assert isinstance(error, Unavailable)
         assert "taken over" in error.message
-        assert cluster.node is not None
-        assert "taken over" in (await cluster.node.failed()).message
+        node = cluster.node
+        assert node is not None
+        await eventually(lambda: node.in_office)
+        assert (await cluster.client.call("OpenProducer", request)).epoch == 1
+        assert (await cluster.client.routes()).version >> 32 == 3
 
 
 class BreakingStore(MemoryStore):

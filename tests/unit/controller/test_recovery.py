@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from semel.controller import node
+from semel.controller import duty
 from semel.controller.store import MemoryStore, Transaction
 from semel.controller.topics import TopicService
 from semel.protos.errors import SemelError, Unavailable
@@ -229,7 +229,7 @@ async def test_any_history_ends_with_whole_topics(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Creates, alters, deletes, failing brokers and crashes in a random order, many at once."""
-    monkeypatch.setattr(node, "RECONCILE_S", 3_600)  # nothing may be left to that
+    monkeypatch.setattr(duty, "RECONCILE_S", 3_600)  # nothing may be left to that
     dice = random.Random(seed)
 
     async def sometimes_fail() -> None:

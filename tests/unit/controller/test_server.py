@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from semel.controller.changes import Changes
 from semel.controller.routes import RouteTable
-from semel.controller.server import Changes, ControllerService
+from semel.controller.server import ControllerService
 from semel.protos.errors import (
     DataDirectoryError,
     InvalidRequest,
@@ -216,10 +218,8 @@ async def test_a_caller_that_hangs_up_leaves_a_whole_topic(tmp_path: Path) -> No
 async def test_a_slow_watcher_gets_the_newest_routes_and_not_each() -> None:
     changes = Changes()
     routes = RouteTable("c", 1, changes.notify)
-    others: Any = dict.fromkeys(("registry", "topics", "producers", "memberships"))
-    service = ControllerService(
-        routes=routes, changes=changes, controllers=[], request_timeout_s=1, version="", **others
-    )
+    post: Any = SimpleNamespace(duty=lambda: SimpleNamespace(routes=routes, changes=changes))
+    service = ControllerService(post, request_timeout_s=1, version="")
     watch = service.WatchRoutes(pb.GetRoutesRequest(), None)
     first = await anext(watch)
     for term in range(1, 100):

@@ -104,16 +104,18 @@ class GroupRoute(_message.Message):
     def __init__(self, group_id: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., master_id: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Routes(_message.Message):
-    __slots__ = ("version", "cluster_id", "groups", "topics")
+    __slots__ = ("version", "cluster_id", "groups", "topics", "controllers")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster_id: str
     groups: _containers.RepeatedCompositeFieldContainer[GroupRoute]
     topics: _containers.RepeatedCompositeFieldContainer[TopicRoute]
-    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupRoute, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ...) -> None: ...
+    controllers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupRoute, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., controllers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenProducerRequest(_message.Message):
     __slots__ = ("name", "open_id")
@@ -288,16 +290,20 @@ class ReportNodeRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., commit_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_full: _Optional[bool] = ...) -> None: ...
 
 class ReportNodeReply(_message.Message):
-    __slots__ = ("cluster_id", "route_version")
+    __slots__ = ("cluster_id", "route_version", "controllers")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     route_version: int
-    def __init__(self, cluster_id: _Optional[str] = ..., route_version: _Optional[int] = ...) -> None: ...
+    controllers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cluster_id: _Optional[str] = ..., route_version: _Optional[int] = ..., controllers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ClusterStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("standby",)
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    standby: bool
+    def __init__(self, standby: _Optional[bool] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node_id", "address", "role", "log_end_index", "alive", "silent_ms", "damaged", "lost", "disk_full")
@@ -338,14 +344,16 @@ class GroupStatus(_message.Message):
     def __init__(self, group_id: _Optional[int] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., commit_index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., queues: _Optional[int] = ...) -> None: ...
 
 class ControllerStatus(_message.Message):
-    __slots__ = ("controller_id", "address", "role")
+    __slots__ = ("controller_id", "address", "role", "alive")
     CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     controller_id: int
     address: str
     role: str
-    def __init__(self, controller_id: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+    alive: bool
+    def __init__(self, controller_id: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., alive: _Optional[bool] = ...) -> None: ...
 
 class UnfinishedTopic(_message.Message):
     __slots__ = ("name", "topic_id", "step", "trouble")

@@ -1,0 +1,198 @@
+"""Everything one controller does and remembers while it is in office.
+
+How it works. `Duty.begin` takes office, reads the whole store and builds the parts that answer
+calls; `run` goes on until the office is over. What it holds is of that office only: the next one,
+of this controller or of another, begins with what is stored. Calls run inside `call()`, so that
+the end of the office ends them too.
+
+Invariants
+1. After `end` nothing is answered, and nothing is written to the store, under this office.
+2. `end` is synchronous: who calls it can be sure of 1 before anything else runs.
+
+Not here: when an office begins and ends (`succession.py`), who may write (`office.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from semel.controller.brokers import BrokerCaller
+from semel.controller.changes import Changes
+from semel.controller.config import ControllerConfig
+from semel.controller.memberships import MembershipService
+from semel.controller.office import Office
+from semel.controller.producers import ProducerService
+from semel.controller.registry import BrokerRegistry
+from semel.controller.routes import RouteTable
+from semel.controller.store import MetadataStore
+from semel.controller.topics import TopicService
+from semel.protos.errors import NotMaster, SemelError, Unavailable
+from semel.protos.rpc import client_interceptors
+from semel.protos.v1.controller_pb2 import ControllerStatus
+
+log = logging.getLogger(__name__)
+
+RECONCILE_S: Final = 5.0
+"""How often unfinished topics without a driver are looked for; there should be none."""
+CONTROLLERS_S: Final = 1.0
+"""How often the routes learn which controllers there are."""
+
+Controllers = Callable[[], Awaitable[list[ControllerStatus]]]
+"""All controllers of the group, as they are now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """The clocks of one controller."""
+
+    sessions_ms: Callable[[], int]
+    """Monotonic: sessions and reports."""
+    loop_ms: Callable[[], int]
+    """Monotonic: whether this process itself stood still."""
+    wall_us: Callable[[], int]
+    """What people read."""
+
+
+class Duty:
+    """The parts of one office; `async with await Duty.begin(…) as duty`."""
+
+    def __init__(
+        self,
+        office: Office,
+        config: ControllerConfig,
+        clocks: Clocks,
+        controllers: Controllers,
+    ) -> None:
+        self.office = office
+        self.changes = Changes()
+        self.routes = RouteTable(office.cluster_id, office.number, self.changes.notify)
+        self.memberships = MembershipService(
+            office, self.routes, clock=clocks.sessions_ms, loop_clock=clocks.loop_ms
+        )
+        self.registry = BrokerRegistry(
+            office,
+            self.routes,
+            report_timeout_ms=config.node_timeout_ms,
+            clock=clocks.sessions_ms,
+            placed=lambda: self.topics.placed(),
+            on_new_master=lambda group_id: self.topics.on_new_master(group_id),
+        )
+        self._brokers = BrokerCaller(
+            cluster_id=office.cluster_id,
+            addresses=self.registry.addresses,
+            timeout_s=config.broker_call_timeout_ms / 1000,
+            interceptors=client_interceptors(),
+        )
+        self.topics = TopicService(
+            office,
+            self.routes,
+            self.registry,
+            self._brokers,
+            clock_us=clocks.wall_us,
+            on_change=self.memberships.on_topic_changed,
+        )
+        self.producers = ProducerService(office, clock_us=clocks.wall_us)
+        self._controllers = controllers
+        self._calls: set[asyncio.Task[object]] = set()
+        self._ended: SemelError | None = None
+
+    @classmethod
+    async def begin(
+        cls,
+        store: MetadataStore,
+        config: ControllerConfig,
+        clocks: Clocks,
+        controllers: Controllers,
+    ) -> Duty:
+        """Takes office and reads everything.
+
+        Raises DataDirectoryError (another cluster's store, a damaged record) and Unavailable.
+        """
+        office = await Office.take(store, now_us=clocks.wall_us(), cluster_id=config.cluster_id)
+        duty = cls(office, config, clocks, controllers)
+        await duty.registry.load()
+        await duty.topics.load()
+        await duty.memberships.load()
+        await duty._learn_controllers()
+        return duty
+
+    async def __aenter__(self) -> Duty:
+        self.topics.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end(NotMaster("this controller is not in office any more"))
+        await self.topics.stop()
+        await self._brokers.close()
+
+    async def run(self) -> None:
+        """What goes on all the time. Raises Unavailable once another controller has taken over."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.memberships.run())
+            tasks.create_task(self._reconcile())
+            tasks.create_task(self._follow_controllers())
+            tasks.create_task(_raise(self.office.wait_over()))
+
+    @property
+    def ended(self) -> bool:
+        """The office is over: nothing may be answered any more."""
+        return self.office.over
+
+    def end(self, reason: NotMaster) -> None:
+        """Ends the office at once; watches end with `reason`, calls with Unavailable."""
+        if self._ended is not None:
+            return
+        self._ended = reason
+        self.office.end()
+        self.changes.close(reason)
+        for call in self._calls:
+            call.cancel()
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Surrounds one call's work. Raises Unavailable when the office ends before the work.
+
+        A change that was being written may still be stored then.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._ended is None or task.uncancel() > 0:  # the caller has gone
+                raise
+            raise Unavailable(
+                f"{self._ended.message}; whether the call took effect is unknown"
+            ) from None
+        finally:
+            self._calls.discard(task)
+
+    async def _reconcile(self) -> None:
+        while True:
+            await asyncio.sleep(RECONCILE_S)
+            self.topics.start()
+
+    async def _follow_controllers(self) -> None:
+        while True:
+            await asyncio.sleep(CONTROLLERS_S)
+            await self._learn_controllers()
+
+    async def _learn_controllers(self) -> None:
+        found = await self._controllers()
+        self.routes.set_controllers([one.address for one in found])
+
+
+async def _raise(error: Awaitable[SemelError]) -> None:
+    raise await error
