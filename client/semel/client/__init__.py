@@ -7,7 +7,14 @@ from semel.client import _fork as _fork  # first: before gRPC is imported
 from semel.client.aio import AsyncClient, AsyncProducer, connect_async
 from semel.client.aio_admin import AsyncAdmin
 from semel.client.aio_reading import AsyncConsumer, AsyncReader
-from semel.client.config import ClientConfig, ConsumerConfig, ProducerConfig, ReaderConfig
+from semel.client.config import (
+    ClientConfig,
+    ConsumerConfig,
+    ProducerConfig,
+    ReaderConfig,
+    RetryPolicy,
+)
+from semel.client.core.letters import Origin
 from semel.client.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.members import DrainResult, MemberProgress, MembershipResult
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
@@ -36,12 +43,14 @@ __all__ = [
     "MemberProgress",
     "MembershipResult",
     "Message",
+    "Origin",
     "Producer",
     "ProducerConfig",
     "ProducerStats",
     "Reader",
     "ReaderConfig",
     "RecordMetadata",
+    "RetryPolicy",
     "SemelError",
     "SendFuture",
     "VerifyProgress",

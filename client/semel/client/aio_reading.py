@@ -163,6 +163,20 @@ class AsyncConsumer(_AsyncPulling):
         progress = None if message is None else self._core.progress_of(message)
         await self._session.await_run(self._core.commit(progress))
 
+    def retry(self, message: Message, reason: str = "") -> None:
+        """The message could not be processed: it is delivered again after the next step of the
+        retry policy, or becomes a dead letter after the last one.
+
+        It takes effect with the commit that covers the message, exactly once; what is not committed
+        is delivered again at once, as ever. Raises InvalidRequest without a policy or with too much
+        to be retried in one commit, LockLost.
+        """
+        self._core.note(message, reason, rejected=False)
+
+    def reject(self, message: Message, reason: str = "") -> None:
+        """The message will never be processed: it becomes a dead letter. Otherwise like `retry`."""
+        self._core.note(message, reason, rejected=True)
+
     async def assignment(self) -> list[tuple[str, int]]:
         """Queues held now, as (topic, queue)."""
         await self._check()

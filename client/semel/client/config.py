@@ -18,6 +18,7 @@ from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, Codec
 from semel.protos.errors import InvalidRequest
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:7070"
+RETRY_STEP_MS_MAX: Final = 7 * 24 * 3600 * 1000
 CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
 _Options = TypeVar("_Options")
@@ -132,6 +133,31 @@ class ProducerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """What becomes of messages that a consumer could not process: the `retry` of a consumer.
+
+    All members of a group should have the same one.
+    """
+
+    steps_ms: tuple[int, ...] = (1_000, 10_000, 60_000)
+    """How long to wait before the second, third, … attempt; after the last one a message is a dead
+    letter. Each step is a topic of its own, so that a long wait holds up no short one."""
+    dead_letter: str = ""
+    """Topic of the dead letters; empty gives GROUP.dead-letters."""
+    queues: int = 2
+    """Queues of each topic that is made; one that exists is taken as it is."""
+
+    def __post_init__(self) -> None:
+        ok = isinstance(self.steps_ms, (tuple, list)) and len(self.steps_ms) <= 16
+        _require(ok, f"steps_ms must be at most 16 waits in milliseconds, not {self.steps_ms!r}")
+        object.__setattr__(self, "steps_ms", tuple(self.steps_ms))
+        for step in self.steps_ms:
+            _whole("a step of steps_ms", step, 0, RETRY_STEP_MS_MAX)
+        _require(isinstance(self.dead_letter, str), "dead_letter must be a topic's name")
+        _whole("queues", self.queues, 1, 65_536)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
     """Options of `client.consumer`."""
 
@@ -153,8 +179,14 @@ class ConsumerConfig:
     no longer moves nothing. Nobody reads them meanwhile. 0: closing gives them to the others."""
     client_name: str = ""
     """For people who list the group; empty gives host and process."""
+    retry: RetryPolicy | None = None
+    """What `consumer.retry` and `consumer.reject` do; without one they are errors."""
 
     def __post_init__(self) -> None:
+        _require(
+            self.retry is None or isinstance(self.retry, RetryPolicy),
+            f"retry must be a RetryPolicy, not {self.retry!r}",
+        )
         _require(
             self.auto_offset_reset in ("earliest", "latest", "error"),
             f"auto_offset_reset must be 'earliest', 'latest' or 'error',"

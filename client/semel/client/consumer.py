@@ -31,8 +31,10 @@ from semel.client.membership import Membership
 from semel.client.message import Message
 from semel.client.offsets import queue_ref
 from semel.client.pulling import Puller
+from semel.client.retrying import Retrying
 from semel.client.runtime import Runtime
 from semel.protos.errors import (
+    FencedError,
     InvalidRequest,
     LockLost,
     MemberFenced,
@@ -81,14 +83,18 @@ class ConsumerCore:
         )
         self.puller = Puller(self.feed)
         self._cluster = cluster
+        self._subscribed = list(topics)
         self._membership = Membership(
             cluster,
             group,
-            topics,
+            self._subscribed,
             config,
             held=lambda: self._held,
             on_assignment=lambda: self._changed.set(),
             on_fenced=self._on_fenced,
+        )
+        self._retrying = (
+            Retrying(cluster, runtime, group, config.retry) if config.retry is not None else None
         )
         self._fenced: MemberFenced | None = None
         self._held: dict[QueueKey, FeedQueue] = {}
@@ -109,6 +115,9 @@ class ConsumerCore:
         """Joins the group. Raises UnknownTopic, Unavailable."""
         for topic in self.topics:
             await self._cluster.topic(topic)
+        if self._retrying is not None:
+            await self._retrying.open()
+            self._subscribed[:] = dict.fromkeys([*self.topics, *self._retrying.topics])
         await self._membership.join()
         for coroutine, name in (
             (self._membership.run(), "beat"),
@@ -127,6 +136,8 @@ class ConsumerCore:
                 await self._release(list(self._held.values()))
         self._held.clear()
         self.feed.close()
+        if self._retrying is not None:
+            self._retrying.close()
         if self._fenced is None:
             await self._membership.leave()
 
@@ -248,13 +259,15 @@ class ConsumerCore:
                 # The place where a group begins must last: whoever takes the queue over before the
                 # first commit would otherwise find a later end, and skip what came in between.
                 await self._commit_at(queue.group_id, self._commit_request({queue.key: offset}))
+            if self._retrying is not None:
+                offset = await self._take_over(queue, offset, self._retrying)
         except SemelError as error:
             if self._held.get(queue.key) is not queue:
                 return
             logger.info("queue does not begin group=%s error=%s", self.group, error.message)
             self._forget(queue)
             self._retry_at[queue.key] = time.monotonic() + LOCK_RETRY_MAX_S
-            if not error.retriable:
+            if not error.retriable and not isinstance(error, FencedError):
                 self.feed.fail(error)
             with contextlib.suppress(SemelError):
                 await self._release([queue])
@@ -262,6 +275,16 @@ class ConsumerCore:
             return
         if self._held.get(queue.key) is queue:
             self.feed.add(queue)
+
+    async def _take_over(self, queue: FeedQueue, offset: int, retrying: Retrying) -> int:
+        """Where to go on behind what an earlier owner has copied and not committed."""
+        queue.delay_ms = retrying.delay_ms_of(queue.topic)
+        covered = await retrying.take_over(queue, offset)
+        if covered > offset and self._held.get(queue.key) is queue:
+            await self._commit_at(queue.group_id, self._commit_request({queue.key: covered}))
+            await retrying.on_committed(queue, covered)
+        queue.offset = queue.delivered = queue.committed = covered
+        return covered
 
     def _start_of(self, queue: FeedQueue, grant: broker_pb2.LockGrant) -> int:
         """The first offset to read. Raises OffsetOutOfRange when the caller wants to be told."""
@@ -376,6 +399,8 @@ class ConsumerCore:
         self._held.pop(queue.key, None)
         self._leaving.pop(queue.key, None)
         self.feed.remove(queue.key)
+        if self._retrying is not None:
+            self._retrying.drop(queue)
 
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
         """The broker refuses a fetch."""
@@ -415,11 +440,11 @@ class ConsumerCore:
             progress = {
                 key: (queue.token, queue.delivered)
                 for key, queue in self._held.items()
-                if queue.delivered > queue.committed
+                if queue.delivered > queue.committed or self._noted(queue)
             }
             for key in list(self._lost):
                 problem = self._lost.pop(key)
-        ready: dict[QueueKey, int] = {}
+        wanted: list[tuple[FeedQueue, int]] = []
         for key, (token, offset) in progress.items():
             held = self._held.get(key)
             if held is None or held.token != token:
@@ -428,8 +453,15 @@ class ConsumerCore:
                     f" offset {offset} is not committed"
                 )
                 continue
-            if offset > held.committed:
-                ready[key] = offset
+            wanted.append((held, offset))
+        if self._retrying is not None:
+            wanted, failure = await self._publish(wanted, self._retrying)
+            problem = failure or problem
+        ready = {
+            queue.key: offset
+            for queue, offset in wanted
+            if offset > queue.committed and self._held.get(queue.key) is queue
+        }
         by_group: dict[GroupId, dict[QueueKey, int]] = {}
         for key, offset in ready.items():
             by_group.setdefault(self._held[key].group_id, {})[key] = offset
@@ -445,8 +477,46 @@ class ConsumerCore:
                 problem = result
             elif isinstance(result, BaseException):
                 raise result
+        if self._retrying is not None:
+            await asyncio.gather(
+                *(
+                    self._retrying.on_committed(queue, offset)
+                    for queue, offset in wanted
+                    if queue.committed >= offset
+                )
+            )
         if problem is not None:
             raise problem
+
+    def _noted(self, queue: FeedQueue) -> bool:
+        """Something given out, perhaps after a seek back, is to be retried or rejected."""
+        return self._retrying is not None and self._retrying.notes_below(queue, queue.delivered)
+
+    async def _publish(
+        self, wanted: list[tuple[FeedQueue, int]], retrying: Retrying
+    ) -> tuple[list[tuple[FeedQueue, int]], SemelError | None]:
+        """Copies what is to be retried or rejected; what may be committed then, and a failure.
+
+        A queue whose copies failed is given up, and acquired again: under a new token it is found
+        out which of them are stored.
+        """
+        results = await asyncio.gather(
+            *(retrying.publish(queue, offset) for queue, offset in wanted), return_exceptions=True
+        )
+        done: list[tuple[FeedQueue, int]] = []
+        problem: SemelError | None = None
+        for (queue, offset), result in zip(wanted, results, strict=True):
+            if result is None:
+                done.append((queue, retrying.covered(queue, offset)))
+                continue
+            if not isinstance(result, SemelError):
+                raise result
+            if isinstance(result, FencedError):
+                result = _lost_with(queue, "was lost")
+            problem = result
+            self._lose(queue.key, queue.token, None)
+            self._lost.pop(queue.key, None)
+        return done, problem
 
     def _commit_request(self, offsets: dict[QueueKey, int]) -> broker_pb2.CommitRequest:
         request = broker_pb2.CommitRequest(group=self.group)
@@ -487,8 +557,24 @@ class ConsumerCore:
         """The next message delivered from the queue is `offset`; the commit stays as it is."""
         if not isinstance(offset, int) or offset < 0:
             raise InvalidRequest(f"offset must be a whole number from 0, not {offset!r}")
-        self._find(topic, queue).restart(offset)
+        found = self._find(topic, queue)
+        found.restart(offset)
+        if self._retrying is not None:
+            self._retrying.on_seek(found, offset)
         self.feed.wake()
+
+    def note(self, message: Message, reason: str, *, rejected: bool) -> None:
+        """The commit that covers the message copies it first; callable from any thread.
+
+        Raises InvalidRequest, LockLost.
+        """
+        if self._fenced is not None:
+            raise self._fenced
+        if self._retrying is None:
+            raise InvalidRequest("this consumer has no retry policy: consumer(…, retry=…)")
+        if not isinstance(reason, str):
+            raise InvalidRequest(f"reason must be text, not {reason!r}")
+        self._retrying.note(message, reason, rejected=rejected)
 
     async def pause(self, topic: str, queue: int, paused: bool) -> None:
         """Stops or starts fetching a queue; the lock is kept, what is buffered is given back."""

@@ -5,9 +5,14 @@ stream to the master and asks for every queue that has room in the buffer; answe
 *deliveries*, one stored batch each, which wait in one bounded line. The caller's own thread takes
 and decodes them, so the I/O thread never touches a message.
 
+A queue with a *delay* (retries) gives out a batch only so long after it was appended. To fetch it
+under the lock would start the lock's clock; so the next batch is *peeked* at first, without a
+group, and fetched, alone, when it is due. A clock that is behind makes it late by at most the
+delay again.
+
 Invariants
 1. Deliveries of one queue come in offset order without a gap: each begins where the one before
-   ended, or where the caller sought to.
+   ended, or where the caller sought to, but for offsets to be *skipped*.
 2. A delivery from before a seek, a pause of the lock or a loss of the queue is never handed out:
    its *turn* is not the queue's any more.
 3. Buffered bytes exceed `prefetch_bytes` by at most the replies under way.
@@ -35,6 +40,7 @@ from semel.client.connection import Purpose
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
 from semel.client.message import Rows
+from semel.protos.batch import decode_broker_header
 from semel.protos.errors import (
     InternalError,
     NotMaster,
@@ -80,6 +86,12 @@ class FeedQueue:
         self.turn = 0
         """Rises whenever what was fetched before is void."""
         self.paused = False
+        self.skip: set[int] = set()
+        """Offsets that are not given out."""
+        self.delay_ms = 0
+        """How long after its append a message is given out."""
+        self.due: float | None = None
+        """With a delay: when the next batch may be fetched; None while it was not looked at."""
         self.asked = False
         """Part of a poll that is under way."""
         self.buffered = 0
@@ -93,7 +105,12 @@ class FeedQueue:
         """Forgets what was fetched; the next delivery begins at `offset`."""
         self.turn += 1
         self.asked = False
+        self.due = None
         self.offset = self.delivered = offset
+
+    def waits(self, now: float) -> bool:
+        """Its next batch is not due."""
+        return self.due is not None and now < self.due
 
 
 class Delivery(NamedTuple):
@@ -118,6 +135,14 @@ class Delivery(NamedTuple):
             self.row_end,
             self.token,
         )
+
+
+class _Asked(NamedTuple):
+    """One queue of a poll."""
+
+    queue: FeedQueue
+    turn: int
+    peek: bool
 
 
 class FeedOwner(Protocol):
@@ -186,6 +211,7 @@ class Feed:
         """Queues to ask for now, the emptiest first."""
         if self.buffered >= self.prefetch_bytes:
             return []
+        now = time.monotonic()
         share = max(1, self.prefetch_bytes // max(1, len(self.queues)))
         found = [
             queue
@@ -194,7 +220,8 @@ class Feed:
             and not queue.asked
             and not queue.paused
             and not queue.ended
-            and queue.buffered < share
+            and not queue.waits(now)
+            and queue.buffered < (1 if queue.delay_ms else share)
         ]
         found.sort(key=lambda queue: queue.buffered)
         # Not all in one poll: while one answer is on its way the broker works on the next.
@@ -285,8 +312,8 @@ class _FetchLink:
         self._feed = feed
         self._group_id = group_id
         self._wake = asyncio.Event()
-        self._polls: dict[int, tuple[float, list[tuple[FeedQueue, int]]]] = {}
-        """Polls under way: deadline, and queues with their turns."""
+        self._polls: dict[int, tuple[float, list[_Asked]]] = {}
+        """Polls under way: deadline, and what they are for."""
         self._number = 0
         self._not_before = 0.0
         self._task = feed.cluster.spawn(self._run(), f"semel-fetch-{group_id}")
@@ -319,7 +346,7 @@ class _FetchLink:
                 logger.exception("fetch stream failed group=%s", self._group_id, exc_info=group)
                 self._on_ended(master, InternalError(f"client: {group.exceptions[0]!r}"))
             for _, asked in self._polls.values():
-                for queue, turn in asked:
+                for queue, turn, _ in asked:
                     if queue.turn == turn:
                         queue.asked = False
             self._polls.clear()
@@ -376,15 +403,16 @@ class _FetchLink:
                 asked = []
                 for queue in queues:
                     queue.asked = True
-                    asked.append((queue, queue.turn))
+                    peek = queue.delay_ms > 0 and queue.due is None
+                    asked.append(_Asked(queue, queue.turn, peek))
                     request.queues.add(
                         queue=common_pb2.QueueRef(
                             topic_id=queue.key.topic_id, queue_id=queue.key.queue_id
                         ),
                         offset=queue.offset,
-                        max_bytes=feed.fetch_bytes,
-                        group=feed.owner.group,
-                        token=queue.token,
+                        max_bytes=1 if queue.delay_ms else feed.fetch_bytes,
+                        group="" if peek else feed.owner.group,
+                        token=0 if peek else queue.token,
                     )
                 deadline = time.monotonic() + MAX_WAIT_MS / 1000 + OVERDUE_S
                 self._polls[self._number] = (deadline, asked)
@@ -406,9 +434,9 @@ class _FetchLink:
     def _on_reply(self, message: bytes) -> None:
         header, parts = decode_fetch_reply(message)
         _, asked = self._polls.pop(header.correlation_id, (0.0, []))
-        turns = {queue.key: (queue, turn) for queue, turn in asked if queue.turn == turn}
-        for queue, _ in turns.values():
-            queue.asked = False
+        turns = {each.queue.key: each for each in asked if each.queue.turn == each.turn}
+        for each in turns.values():
+            each.queue.asked = False
         if header.HasField("error"):
             error = from_detail(header.error)
             if isinstance(error, Throttled):
@@ -425,7 +453,7 @@ class _FetchLink:
             found = turns.get(QueueKey(result.queue.topic_id, result.queue.queue_id))  # type: ignore[arg-type]
             if found is None:
                 continue
-            queue, turn = found
+            queue, turn, peek = found
             if result.HasField("error"):
                 error = from_detail(result.error)
                 if isinstance(error, NotMaster):
@@ -437,13 +465,25 @@ class _FetchLink:
                     self._feed.owner.on_queue_error(queue, error)
                 continue
             queue.high_watermark = result.high_watermark
+            if peek:
+                self._wait_until_due(queue, some[0])
+                continue
+            queue.due = None
             for batch, stored in zip(batches, some, strict=True):
                 cut(deliveries, queue, turn, batch, stored)
-        if deliveries or any(queue.ended for queue, _ in turns.values()):
+        if deliveries or any(each.queue.ended for each in turns.values()):
             self._feed.deliver(deliveries)
         self._wake.set()
         if moved is not None:
             raise moved
+
+    def _wait_until_due(self, queue: FeedQueue, stored: memoryview) -> None:
+        """The next batch of a queue with a delay was looked at."""
+        appended_us = decode_broker_header(stored).append_time_us
+        left_s = (appended_us - time.time_ns() // 1000) / 1e6 + queue.delay_ms / 1000
+        left_s = min(max(left_s, 0.0), queue.delay_ms / 1000)
+        queue.due = time.monotonic() + left_s
+        asyncio.get_running_loop().call_later(left_s, self.wake)
 
     def _rest(self, retry_after_ms: int) -> None:
         """Does not ask again at once."""
@@ -485,9 +525,26 @@ def cut(
             f"queue {queue.key.queue_id} of {queue.topic!r}: offset {queue.offset} was asked"
             f" for, {base} came"
         )
-    if start < end:
-        deliveries.append(Delivery(queue, turn, queue.token, stored, base, start, end))
-        queue.offset = base + end - start
+    if start >= end:
+        return
+    queue.offset = base + end - start
+    first = base - start
+    for low, high in (
+        _without(queue.skip, base, queue.offset) if queue.skip else [(base, end + first)]
+    ):
+        deliveries.append(
+            Delivery(queue, turn, queue.token, stored, low, low - first, high - first)
+        )
+
+
+def _without(skip: set[int], start: int, end: int) -> list[tuple[int, int]]:
+    """Offsets `[start, end)` without some of them, as ranges."""
+    ranges = []
+    for offset in [*sorted(at for at in skip if start <= at < end), end]:
+        if start < offset:
+            ranges.append((start, offset))
+        start = offset + 1
+    return ranges
 
 
 def _ended(error: BaseException, address: str) -> SemelError:

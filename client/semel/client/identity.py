@@ -34,7 +34,16 @@ class Identity:
         self.producer_id = ProducerId(0)
         self.epoch = 0
         self._cluster = cluster
+        self._fixed = False
         self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def given(cls, cluster: Cluster, name: str, producer_id: ProducerId, epoch: int) -> Identity:
+        """An identity whose epochs somebody else orders; it is never opened again."""
+        identity = cls(cluster, name)
+        identity.producer_id, identity.epoch = producer_id, epoch
+        identity._fixed = True
+        return identity
 
     @property
     def pair(self) -> tuple[ProducerId, int]:
@@ -42,6 +51,8 @@ class Identity:
 
     async def ensure(self) -> None:
         """Asks the controllers, once. Raises SemelError."""
+        if self._fixed:
+            return
         if self._task is None or (self._task.done() and not self.producer_id):
             self._task = self._cluster.spawn(self._open(), "semel-open-producer")
         await asyncio.shield(self._task)
@@ -54,8 +65,14 @@ class Identity:
     async def reopen(self, old: tuple[ProducerId, int]) -> None:
         """A new epoch (for an anonymous producer: a new id), unless `old` is history already.
 
-        Raises ProducerFenced when somebody else opened the name since.
+        Raises ProducerFenced when somebody else opened the name since, or when the epoch is not
+        ours to raise.
         """
+        if self._fixed:
+            raise ProducerFenced(
+                f"producer {self.name!r} was forgotten; it goes on under a higher epoch only",
+                current_epoch=self.epoch,
+            )
         if self.pair != old:
             return
         self._task = self._cluster.spawn(self._open(), "semel-open-producer")

@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from semel.client.core import letters
+from semel.client.core.letters import Origin
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     BatchHeader,
@@ -254,6 +256,17 @@ class Message:
     @property
     def headers(self) -> list[tuple[str, bytes]]:
         return self._rows.headers[self._row]
+
+    @property
+    def origin(self) -> Origin:
+        """(topic, queue, offset) where it was first: its own, unless it is a retry, a dead letter
+        or was brought back."""
+        return letters.read(self.headers).origin or Origin(self.topic, self.queue, self.offset)
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt at it this delivery is, from 1."""
+        return letters.read(self.headers).attempts + 1
 
     @property
     def timestamp_us(self) -> int:

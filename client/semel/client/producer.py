@@ -13,7 +13,8 @@ Invariants
 3. With source positions the first failure ends the producer: what comes after a hole must not be
    stored, or an exact resume would skip the hole.
 
-Not here: id and epoch (`identity.py`), the API (`sync.py`, `aio.py`).
+Not here: id and epoch (`identity.py`), the API (`sync.py`, `aio.py`). It is one file of more than
+600 lines because fences, routing and outcomes change the same few fields, one task at a time.
 """
 
 from __future__ import annotations
@@ -71,9 +72,18 @@ EXPIRY_CHECK_S: Final = 0.25
 class ProducerCore:
     """One producer. Everything but `intake` lives on the I/O thread."""
 
-    def __init__(self, cluster: Cluster, name: str, config: ProducerConfig, intake: Intake) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        config: ProducerConfig,
+        intake: Intake,
+        *,
+        identity: Identity | None = None,
+    ) -> None:
+        """`identity`: one that the controllers are not to be asked for."""
         self.config = config
-        self.identity = Identity(cluster, name)
+        self.identity = identity or Identity(cluster, name)
         self.intake = intake
         self.stats = ProducerStats()
         self._failures: list[tuple[Chunk, Exception]] = []
@@ -83,8 +93,8 @@ class ProducerCore:
         self._opening: dict[str, asyncio.Task[ProducerTopic]] = {}
         self._links: dict[GroupId, Link] = {}
         self._lanes_to_fence: list[Lane] = []
-        self._marks: list[Chunk] = []
-        """Position marks on their way; they did not come through the door."""
+        self._inside: list[Chunk] = []
+        """On their way, and did not come through the door: position marks, and a relay's copies."""
         self._flushing = 0
         self._pump_due = False
         self._expiry: asyncio.Task[None] | None = None
@@ -102,7 +112,7 @@ class ProducerCore:
         self._done = True
         for chunk in self.intake.fail(error):
             self._fail_chunk(chunk, error)
-        for chunk in [*self.intake.snapshot(), *self._marks]:
+        for chunk in [*self.intake.snapshot(), *self._inside]:
             self._fail_chunk(chunk, error)
         for link in self._links.values():
             link.close()
@@ -538,25 +548,33 @@ class ProducerCore:
         marks: list[Chunk] = []
         if self._done:
             return marks
-        for name, topic in self._topics.items():
+        for topic in self._topics.values():
             # Not the newest that was sent: another thread's may not be routed yet.
             position = topic.routed_position
             behind = [lane for lane in topic.lanes if lane.last_planned < position]
             if not behind:
                 continue
-            chunk = Chunk(name, time.time_ns() // 1000, self._deadline())
-            chunk.parts = []
-            for lane in behind:
-                part = Part(chunk, lane.key, 0, 0, 0)
-                part.positions = np.array([position], np.int64)
-                chunk.parts.append(part)
-            chunk.open_parts = len(chunk.parts)
-            topic.unsettled += len(chunk.parts)
-            for lane, part in zip(behind, list(chunk.parts), strict=True):
-                lane.put(part)
-            marks.append(chunk)
-        self._marks = [mark for mark in self._marks if not mark.settled] + marks
+            marks.append(self._mark(topic, behind, position))
         return marks
+
+    def _mark(self, topic: ProducerTopic, lanes: list[Lane], position: int) -> Chunk:
+        """Moves the last sequence of lanes to `position` with empty batches."""
+        chunk = Chunk(topic.route.name, time.time_ns() // 1000, self._deadline())
+        chunk.parts = []
+        for lane in lanes:
+            part = Part(chunk, lane.key, 0, 0, 0)
+            part.positions = np.array([position], np.int64)
+            chunk.parts.append(part)
+        chunk.open_parts = len(chunk.parts)
+        topic.unsettled += len(chunk.parts)
+        for lane, part in zip(lanes, list(chunk.parts), strict=True):
+            lane.put(part)
+        self._keep(chunk)
+        return chunk
+
+    def _keep(self, chunk: Chunk) -> None:
+        self._inside = [each for each in self._inside if not each.settled]
+        self._inside.append(chunk)
 
     def _deadline(self) -> float:
         return time.monotonic() + self.config.delivery_timeout_ms / 1000

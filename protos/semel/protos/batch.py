@@ -43,6 +43,8 @@ BROKER_HEADER_CRC_AT: Final = 28
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
 """Key, value and headers of one message together."""
+COPY_BYTES_MAX: Final = 8 << 10
+"""What the copy of a message (a retry, a dead letter) may carry beside that."""
 BATCH_BYTES_DEFAULT: Final = 4 << 20
 """Header and stored body; a topic may choose less, or more up to the next limit."""
 BATCH_BYTES_MAX: Final = 8 << 20

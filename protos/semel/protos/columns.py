@@ -234,6 +234,7 @@ def encode_batch(
     codec: Codec = Codec.NONE,
     deliver_at_us: int = 0,
     source_positions: bool = False,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> bytes:
     """One batch, header and body, ready to send.
 
@@ -250,8 +251,8 @@ def encode_batch(
         flags |= BatchFlags.SOURCE_POSITIONS
     parts = lay_out(buffers)
     uncompressed_length = sum(memoryview(part).nbytes for part in parts)
-    if uncompressed_length > MESSAGE_BYTES_MAX:
-        _check_message_sizes(columns)
+    if uncompressed_length > message_bytes_max:
+        _check_message_sizes(columns, message_bytes_max)
         if uncompressed_length > UNCOMPRESSED_BYTES_MAX:
             raise MessageTooLarge(
                 f"batch of {uncompressed_length} bytes before compression;"
@@ -338,7 +339,7 @@ def _buffers(columns: Columns) -> tuple[BatchFlags, list[Buffer], list[Buffer]]:
     return flags, buffers, content
 
 
-def _check_message_sizes(columns: Columns) -> None:
+def _check_message_sizes(columns: Columns, limit: int) -> None:
     """Raises MessageTooLarge when key, value and headers of one message exceed the limit."""
     sizes = np.diff(offsets_of(columns.values)).astype(np.int64)
     if columns.keys is not None:
@@ -347,11 +348,11 @@ def _check_message_sizes(columns: Columns) -> None:
         lists, names, _, values, _ = header_buffers(columns.headers)
         sizes += np.diff(names[lists]) + np.diff(values[lists])
     largest = int(sizes.max())
-    if largest > MESSAGE_BYTES_MAX:
+    if largest > limit:
         row = int(sizes.argmax())
         raise MessageTooLarge(
-            f"message {row} of the batch has {largest} bytes; the limit is {MESSAGE_BYTES_MAX}",
-            limit_bytes=MESSAGE_BYTES_MAX,
+            f"message {row} of the batch has {largest} bytes; the limit is {limit}",
+            limit_bytes=limit,
         )
 
 

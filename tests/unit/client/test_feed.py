@@ -279,3 +279,41 @@ async def test_awaiting_ends_with_a_delivery_or_the_time() -> None:
     thread.join()
     box.feed.end()
     assert await await_ready(box.feed, None)
+
+
+@pytest.mark.parametrize(
+    ("skip", "expected"),
+    [
+        (set(), [10, 11, 12, 13]),
+        ({10}, [11, 12, 13]),
+        ({11, 12}, [10, 13]),
+        ({13, 9, 14}, [10, 11, 12]),
+        ({10, 11, 12, 13}, []),
+    ],
+)
+def test_offsets_to_be_skipped_are_not_given_out(skip: set[int], expected: list[int]) -> None:
+    box = Box()
+    box.queue.skip = skip
+    box.queue.offset = 10
+    values = [b"%d" % number for number in range(8, 14)]
+    batch = broker_pb2.BatchRange(base_offset=8, row_start=0, row_end=6)
+    deliveries: list[Delivery] = []
+    cut(deliveries, box.queue, box.queue.turn, batch, stored(values, 8))
+    box.feed.deliver(deliveries)
+    messages = box.puller.messages(100)
+    assert [message.offset for message in messages] == expected
+    assert [int(message.value) for message in messages] == expected
+    assert box.queue.offset == 14
+
+
+def test_after_a_final_failure_every_call_fails() -> None:
+    box = Box()
+    box.feed.fail(InternalError("passing"))
+    with pytest.raises(InternalError, match="passing"):
+        box.puller.messages(1)
+    assert box.puller.messages(1) == []
+    box.feed.fail(InternalError("final"), final=True)
+    box.feed.fail(InternalError("later"))
+    for _ in range(2):
+        with pytest.raises(InternalError, match="final"):
+            box.puller.messages(1)

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from semel.client.core.routing import TopicRoute
+from semel.protos.batch import MESSAGE_BYTES_MAX
 from semel.protos.body import header_buffers, offsets_of
 from semel.protos.columns import Columns
 from semel.protos.errors import UnknownQueue
@@ -86,6 +87,7 @@ class Chunk:
         "headers",
         "inverse",
         "keys",
+        "message_bytes_max",
         "open_parts",
         "order",
         "outcome",
@@ -104,6 +106,7 @@ class Chunk:
         self.created_us = created_us
         self.deadline = deadline
         """On the clock of the shell."""
+        self.message_bytes_max = MESSAGE_BYTES_MAX
         self.count = 0
         self.bytes = 0
         self.values: Any = []

@@ -14,7 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from semel.client.core.batching import Part
-from semel.protos.batch import HEADER_BYTES, BatchFlags, BatchHeader, Codec, decode_header
+from semel.protos.batch import (
+    COPY_BYTES_MAX,
+    HEADER_BYTES,
+    MESSAGE_BYTES_MAX,
+    BatchFlags,
+    BatchHeader,
+    Codec,
+    decode_header,
+)
 from semel.protos.columns import decode_columns, encode_batch
 from semel.protos.ids import ProducerId, QueueKey, Sequence
 
@@ -54,6 +62,7 @@ def encode_part(
         timestamp_us=part.chunk.created_us,
         codec=codec,
         source_positions=part.positions is not None,
+        message_bytes_max=part.chunk.message_bytes_max,
     )
     part.columns = None
     return payload, base, last
@@ -142,5 +151,6 @@ def trim(payload: bytes, last_stored: Sequence) -> tuple[bytes, int, Sequence]:
         timestamp_us=header.first_timestamp_us,
         codec=header.codec,
         source_positions=bool(header.flags & BatchFlags.SOURCE_POSITIONS),
+        message_bytes_max=MESSAGE_BYTES_MAX + COPY_BYTES_MAX,
     )
     return rest, cut, base

@@ -1,0 +1,69 @@
+"""A consumer process that kills itself at a chosen step of a commit that retries and rejects.
+
+    python -m tests.integration.crashing_consumer BOOTSTRAP TOPIC GROUP STEP
+
+Every third message is rejected, the others count as processed. STEP is `copies` (before they are
+sent), `commit` (they are durable, the progress is not), `mark` (the progress is durable, and no
+mark says so), or `never`: then it reads to the end, prints what it processed, and returns.
+`forgetful` does the same with a planted bug: it does not look for what an earlier owner has copied.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+from semel.client import RetryPolicy, connect
+from semel.client.consumer import ConsumerCore
+from semel.client.relay import Relay
+from semel.client.retrying import Retrying
+
+
+async def die(*_: Any, **__: Any) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
+
+
+def main() -> None:
+    bootstrap, topic, group, step = sys.argv[1:]
+    armed = [False]
+    real = {
+        "copies": (Retrying, "publish"),
+        "commit": (ConsumerCore, "_commit_at"),
+        "mark": (Relay, "resolve"),
+    }
+    if step == "forgetful":
+
+        async def nothing(*_: Any) -> list[Any]:
+            return []
+
+        Relay.take_over = nothing  # type: ignore[method-assign]
+    elif step != "never":
+        owner, name = real[step]
+        before = getattr(owner, name)
+
+        async def at_step(*arguments: Any) -> Any:
+            return await (die() if armed[0] else before(*arguments))
+
+        setattr(owner, name, at_step)
+    policy = RetryPolicy(steps_ms=())
+    with (
+        connect(bootstrap) as client,
+        client.consumer(group, topic, retry=policy, member_id="m", session_ms=3_000) as consumer,
+    ):
+        seen = 0
+        while messages := consumer.poll(10, timeout=15 if not seen else 1):
+            for message in messages:
+                if int(message.value) % 3 == 0:
+                    consumer.reject(message, f"{step}: {message.value.decode()}")
+                else:
+                    print(message.value.decode(), flush=True)
+            seen += len(messages)
+            armed[0] = seen > 40
+            consumer.commit()
+
+
+if __name__ == "__main__":
+    main()

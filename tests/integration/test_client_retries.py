@@ -1,0 +1,232 @@
+"""Retries with delay and dead letters against a real cluster: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from semel.client import Client, Message, Origin, RetryPolicy, connect
+from semel.client.core import letters
+from semel.client.relay import Copy, Relay, relay_id
+from semel.protos.errors import InvalidRequest, LockLost, ProducerFenced
+from tests.integration.cluster import Cluster
+from tests.integration.test_client_consumers import fill, take, until, values_of
+
+
+@pytest.fixture(scope="module")
+def client(shared_cluster: Cluster) -> Iterator[Client]:
+    with connect(shared_cluster.bootstrap) as connected:
+        yield connected
+
+
+@pytest.fixture
+def topic(client: Client, request: pytest.FixtureRequest) -> str:
+    name = str(request.node.originalname)
+    client.admin.create_topic(name, queues=4, if_not_exists=True)
+    return name
+
+
+def read_all(client: Client, topic: str) -> list[Message]:
+    with client.reader(topic, end="latest") as reader:
+        return list(reader)
+
+
+def test_a_message_that_fails_is_tried_by_steps_and_then_a_dead_letter(
+    client: Client, topic: str
+) -> None:
+    with client.producer() as producer:
+        producer.send(topic, b"bad", key=b"k", headers={"mine": b"1"}, timestamp_us=5).result(10)
+        producer.send(topic, b"good", key=b"k").result(10)
+    policy = RetryPolicy(steps_ms=(300, 600))
+    tries: list[tuple[float, Message]] = []
+    with client.consumer("steps", topic, retry=policy) as consumer:
+        for message in consumer:
+            tries.append((time.monotonic(), message))
+            if message.value == b"bad":
+                consumer.retry(message, f"failure {message.attempt}")
+            consumer.commit(message)
+            if message.attempt == 3:
+                break
+    assert [(m.value, m.attempt) for _, m in tries] == [
+        (b"bad", 1),
+        (b"good", 1),
+        (b"bad", 2),
+        (b"bad", 3),
+    ]
+    origin = tries[0][1].origin
+    assert origin == Origin(topic, tries[0][1].queue, tries[0][1].offset)
+    for (_, message), step in zip(tries[2:], (1, 2), strict=True):
+        assert message.topic == letters.retry_topic("steps", step)
+        assert (message.origin, message.key, message.timestamp_us) == (origin, b"k", 5)
+        assert dict(message.headers)["mine"] == b"1"
+    assert tries[2][0] - tries[0][0] >= 0.3
+    assert tries[3][0] - tries[2][0] >= 0.6
+    (dead,) = read_all(client, "steps.dead-letters")
+    letter = letters.read(dead.headers)
+    assert letter.origin == origin
+    assert (letter.group, letter.attempts) == ("steps", 3)
+    assert (letter.reason, letter.cause) == ("failure 3", letters.EXHAUSTED)
+    assert len(dead.headers) == len(dict(dead.headers)), "headers are replaced, not gathered"
+    assert client.admin.describe_group("steps").lag == 0
+
+
+def test_a_waiting_retry_costs_nobody_a_lock_and_holds_up_nothing(
+    client: Client, topic: str
+) -> None:
+    """The wait is much longer than the lock may be held without a commit."""
+    fill(client, topic, 4)
+    policy = RetryPolicy(steps_ms=(3_000,))
+    with client.consumer("wait", topic, retry=policy, lock_ms=800) as consumer:
+        first = take(consumer, 4)
+        for message in first:
+            consumer.retry(message, "later")
+        consumer.commit()
+        tokens = {(q.topic, q.queue): q.token for q in client.admin.describe_group("wait").queues}
+        fill(client, topic, 4, first=4)
+        assert values_of(take(consumer, 4)) == [b"%06d" % number for number in range(4, 8)]
+        consumer.commit()
+        again = take(consumer, 4)
+        assert values_of(again) == values_of(first)
+        assert {message.attempt for message in again} == {2}
+        consumer.commit()
+        after = {(q.topic, q.queue): q.token for q in client.admin.describe_group("wait").queues}
+    assert tokens == after
+
+
+def test_a_rejected_message_that_is_as_large_as_can_be_is_a_dead_letter(
+    client: Client, topic: str
+) -> None:
+    large = bytes(1 << 20)
+    with client.producer() as producer:
+        producer.send(topic, large).result(10)
+    with client.consumer("large", topic, retry=RetryPolicy(steps_ms=())) as consumer:
+        (message,) = take(consumer, 1)
+        consumer.reject(message, "é" * 4_000)
+        consumer.commit()
+    (dead,) = read_all(client, "large.dead-letters")
+    letter = letters.read(dead.headers)
+    assert dead.value == large
+    assert letter.cause == letters.REJECTED
+    assert letter.reason == "é" * 512
+
+
+def test_what_is_noted_and_not_committed_leaves_no_copy(client: Client, topic: str) -> None:
+    fill(client, topic, 8)
+    with client.consumer("notes", topic, retry=RetryPolicy(steps_ms=())) as consumer:
+        for message in take(consumer, 8):
+            consumer.reject(message)
+    assert read_all(client, "notes.dead-letters") == []
+    with client.consumer("notes", topic) as consumer:
+        again = take(consumer, 8)
+        with pytest.raises(InvalidRequest, match="retry policy"):
+            consumer.retry(again[0])
+
+
+def test_an_owner_that_lost_its_lock_copies_nothing(client: Client, topic: str) -> None:
+    fill(client, topic, 8)
+    policy = RetryPolicy(steps_ms=())
+    slow = client.consumer("zombie", topic, retry=policy, lock_ms=500)
+    delivered = take(slow, 8)
+    for message in delivered:
+        slow.reject(message, "too late")
+    with client.consumer("zombie", topic, retry=policy) as new:
+        until(new.assignment)
+        with pytest.raises(LockLost):
+            slow.commit()
+        slow.close()
+        again = take(new, 8)
+        assert values_of(again) == values_of(delivered)
+        for message in again:
+            new.reject(message, "in time")
+        new.commit()
+    dead = read_all(client, "zombie.dead-letters")
+    assert values_of(dead) == values_of(delivered)
+    assert {letters.read(message.headers).reason for message in dead} == {"in time"}
+
+
+def test_after_a_reset_messages_may_be_rejected_again(client: Client, topic: str) -> None:
+    fill(client, topic, 8)
+    for round_number in (1, 2):
+        with client.consumer("reset2", topic, retry=RetryPolicy(steps_ms=())) as consumer:
+            for message in take(consumer, 8):
+                consumer.reject(message, f"round {round_number}")
+            consumer.commit()
+        assert len(read_all(client, "reset2.dead-letters")) == 8 * round_number
+        client.admin.reset_offsets("reset2", topic, "earliest")
+
+
+def test_an_older_owner_that_knows_nothing_of_the_newer_one_is_fenced(
+    client: Client, topic: str
+) -> None:
+    """What a frozen member does when it wakes up: its copy must not land."""
+    session = client._session
+    copy = Copy(topic, None, b"late", [], 1)
+
+    async def both() -> list[Message]:
+        producer_id = await relay_id(session.cluster, "zombie-relay")
+        old = Relay(session.cluster, session.runtime, "zombie-relay", producer_id, 7)
+        assert await old.take_over([topic]) == []
+        await old.wait(await old.send([copy, copy._replace(value=b"in time")]))
+        new = Relay(session.cluster, session.runtime, "zombie-relay", producer_id, 8)
+        left = await new.take_over([topic])
+        with pytest.raises(ProducerFenced):
+            await old.wait(await old.send([copy]))
+        third = Relay(session.cluster, session.runtime, "zombie-relay", producer_id, 7)
+        with pytest.raises(ProducerFenced):
+            await third.take_over([topic])
+        await new.resolve()
+        newest = Relay(session.cluster, session.runtime, "zombie-relay", producer_id, 9)
+        assert await newest.take_over([topic]) == [], "a mark says that they are committed"
+        old.close()
+        new.close()
+        return left
+
+    assert values_of(session.run(both())) == [b"in time", b"late"]
+    assert values_of(read_all(client, topic)) == [b"in time", b"late"]
+
+
+def crashing(
+    cluster: Cluster, topic: str, group: str, step: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.integration.crashing_consumer"]
+    command += [cluster.bootstrap, topic, group, step]
+    return subprocess.run(command, text=True, capture_output=True, timeout=60, check=False)
+
+
+def test_an_owner_that_forgets_what_was_copied_would_be_noticed(
+    shared_cluster: Cluster, client: Client, topic: str
+) -> None:
+    """The planted bug for the next test."""
+    fill(client, topic, 120)
+    assert crashing(shared_cluster, topic, "forgetful", "commit").returncode == -9
+    assert crashing(shared_cluster, topic, "forgetful", "forgetful").returncode == 0
+    dead = Counter(int(m.value) for m in read_all(client, "forgetful.dead-letters"))
+    assert dead != Counter(range(0, 120, 3))
+
+
+@pytest.mark.parametrize("step", ["copies", "commit", "mark"])
+def test_a_consumer_killed_inside_a_commit_loses_and_repeats_no_dead_letter(
+    shared_cluster: Cluster, client: Client, topic: str, step: str
+) -> None:
+    name, group = f"{topic}-{step}", f"killed-{step}"
+    client.admin.create_topic(name, queues=4)
+    fill(client, name, 120)
+
+    killed = crashing(shared_cluster, name, group, step)
+    assert killed.returncode == -9, killed.stderr
+    before = len(read_all(client, f"{group}.dead-letters"))
+    finished = crashing(shared_cluster, name, group, "never")
+    assert finished.returncode == 0, finished.stderr
+    dead = read_all(client, f"{group}.dead-letters")
+    assert Counter(int(message.value) for message in dead) == Counter(range(0, 120, 3))
+    processed = {int(line) for line in (killed.stdout + finished.stdout).split()}
+    assert processed == {number for number in range(120) if number % 3}
+    assert client.admin.describe_group(group).lag == 0
+    again = [m for m in dead if letters.read(m.headers).reason.startswith("never")]
+    assert len(again) == 40 - before, "what the killed one had copied was not processed again"
+    assert (before > 13) == (step != "copies"), "the copies of the last commit were durable"
