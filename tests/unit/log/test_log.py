@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -388,6 +389,21 @@ def test_a_full_disk_is_reported_before_anything_is_taken_and_heals() -> None:
     again = opened(disk)
     assert again.last_index == index
     again.close()
+
+
+def test_room_that_came_back_is_found_though_the_keeper_is_called_all_the_time() -> None:
+    disk = SimFiles()
+    disk.room = SMALL.segment_bytes // 2
+    log = opened(disk)
+    keeper = log._store.keeper
+    keeper.drain()
+    assert log.disk_full
+    disk.room = 8 * SMALL.segment_bytes
+    given_up_at = time.monotonic() + WAIT_S
+    while log.disk_full:
+        keeper.drain()  # as every attempt to clean the log does
+        assert time.monotonic() < given_up_at
+    log.close()
 
 
 def test_closing_on_a_full_disk_ends() -> None:

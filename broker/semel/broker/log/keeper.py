@@ -76,6 +76,7 @@ class Keeper:
         self._shortage: DiskFull | None = None
         self._wanted_bytes = 0
         self._retry = False
+        self._retry_due = 0.0
         self._fill_due = 0.0
         self._giving_up = False
         self._stopping = False
@@ -182,8 +183,9 @@ class Keeper:
                             return
                         if self._wants_filling():
                             break
-                        if not self._changed.wait(self._pause()):
-                            self._retry = self._shortage is not None
+                        self._changed.wait(self._pause())
+                        if self._shortage is not None and time.monotonic() >= self._retry_due:
+                            self._retry = True
                     work = self._work.popleft() if self._work else None
                 if work is not None:
                     work()
@@ -214,7 +216,7 @@ class Keeper:
     def _pause(self) -> float | None:
         """How long there is nothing to do, at most."""
         if self._shortage is not None:
-            return _RETRY_SECONDS
+            return max(0.0, self._retry_due - time.monotonic())
         if self._unfilled() is not None:
             return max(0.0, self._fill_due - time.monotonic())
         return None
@@ -269,6 +271,7 @@ class Keeper:
     def _report_shortage(self, error: DiskFull) -> None:
         with self._changed:
             self._shortage = error
+            self._retry_due = time.monotonic() + _RETRY_SECONDS
             self._changed.notify_all()
         _log.error("disk full directory=%s action=%s", self._directory, "free some room")
 
