@@ -20,6 +20,7 @@ from semel.controller.store import (
     VersionConflict,
     Versioned,
 )
+from semel.controller.store.embedded import EmbeddedStore
 from semel.controller.store.memory import Table
 from semel.controller.store.zookeeper import ZooKeeperStore
 from semel.protos.errors import Closed
@@ -227,13 +228,15 @@ async def open_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) 
             return MemoryStore()
         case "sqlite":
             return await SqliteStore.open(tmp_path)
+        case "embedded":
+            return await EmbeddedStore.open(tmp_path, ME.controller_id, {})
         case _:
             assert kind == "zookeeper"
             server: Server = request.getfixturevalue("zookeeper_server")
             return await ZooKeeperStore.open((server.address,), f"/{secrets.token_hex(8)}")
 
 
-@pytest.fixture(params=["memory", "sqlite", "zookeeper"])
+@pytest.fixture(params=["memory", "sqlite", "embedded", "zookeeper"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[MetadataStore]:
     opened = await open_store(request.param, request, tmp_path)
     await opened.start(ME)

@@ -1,0 +1,191 @@
+"""pysyncobj's private parts, under plain names, in one place.
+
+How it works. pysyncobj is pinned, because what hardens it lives behind names that it does not
+promise to keep. All of them are listed in `PRIVATE_NAMES` and used in this file only; a test
+compares the list with the installed package. `ExposedSyncObj` builds the object over our journal,
+transport and dumps, and opens what `node.py` reads and steers.
+
+Not here: what is done with it (`node.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pysyncobj.syncobj as library
+from pysyncobj import _RAFT_STATE, SyncObj, SyncObjConf
+from pysyncobj.journal import Journal
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+
+from semel.controller.store.embedded.dump import Dumps
+
+PRIVATE_NAMES: Final = (
+    "_SyncObj__connectedToAnyone",
+    "_SyncObj__doApplyCommand",
+    "_SyncObj__forceLogCompaction",
+    "_SyncObj__needLoadDumpFile",
+    "_SyncObj__noopIDx",
+    "_SyncObj__onMessageReceived",
+    "_SyncObj__otherNodes",
+    "_SyncObj__pipeNotifier",
+    "_SyncObj__raftCommitIndex",
+    "_SyncObj__raftCurrentTerm",
+    "_SyncObj__raftElectionDeadline",
+    "_SyncObj__raftLastApplied",
+    "_SyncObj__raftLeader",
+    "_SyncObj__raftLog",
+    "_SyncObj__raftMatchIndex",
+    "_SyncObj__raftState",
+    "_SyncObj__serializer",
+    "_SyncObj__setCurrentTerm",
+    "_SyncObj__setState",
+    "_PipeNotifier__pipeR",
+    "_PipeNotifier__pipeW",
+    "_onNodeConnected",
+    "_onNodeDisconnected",
+    "_onReadonlyNodeConnected",
+    "_onReadonlyNodeDisconnected",
+)
+
+_CREATING = threading.Lock()
+
+
+def now() -> float:
+    """pysyncobj's clock, in seconds; a simulation replaces it there."""
+    return float(library.monotonicTime())
+
+
+class ExposedSyncObj(SyncObj):  # type: ignore[misc]
+    """A SyncObj over given parts, ticked by hand."""
+
+    def __init__(
+        self,
+        self_node: Node | None,
+        others: Iterable[Node],
+        conf: SyncObjConf,
+        *,
+        journal: Journal,
+        transport: Transport,
+        dumps: Dumps,
+        applied_index: int,
+    ) -> None:
+        with _CREATING:  # there is no parameter for the journal
+            create = library.createJournal
+            library.createJournal = lambda _: journal
+            try:
+                super().__init__(self_node, others, conf, transport=transport)
+            finally:
+                library.createJournal = create
+        self.transport = transport
+        self._SyncObj__serializer = dumps
+        self._SyncObj__needLoadDumpFile = False
+        self._SyncObj__raftLastApplied = applied_index
+        self._wakes = threading.Lock()
+        self._awake = True
+
+    def wake(self) -> None:
+        """Ends the wait of a tick; from any thread, at any time."""
+        with self._wakes:
+            if self._awake:
+                with contextlib.suppress(
+                    BlockingIOError
+                ):  # it is awake as long as the pipe is full
+                    self._SyncObj__pipeNotifier.notify()
+
+    def end(self) -> None:
+        """Gives back what pysyncobj keeps open for itself; the journal stays with its owner."""
+        with self._wakes:
+            self._awake = False
+            notifier = self._SyncObj__pipeNotifier
+            os.close(notifier._PipeNotifier__pipeR)
+            os.close(notifier._PipeNotifier__pipeW)
+
+    def handle(self, sender: Node, message: dict[str, Any]) -> None:
+        """Gives a message to pysyncobj."""
+        self._SyncObj__onMessageReceived(sender, message)
+
+    @property
+    def term(self) -> int:
+        """The current term, durable."""
+        return int(self._SyncObj__raftCurrentTerm)
+
+    @property
+    def commit_index(self) -> int:
+        """Everything up to here is committed, inclusive."""
+        return int(self._SyncObj__raftCommitIndex)
+
+    @property
+    def applied_index(self) -> int:
+        """Everything up to here is applied, inclusive."""
+        return int(self._SyncObj__raftLastApplied)
+
+    @property
+    def is_leader(self) -> bool:
+        """It believes to lead the current term."""
+        return bool(self._SyncObj__raftState == _RAFT_STATE.LEADER)
+
+    @property
+    def is_candidate(self) -> bool:
+        """It stands for election in the current term."""
+        return bool(self._SyncObj__raftState == _RAFT_STATE.CANDIDATE)
+
+    @property
+    def leader(self) -> Node | None:
+        """Who leads, as far as it knows."""
+        return self._SyncObj__raftLeader
+
+    @property
+    def no_op_index(self) -> int:
+        """Index of the entry with which its newest leadership began; 0 before any."""
+        return int(self._SyncObj__noopIDx or 0)
+
+    @property
+    def election_deadline(self) -> float:
+        """When it begins to think of standing."""
+        return float(self._SyncObj__raftElectionDeadline)
+
+    @property
+    def voters(self) -> set[Node]:
+        """All other voters."""
+        return set(self._SyncObj__otherNodes)
+
+    @property
+    def followers(self) -> dict[Node, int]:
+        """Match index of everybody whom it would send entries to as a leader."""
+        return dict(self._SyncObj__raftMatchIndex)
+
+    def follow_term(self, term: int) -> None:
+        """Becomes a follower in a newer term, without a leader or a vote."""
+        assert term > self.term
+        self._SyncObj__setCurrentTerm(term, None)
+        self._SyncObj__setState(_RAFT_STATE.FOLLOWER)
+        self._SyncObj__raftLeader = None
+
+    def stand_soon(self) -> None:
+        """Does not wait for a master to show itself."""
+        self._SyncObj__raftElectionDeadline = 0.0
+
+    def compact_soon(self) -> None:
+        """Makes a dump at the next occasion, whatever the number of entries."""
+        self._SyncObj__forceLogCompaction = True
+
+    # What pysyncobj calls under its own names.
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> None:  # noqa: N802
+        self.apply_entry(command)
+
+    def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
+        return self.may_stand()
+
+    def apply_entry(self, command: bytes) -> None:
+        """Applies the committed entry after `applied_index`."""
+        raise NotImplementedError
+
+    def may_stand(self) -> bool:
+        """Asked in every tick after the election deadline; true lets it become a candidate."""
+        raise NotImplementedError

@@ -1,0 +1,193 @@
+"""The seam to one controller's directory: the few operations that the store is made of.
+
+How it works. Everything that the embedded store keeps goes through `Files`, so that tests put a
+simulated disk in its place, one that forgets what was not synced, tears writes and fails. Names are
+names in the one directory. Nothing here retries: a failed write or sync raises OSError, and the
+store ends for it.
+
+Invariants
+1. What was created or appended is durable after `sync` of that name, and not before.
+2. A name that was created, renamed or removed is durable after `sync_directory`, not before.
+3. One process at a time has the directory open.
+
+Not here: formats (`journal.py`, `hard_state.py`, `dump.py`, `identity.py`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Final, Protocol
+
+from semel.protos.errors import DataDirectoryError
+
+LOCK_NAME: Final = "lock"
+_TEMPORARY: Final = ".tmp"
+_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
+
+
+class Files(Protocol):
+    """One directory. Blocking; a second thread may use it for names of its own."""
+
+    def where(self, name: str) -> str:
+        """The name as an operator finds it."""
+        ...
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """The whole file; None when there is none."""
+        ...
+
+    def create(self, name: str, data: bytes) -> None:
+        """Puts `data` into a file that is new or emptied; nothing of it is durable yet."""
+        ...
+
+    def append(self, name: str, data: bytes) -> None:
+        """Writes behind the end of an existing file."""
+        ...
+
+    def sync(self, name: str) -> None:
+        """Makes what was written to the file durable."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Replaces `target`."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Removes the file."""
+        ...
+
+    def sync_directory(self) -> None:
+        """Makes names durable."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Room that is left."""
+        ...
+
+    def close(self) -> None:
+        """Gives everything back; idempotent."""
+        ...
+
+
+def replace_file(files: Files, name: str, data: bytes) -> None:
+    """Puts a file at `name`, durably and whole or not at all."""
+    temporary = name + _TEMPORARY
+    files.create(temporary, data)
+    files.sync(temporary)
+    files.rename(temporary, name)
+    files.sync_directory()
+
+
+def is_temporary(name: str) -> bool:
+    """What a crash left of `replace_file`."""
+    return name.endswith(_TEMPORARY)
+
+
+class OsFiles:
+    """A directory of the operating system, locked by this process."""
+
+    def __init__(self, directory: Path) -> None:
+        """Creates the directory when it is missing.
+
+        Raises DataDirectoryError when it cannot be used or is in use.
+        """
+        self._directory = directory
+        self._open: dict[str, int] = {}
+        self._lock = -1
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(directory / LOCK_NAME, _FLAGS | os.O_CREAT, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+            for path in (directory, directory.parent):
+                _sync_directory(path)
+        except BlockingIOError:
+            owner = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip()
+            self.close()
+            raise DataDirectoryError(
+                f"the data directory {directory} is in use by process {owner or '?'}. "
+                "Stop that one, or choose another directory"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise DataDirectoryError(
+                f"cannot use the data directory {directory}: {error.strerror or error}"
+            ) from error
+
+    def where(self, name: str) -> str:
+        return str(self._directory / name)
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self._directory.iterdir())
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self._directory / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def create(self, name: str, data: bytes) -> None:
+        self._forget(name)
+        flags = _FLAGS | os.O_CREAT | os.O_TRUNC
+        self._open[name] = os.open(self._directory / name, flags, 0o640)
+        self.append(name, data)
+
+    def append(self, name: str, data: bytes) -> None:
+        descriptor = self._descriptor(name)
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        view = memoryview(data)
+        written = 0
+        while written < len(view):  # a short write is legal
+            written += os.pwrite(descriptor, view[written:], end + written)
+
+    def sync(self, name: str) -> None:
+        os.fdatasync(self._descriptor(name))
+
+    def rename(self, source: str, target: str) -> None:
+        self._forget(target)
+        (self._directory / source).rename(self._directory / target)
+        if source in self._open:
+            self._open[target] = self._open.pop(source)
+
+    def remove(self, name: str) -> None:
+        self._forget(name)
+        (self._directory / name).unlink()
+
+    def sync_directory(self) -> None:
+        _sync_directory(self._directory)
+
+    def free_bytes(self) -> int:
+        room = os.statvfs(self._directory)
+        return room.f_bavail * room.f_frsize
+
+    def close(self) -> None:
+        for name in list(self._open):
+            self._forget(name)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _descriptor(self, name: str) -> int:
+        if name not in self._open:
+            self._open[name] = os.open(self._directory / name, _FLAGS)
+        return self._open[name]
+
+    def _forget(self, name: str) -> None:
+        descriptor = self._open.pop(name, -1)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,356 @@
+"""Streams between the controllers of a group, on their ordinary ports.
+
+How it works. Each controller keeps one stream to every other one and sends its messages there; what
+the others send comes in on theirs. A stream begins with a hello that names the cluster, both ends,
+the whole group, and the sender's standing; the welcome that comes back has the receiver's. Whoever
+changes his standing ends all his streams, and they come back with a new hello. An empty frame every
+`PING_S` tells that a controller lives, also to those who have nothing to say to each other.
+
+Everything may be lost: a stream that breaks drops what it had not sent, and one that takes nothing
+off is broken. Consensus asks again.
+
+Invariants
+1. No message of another cluster, another group, or of one who means somebody else, is handled.
+2. What is queued for a peer is bounded, in frames and bytes.
+
+Not here: what messages mean (`node.py`); who may call at all (the server's authenticator).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any, Final
+
+import grpc.aio
+
+from semel.controller.store.embedded.identity import Identity
+from semel.controller.store.embedded.member import Member
+from semel.controller.store.embedded.messages import check
+from semel.controller.store.embedded.node import Peer
+from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.rpc import (
+    PEER_CHANNEL_OPTIONS,
+    Credentials,
+    client_interceptors,
+    error_from_rpc,
+)
+from semel.protos.v1.metadata_store_pb2 import (
+    CONTROLLER_STANDING_MUTED,
+    CONTROLLER_STANDING_UNFORMED,
+    CONTROLLER_STANDING_VOTER,
+    ControllerStanding,
+    GroupHello,
+    GroupMessage,
+    LinkFrame,
+    LinkWelcome,
+    StandingReply,
+)
+from semel.protos.v1.metadata_store_pb2_grpc import (
+    MetadataGroupStub,
+    add_MetadataGroupServicer_to_server,
+)
+
+log = logging.getLogger(__name__)
+
+PING_S: Final = 0.4
+HEARD_S: Final = 1.5
+"""Whoever was silent for longer is shown as not there."""
+RETRY_S: Final = 0.1
+DESCRIBE_S: Final = 2.0
+QUEUED_FRAMES_MAX: Final = 4_096
+QUEUED_BYTES_MAX: Final = 64 << 20
+
+Post = Callable[[Callable[[Member], None]], None]
+"""Runs something on the member's thread."""
+
+
+class _Outbox:
+    """What waits to be sent to one peer."""
+
+    def __init__(self) -> None:
+        self.frames: deque[GroupMessage] = deque()
+        self.bytes = 0
+        self.filled = asyncio.Event()
+        self.open = False
+        """Somebody is there to take it."""
+
+    def put(self, message: GroupMessage) -> bool:
+        """False when there is no room: the stream must be given up."""
+        if not self.open:
+            return True
+        self.frames.append(message)
+        self.bytes += message.ByteSize()
+        self.filled.set()
+        return len(self.frames) <= QUEUED_FRAMES_MAX and self.bytes <= QUEUED_BYTES_MAX
+
+    def pop(self) -> GroupMessage | None:
+        if not self.frames:
+            self.filled.clear()
+            return None
+        message = self.frames.popleft()
+        self.bytes -= message.ByteSize()
+        return message
+
+    def reset(self, *, open: bool) -> None:
+        self.frames.clear()
+        self.bytes = 0
+        self.open = open
+        self.filled.clear()
+
+
+class Links:
+    """All streams of one controller; one event loop, but for `send`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        peers: Mapping[int, str],
+        *,
+        post: Post,
+        describe: Callable[[], StandingReply],
+        credentials: Credentials | None = None,
+    ) -> None:
+        """`peers`: HOST:PORT of the others."""
+        self._identity = identity
+        self._peers = dict(peers)
+        self._post = post
+        self._describe = describe
+        self._credentials = credentials
+        self._loop = asyncio.get_running_loop()
+        self._outboxes = {peer: _Outbox() for peer in peers}
+        self._calls: dict[int, Any] = {}
+        self._heard_at: dict[int, float] = {}
+        self._standing: ControllerStanding = CONTROLLER_STANDING_UNFORMED
+        self._changed = asyncio.Event()
+        self.refused: dict[int, str] = {}
+        """Why a peer does not talk to this controller, by its number."""
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        """Adds the service to the controller's server."""
+        add_MetadataGroupServicer_to_server(self, server)
+
+    def send(self, receiver: int, message: GroupMessage) -> None:
+        """Sends or drops; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the store
+            self._loop.call_soon_threadsafe(self._put, receiver, message)
+
+    def is_heard(self, peer: int) -> bool:
+        """The peer has said something lately."""
+        heard_at = self._heard_at.get(peer)
+        return heard_at is not None and self._loop.time() - heard_at <= HEARD_S
+
+    def on_standing(self, standing: ControllerStanding) -> None:
+        """This controller is something else to its group: all streams begin anew."""
+        if standing == self._standing:
+            return
+        self._standing = standing
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for outbox in self._outboxes.values():
+            outbox.filled.set()
+
+    async def run(self) -> None:
+        """Keeps the streams; ends by cancellation only."""
+        async with asyncio.TaskGroup() as tasks:
+            for peer in self._peers:
+                tasks.create_task(self._keep(peer))
+            if self._peers:
+                tasks.create_task(self._find_standing())
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def _put(self, receiver: int, message: GroupMessage) -> None:
+        if not self._outboxes[receiver].put(message):
+            log.warning("link given up, too much waits peer=%d", receiver)
+            self._outboxes[receiver].reset(open=False)
+            call = self._calls.get(receiver)
+            if call is not None:
+                call.cancel()
+
+    async def _keep(self, peer: int) -> None:
+        async with self._channel(peer) as channel:
+            stub = MetadataGroupStub(channel)
+            while True:
+                try:
+                    await self._converse(peer, stub)
+                except grpc.aio.AioRpcError as error:
+                    self._note(peer, error_from_rpc(error))
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if task is None or task.cancelling():
+                        raise
+                    # The call was given up, not this task.
+                await asyncio.sleep(RETRY_S)
+
+    async def _converse(self, peer: int, stub: MetadataGroupStub) -> None:
+        standing = self._standing
+        call = stub.OpenLink()
+        self._calls[peer] = call
+        outbox = self._outboxes[peer]
+        ended: asyncio.Future[Any] | None = None
+        key: Peer | None = None
+        try:
+            await call.write(LinkFrame(hello=self._hello(peer)))
+            welcome = await call.read()
+            if not isinstance(welcome, LinkWelcome):
+                await _raise_status(call)
+                return
+            self.refused.pop(peer, None)
+            ended = asyncio.ensure_future(call.read())
+            ended.add_done_callback(lambda _: outbox.filled.set())
+            if welcome.standing in (CONTROLLER_STANDING_VOTER, CONTROLLER_STANDING_MUTED):
+                key = (peer, welcome.standing == CONTROLLER_STANDING_MUTED)
+                outbox.reset(open=True)
+                self._post(_connected(key))
+            while not ended.done() and standing == self._standing:
+                message = outbox.pop()
+                if message is not None:
+                    await call.write(LinkFrame(message=message))
+                    continue
+                try:
+                    async with asyncio.timeout(PING_S):
+                        await outbox.filled.wait()
+                except TimeoutError:
+                    await call.write(LinkFrame())
+        finally:
+            outbox.reset(open=False)
+            if key is not None:
+                self._post(_disconnected(key))
+            if ended is not None:
+                ended.cancel()
+                await asyncio.gather(ended, return_exceptions=True)
+            call.cancel()
+            del self._calls[peer]
+
+    async def _find_standing(self) -> None:
+        """Asks all others what they are, until this controller is a voter."""
+        async with contextlib.AsyncExitStack() as exits:
+            stubs = {
+                peer: MetadataGroupStub(await exits.enter_async_context(self._channel(peer)))
+                for peer in self._peers
+            }
+            while self._describe().standing != CONTROLLER_STANDING_VOTER:
+                asked = [
+                    stub.DescribeStanding(self._hello(peer), timeout=DESCRIBE_S)
+                    for peer, stub in stubs.items()
+                ]
+                replies = await asyncio.gather(*asked, return_exceptions=True)
+                known = [reply for reply in replies if isinstance(reply, StandingReply)]
+                if len(known) == len(stubs):
+                    self._post(_learn(known))
+                await asyncio.sleep(RETRY_S)
+
+    def _channel(self, peer: int) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(
+            self._peers[peer],
+            options=PEER_CHANNEL_OPTIONS,
+            interceptors=client_interceptors(self._credentials),
+        )
+
+    def _hello(self, peer: int) -> GroupHello:
+        return GroupHello(
+            cluster_id=self._identity.cluster_id,
+            sender=self._identity.controller_id,
+            receiver=peer,
+            members=self._identity.members,
+            standing=self._standing,
+        )
+
+    def _note(self, peer: int, error: SemelError) -> None:
+        if error.retriable:
+            return
+        if self.refused.get(peer) != error.message:
+            log.error("controller=%d does not talk to this one: %s", peer, error.message)
+        self.refused[peer] = error.message
+
+    # --- receiving ------------------------------------------------------------------------------
+
+    async def DescribeStanding(  # noqa: N802
+        self, request: GroupHello, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> StandingReply:
+        self._check_hello(request)
+        return self._describe()
+
+    async def OpenLink(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[LinkFrame],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncGenerator[LinkWelcome]:
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("kind") != "hello":
+            raise InvalidRequest("a link begins with a hello")
+        self._check_hello(first.hello)
+        changed = asyncio.ensure_future(self._changed.wait())
+        sender = (first.hello.sender, first.hello.standing == CONTROLLER_STANDING_MUTED)
+        reading = asyncio.ensure_future(self._read(sender, request_iterator))
+        try:
+            yield LinkWelcome(standing=self._standing)
+            await asyncio.wait({changed, reading}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+        finally:
+            changed.cancel()
+            reading.cancel()
+            await asyncio.gather(changed, reading, return_exceptions=True)
+
+    async def _read(self, sender: Peer, frames: AsyncIterator[LinkFrame]) -> None:
+        async for frame in frames:
+            self._heard_at[sender[0]] = self._loop.time()
+            if frame.WhichOneof("kind") == "message":
+                try:
+                    message = check(frame.message)
+                except ValueError as error:
+                    raise InvalidRequest(f"controller {sender[0]} sends {error}") from error
+                self._post(_receive(sender, message))
+
+    def _check_hello(self, hello: GroupHello) -> None:
+        """Raises InvalidRequest unless the caller is of this group and means this controller."""
+        mine = self._identity
+        if hello.cluster_id != mine.cluster_id:
+            raise InvalidRequest(
+                f"controller {hello.sender} of cluster {hello.cluster_id} has called controller "
+                f"{mine.controller_id} of cluster {mine.cluster_id}: two clusters. Give it the "
+                "addresses of its own controllers"
+            )
+        if (
+            hello.receiver != mine.controller_id
+            or tuple(hello.members) != mine.members
+            or hello.sender not in self._peers
+        ):
+            raise InvalidRequest(
+                f"controller {hello.sender} of a group {list(hello.members)} wants controller "
+                f"{hello.receiver} and has called controller {mine.controller_id} of a group "
+                f"{list(mine.members)}. Give all of them the same numbers and addresses"
+            )
+
+
+async def _raise_status(call: Any) -> None:
+    """Raises what a call that gave no welcome ended with."""
+    code = await call.code()
+    if code != grpc.StatusCode.OK:
+        raise grpc.aio.AioRpcError(
+            code,
+            await call.initial_metadata(),
+            await call.trailing_metadata(),
+            details=await call.details(),
+        )
+
+
+def _connected(peer: Peer) -> Callable[[Member], None]:
+    return lambda member: member.connected(peer)
+
+
+def _disconnected(peer: Peer) -> Callable[[Member], None]:
+    return lambda member: member.disconnected(peer)
+
+
+def _receive(peer: Peer, message: GroupMessage) -> Callable[[Member], None]:
+    return lambda member: member.receive(peer, message)
+
+
+def _learn(replies: list[StandingReply]) -> Callable[[Member], None]:
+    return lambda member: member.learn(replies)

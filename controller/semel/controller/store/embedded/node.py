@@ -1,0 +1,510 @@
+"""One member's consensus: pysyncobj, with everything that it lacks in front of it.
+
+How it works. pysyncobj elects, replicates and commits. This class stands between it and the
+messages, and gives it only what its code handles soundly:
+
+* *Entries.* pysyncobj cuts its log at the place of every append, conflict or not, and so forgets
+  what it has acknowledged when a shorter or older append comes late. Here the prefix that the log
+  has already is taken off first; what conflicts above the commit index is passed on, what conflicts
+  at or below it halts the process. An append that brings nothing is acknowledged here, as far as it
+  matched, and goes on as a bare heartbeat. The commit index never goes beyond what the append has
+  shown to match.
+* *Acknowledgements and votes.* They count in the term in which they were given only, and one vote a
+  voter and term; pysyncobj's carry no term and are counted each time.
+* *Standing for election.* Only after a majority has said within the last election timeout that it
+  has not heard from a master either (pre-vote): a controller that was paused or cut off does not
+  depose a working master. A master without a majority steps down by itself (pysyncobj's
+  `leaderFallbackTimeout`). A candidate that was cut off with a newer term says so to the master it
+  hears, who steps down once.
+* *Dumps.* Assembled and checked in memory, refused when the log has their last entry already, and
+  durable before the log begins anew behind them.
+
+Invariants
+1. Every message leaves after what it says is durable: `PeerTransport.send` syncs the journal first,
+   term and vote are synced when they change. So a master's own entries are durable before a slave
+   can acknowledge them, and alone in its group it syncs before each tick's commit.
+2. No entry at or below the commit index is ever replaced.
+3. At most one master a term; an append from a second one halts.
+
+Not here: pysyncobj's names (`exposed.py`), files (`journal.py`, `dump.py`), who is a voter
+(`member.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final, assert_never
+
+from pysyncobj import SyncObjConf
+from pysyncobj.journal import Journal
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+
+from semel.controller.store.embedded import dump as dumps_module
+from semel.controller.store.embedded.dump import Dumps
+from semel.controller.store.embedded.exposed import ExposedSyncObj, now
+from semel.controller.store.embedded.hard_state import HardStateFile
+from semel.controller.store.embedded.journal import COMMAND, NO_OP, Entry, JournalFiles
+from semel.controller.store.embedded.machine import Applied, Machine, State
+from semel.controller.store.embedded.messages import entries_of, piece_of, to_message
+from semel.protos.errors import DataDirectoryError, InternalError
+from semel.protos.v1.metadata_store_pb2 import (
+    AppendEntries,
+    DumpChunk,
+    GrantPreVote,
+    GroupMessage,
+    NewerTerm,
+    NextIndex,
+    PreVote,
+)
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S: Final = 0.1
+ELECTION_MIN_S: Final = 0.5
+ELECTION_MAX_S: Final = 1.0
+QUORUM_LOST_S: Final = 1.5
+"""A master that a majority has not answered for so long steps down."""
+APPEND_BYTES_MAX: Final = 4 << 20
+"""Above the largest command, so that pysyncobj never cuts an entry into pickled pieces."""
+COMMANDS_MAX: Final = 10_000
+COMPACT_ENTRIES: Final = 5_000
+COMPACT_BYTES: Final = 32 << 20
+
+Peer = tuple[int, bool]
+"""Another controller, and whether it is muted (gets entries and is not counted)."""
+Send = Callable[[int, GroupMessage], None]
+"""Sends to a controller, or drops the message."""
+
+
+def node_of(peer: Peer) -> Node:
+    """The name under which pysyncobj knows a peer; a muted one is not the voter that it was."""
+    controller_id, muted = peer
+    return Node(f"{controller_id}{'~' if muted else ''}")
+
+
+def controller_of(node: Node) -> int:
+    """The number of the controller that `node` is."""
+    return int(str(node.id).removesuffix("~"))
+
+
+class FsyncJournal(Journal):  # type: ignore[misc]
+    """pysyncobj's journal over our files."""
+
+    def __init__(
+        self, files: JournalFiles, hard_state: HardStateFile, applied_index: int, *, alone: bool
+    ) -> None:
+        self._files = files
+        self._hard_state = hard_state
+        self._applied_index = applied_index
+        self._alone = alone
+
+    def add(self, command: bytes, idx: int, term: int) -> None:
+        self._files.add(Entry(command, idx, term))
+        if self._alone:
+            self._files.sync()
+
+    def clear(self) -> None:
+        self._files.clear()
+
+    def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803
+        self._files.delete_from(self._files.entries[entryFrom].index)
+
+    def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803
+        self._files.delete_to(self._files.entries[entryTo].index)
+
+    def __getitem__(self, item: int | slice) -> Entry | list[Entry]:
+        return self._files.entries[item]
+
+    def __len__(self) -> int:
+        return len(self._files.entries)
+
+    def _destroy(self) -> None:
+        """The files outlive the node."""
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
+        """Not kept: the master tells it again."""
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802
+        return self._applied_index
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+        self._hard_state.save_vote(term, None if votedForNodeId is None else int(votedForNodeId))
+
+    def getCurrentTerm(self) -> int:  # noqa: N802
+        assert self._hard_state.state is not None
+        return self._hard_state.state.term
+
+    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+        assert self._hard_state.state is not None
+        voted_for = self._hard_state.state.voted_for
+        return None if voted_for is None else str(voted_for)
+
+
+class PeerTransport(Transport):  # type: ignore[misc]
+    """Takes pysyncobj's messages: syncs what they promise, then sends them."""
+
+    def __init__(self, journal: JournalFiles, send: Send, term: Callable[[], int]) -> None:
+        super().__init__(None, None, ())
+        self._journal = journal
+        self._send = send
+        self._term = term
+
+    def send(self, node: Node, message: dict[str, Any]) -> bool:
+        self._journal.sync()
+        self._send(controller_of(node), to_message(self._term(), message))
+        return True
+
+    def destroy(self) -> None:
+        """Links belong to the store."""
+
+
+class ConsensusNode(ExposedSyncObj):
+    """One member's part in the group's log; one thread, and deterministic but for the clock."""
+
+    def __init__(
+        self,
+        me: Peer,
+        others: tuple[int, ...],
+        *,
+        journal: JournalFiles,
+        hard_state: HardStateFile,
+        dumps: Dumps,
+        machine: Machine,
+        applied_index: int,
+        where: str,
+        send: Send,
+    ) -> None:
+        controller_id, muted = me
+        self._me = controller_id
+        self._muted = muted
+        self._journal = journal
+        self._dumps = dumps
+        self._machine = machine
+        self._where = where
+        self._send = send
+        self._events: list[Applied | State] = []
+        self._applied_terms: dict[bytes, int] = {}
+        self._heard_master_at = float("-inf")
+        self._votes: tuple[int, set[int]] = (0, set())
+        self._pre_vote_round = 0
+        self._pre_vote_began = float("-inf")
+        self._pre_vote_asked = float("-inf")
+        self._pre_votes: set[int] = set()
+        adapter = FsyncJournal(journal, hard_state, applied_index, alone=not others and not muted)
+        super().__init__(
+            None if muted else Node(str(controller_id)),
+            [Node(str(other)) for other in others],
+            SyncObjConf(
+                autoTick=False,
+                appendEntriesUseBatch=False,
+                appendEntriesPeriod=HEARTBEAT_S,
+                appendEntriesBatchSizeBytes=APPEND_BYTES_MAX,
+                raftMinTimeout=ELECTION_MIN_S,
+                raftMaxTimeout=ELECTION_MAX_S,
+                leaderFallbackTimeout=QUORUM_LOST_S,
+                commandsQueueSize=COMMANDS_MAX,
+                commandsWaitLeader=False,
+                dynamicMembershipChange=False,
+                logCompactionMinEntries=COMPACT_ENTRIES,
+            ),
+            journal=adapter,
+            transport=PeerTransport(journal, send, lambda: self.term),
+            dumps=dumps,
+            applied_index=applied_index,
+        )
+        journal.sync()
+        if not others:
+            self.stand_soon()
+
+    # --- what its owner calls -------------------------------------------------------------------
+
+    def tick(self, wait_s: float) -> list[Applied | State]:
+        """Does what is due and waits up to `wait_s`; what was applied since, in order.
+
+        Raises OSError and SemelError: the process must end then.
+        """
+        self._journal.sync()
+        if self._journal.bytes > COMPACT_BYTES and not self._dumps.busy:
+            self.compact_soon()
+        self.doTick(wait_s)
+        events, self._events = self._events, []
+        return events
+
+    def submit(self, command: bytes) -> None:
+        """Puts a command into the log, by way of the master; it may be lost."""
+        self._applyCommand(command, None, COMMAND[0])
+
+    def connected(self, peer: Peer) -> None:
+        """Messages can be sent to the peer from now on."""
+        if peer[1]:
+            self.transport._onReadonlyNodeConnected(node_of(peer))
+        else:
+            self.transport._onNodeConnected(node_of(peer))
+
+    def disconnected(self, peer: Peer) -> None:
+        """Messages to the peer are lost from now on."""
+        if peer[1]:
+            self.transport._onReadonlyNodeDisconnected(node_of(peer))
+        else:
+            self.transport._onNodeDisconnected(node_of(peer))
+
+    @property
+    def master(self) -> int | None:
+        """Number of the master, as far as this member knows; None while it is silent."""
+        if self.is_leader:
+            return self._me if self.applied_index >= self.no_op_index else None
+        if self.leader is None or now() - self._heard_master_at > ELECTION_MAX_S:
+            return None
+        return controller_of(self.leader)
+
+    @property
+    def compacting(self) -> bool:
+        """A dump is being written."""
+        return self._dumps.busy
+
+    def term_of_barrier(self, nonce: bytes) -> int | None:
+        """Term of the entry that held this barrier; None while it is not applied."""
+        return self._applied_terms.get(nonce)
+
+    # --- what pysyncobj asks --------------------------------------------------------------------
+
+    def apply_entry(self, command: bytes) -> None:
+        """Applies one committed entry."""
+        entry = self._journal.at(self.applied_index + 1)
+        assert entry is not None
+        assert entry.command == command
+        match command[:1]:
+            case b"\x01":
+                assert command == NO_OP
+            case b"\x00":
+                applied = self._machine.apply(command[1:])
+                if applied.barrier and self._muted:
+                    self._applied_terms[applied.barrier] = entry.term
+                self._events.append(applied)
+                self.wake()  # the tick ends at once and gives it to those who wait
+            case kind:
+                raise InternalError(f"entry {entry.index} is of kind {kind.hex()}")
+
+    def may_stand(self) -> bool:
+        """True once in a while a majority says that it has not heard from a master either."""
+        if not self.voters:
+            return True
+        fresh = now() - self._pre_vote_began <= ELECTION_MIN_S
+        if fresh and len(self._pre_votes) * 2 > len(self.voters) + 1:
+            self._pre_vote_began = float("-inf")
+            return True
+        if not fresh:
+            self._pre_vote_round += 1
+            self._pre_vote_began = now()
+            self._pre_vote_asked = float("-inf")
+            self._pre_votes = {self._me}
+        if now() - self._pre_vote_asked >= HEARTBEAT_S:
+            self._pre_vote_asked = now()
+            last = self._journal.last
+            for node in self.voters:
+                self._answer(
+                    controller_of(node),
+                    pre_vote=PreVote(
+                        last_index=last.index, last_term=last.term, round=self._pre_vote_round
+                    ),
+                )
+        return False
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def receive(self, peer: Peer, message: GroupMessage) -> None:
+        """Handles one checked message. Raises InternalError when it must halt."""
+        kind = message.WhichOneof("kind")
+        assert kind is not None
+        term = message.term
+        controller_id, muted = peer
+        if muted and kind not in ("next", "forward"):
+            return
+        match kind:
+            case "append":
+                self._on_append(controller_id, term, message.append)
+            case "dump":
+                self._on_dump(controller_id, term, message.dump)
+            case "next":
+                self._on_next(peer, term, message.next)
+            case "vote":
+                if term < self.term:
+                    self._answer(controller_id, newer_term=NewerTerm())
+                else:
+                    self.handle(
+                        node_of(peer),
+                        {
+                            "type": "request_vote",
+                            "term": term,
+                            "last_log_index": message.vote.last_index,
+                            "last_log_term": message.vote.last_term,
+                        },
+                    )
+            case "grant":
+                self._on_grant(controller_id, term)
+            case "pre_vote":
+                self._on_pre_vote(controller_id, term, message.pre_vote)
+            case "pre_grant":
+                if message.pre_grant.round == self._pre_vote_round:
+                    self._pre_votes.add(controller_id)
+            case "forward":
+                if self.is_leader:
+                    command = message.forward.command
+                    self.handle(node_of(peer), {"type": "apply_command", "command": command})
+            case "newer_term":
+                if term > self.term:
+                    log.info("a newer term exists term=%d mine=%d", term, self.term)
+                    self.follow_term(term)
+            case _:
+                assert_never(kind)
+
+    def _on_append(self, sender: int, term: int, append: AppendEntries) -> None:
+        if not self._hear_master(sender, term):
+            return
+        first = self._journal.entries[0]
+        previous = Entry(b"", append.previous_index, append.previous_term)
+        entries = entries_of(append)
+        if previous.index < first.index:
+            # What lies at or before the first entry is committed, and so equal everywhere.
+            shown = previous.index + len(entries)
+            entries = entries[first.index - previous.index :]
+            if not entries:
+                self._heartbeat(sender, term, 0)
+                self._acknowledge(sender, shown)
+                return
+            previous = first
+        matched = previous.index
+        mine = self._journal.at(matched)
+        if mine is None or mine.term != previous.term:
+            if mine is not None:
+                self._check_uncommitted(matched, mine.term, previous.term)
+            entries = []
+        else:
+            while entries and (mine := self._journal.at(entries[0].index)) is not None:
+                if mine.term != entries[0].term:
+                    self._check_uncommitted(mine.index, mine.term, entries[0].term)
+                    break
+                matched = mine.index
+                previous = entries.pop(0)
+            if not entries:
+                self._heartbeat(sender, term, min(append.commit_index, matched))
+                self._acknowledge(sender, matched)
+                return
+        shown = entries[-1].index if entries else matched
+        self.handle(
+            node_of((sender, False)),
+            {
+                "type": "append_entries",
+                "term": term,
+                "commit_index": min(append.commit_index, shown),
+                "entries": entries,
+                "prevLogIdx": previous.index,
+                "prevLogTerm": previous.term,
+            },
+        )
+
+    def _on_dump(self, sender: int, term: int, chunk: DumpChunk) -> None:
+        if not self._hear_master(sender, term):
+            return
+        piece = piece_of(chunk)
+        raw = None if piece is None else self._dumps.take(piece)
+        if raw is None:
+            self._heartbeat(sender, term, 0)
+            return
+        try:
+            dump = dumps_module.decode(raw, f"the dump of controller {sender}")
+        except DataDirectoryError as error:
+            log.error("%s", error)
+            return
+        mine = self._journal.at(dump.last.index)
+        if mine is not None and mine.term == dump.last.term:
+            # The log has it all, and may have acknowledged more: it stays as it is.
+            self._heartbeat(sender, term, min(chunk.commit_index, dump.last.index))
+            self._acknowledge(sender, dump.last.index)
+            return
+        if mine is not None:
+            self._check_uncommitted(dump.last.index, mine.term, dump.last.term)
+        if dump.last.index <= self.commit_index or self._dumps.busy:
+            self._heartbeat(sender, term, 0)
+            return
+        log.info("dump installed master=%d index=%d", sender, dump.last.index)
+        self._dumps.install(raw, dump)
+        self._machine.restore(dump.state)
+        self._events.append(self._machine.state())
+        self.handle(
+            node_of((sender, False)),
+            {
+                "type": "append_entries",
+                "term": term,
+                "commit_index": dump.last.index,
+                "serialized": dump,
+            },
+        )
+
+    def _on_next(self, peer: Peer, term: int, answer: NextIndex) -> None:
+        node = node_of(peer)
+        if term != self.term or not self.is_leader or node not in self.followers:
+            return
+        if not 2 <= answer.next_index <= self._journal.last.index + 1:
+            log.warning("peer=%s wants index=%d, beyond the log", node.id, answer.next_index)
+            return
+        self.handle(
+            node,
+            {
+                "type": "next_node_idx",
+                "next_node_idx": answer.next_index,
+                "reset": answer.reset,
+                "success": answer.success,
+            },
+        )
+
+    def _on_grant(self, sender: int, term: int) -> None:
+        if term != self.term or not self.is_candidate or Node(str(sender)) not in self.voters:
+            return
+        if self._votes[0] != term:
+            self._votes = (term, set())
+        if sender not in self._votes[1]:
+            self._votes[1].add(sender)
+            self.handle(node_of((sender, False)), {"type": "response_vote", "term": term})
+
+    def _on_pre_vote(self, sender: int, term: int, question: PreVote) -> None:
+        if self._muted or self.is_leader or now() - self._heard_master_at < ELECTION_MIN_S:
+            return
+        if term < self.term:
+            self._answer(sender, newer_term=NewerTerm())
+            return
+        last = self._journal.last
+        if (question.last_term, question.last_index) >= (last.term, last.index):
+            self._answer(sender, pre_grant=GrantPreVote(round=question.round))
+
+    def _hear_master(self, sender: int, term: int) -> bool:
+        """False when the sender's term is over."""
+        if term < self.term:
+            self._answer(sender, newer_term=NewerTerm())
+            return False
+        if term == self.term and self.is_leader:
+            raise InternalError(f"controllers {self._me} and {sender} both lead term {term}")
+        self._heard_master_at = now()
+        return True
+
+    def _heartbeat(self, sender: int, term: int, commit_index: int) -> None:
+        """An append that brings nothing and touches no log."""
+        message = {"type": "append_entries", "term": term, "commit_index": commit_index}
+        self.handle(node_of((sender, False)), message)
+
+    def _acknowledge(self, sender: int, matched: int) -> None:
+        self._answer(sender, next=NextIndex(next_index=matched + 1, success=True))
+
+    def _check_uncommitted(self, index: int, mine: int, theirs: int) -> None:
+        if index <= self.commit_index:
+            raise InternalError(
+                f"{self._where}: entry {index} is committed with term {mine}, and the master has "
+                f"it with term {theirs}. One of the two has lost its memory; do not start this "
+                "controller again before it is known which"
+            )
+
+    def _answer(self, receiver: int, **kind: Any) -> None:
+        self._journal.sync()
+        self._send(receiver, GroupMessage(term=self.term, **kind))

@@ -1,0 +1,423 @@
+"""The metadata store that the controllers replicate among themselves: the asynchronous face.
+
+How it works. Every member has a thread on which its consensus lives (`ticker.py`) and streams to
+the others (`links.py`). What the log does to the map comes here in order and is applied to a copy
+that the event loop owns; so reads and watches never meet a thread.
+
+* *Writing.* A transaction is a command with this controller's number, its incarnation and a
+  sequence. It goes to the master, again whenever there is another one, until its result comes back
+  through the log. Applied at most once (`machine.py`), so asking again is free of doubt: a conflict
+  that is reported is a conflict, a silence is Unavailable.
+* *Reading.* `get`, `scan` and `revision` first put a barrier into the log and wait until it is
+  applied here: a majority has confirmed it after the call began, so what is then read is not older
+  than any transaction that had returned anywhere before. That holds on a slave and on a master that
+  does not know yet that it was replaced. Reads that come while a barrier is on its way share the
+  next one.
+* *Watching* shows what this controller has applied, in order and without a gap: never less than it
+  has itself read or written, and on a slave possibly a moment behind.
+
+Invariants
+1. `transact` returns after a majority has synced the entry and this controller has applied it.
+2. Whoever `mastership` calls master is so in the log's order only; writes are fenced by
+   compare-and-set (`office.py`).
+
+A disk that is full or fails ends the store, and the others go on. Before it is quite full,
+transactions are refused with DiskFull.
+
+Not here: consensus (`node.py`), who may be counted (`member.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import grpc.aio
+
+from semel.controller.store.base import (
+    ControllerAddress,
+    Mastership,
+    StoreFailed,
+    Transaction,
+    VersionConflict,
+    Versioned,
+)
+from semel.controller.store.embedded.files import Files, OsFiles
+from semel.controller.store.embedded.identity import Identity
+from semel.controller.store.embedded.links import Links
+from semel.controller.store.embedded.machine import (
+    Applied,
+    Result,
+    State,
+    barrier_command,
+    transaction_command,
+)
+from semel.controller.store.embedded.member import Happened, Member
+from semel.controller.store.embedded.ticker import Ticker
+from semel.controller.store.memory import MemoryStore
+from semel.protos.errors import (
+    Closed,
+    DataDirectoryError,
+    DiskFull,
+    InvalidRequest,
+    SemelError,
+    Throttled,
+    Unavailable,
+)
+from semel.protos.rpc import Credentials
+from semel.protos.v1.metadata_store_pb2 import CONTROLLER_STANDING_VOTER
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TIMEOUT_S: Final = 5.0
+"""Several elections: who gets no majority in that time gets none."""
+UNDER_WAY_MAX: Final = 1_000
+FREE_BYTES_MIN: Final = 64 << 20
+"""Below it transactions are refused: the log and two dumps must still fit."""
+GROUP_SIZES: Final = (1, 3, 5)
+
+
+class EmbeddedStore(MemoryStore):
+    """A MetadataStore on 1, 3 or 5 controllers; made by `open`."""
+
+    def __init__(self, identity: Identity, peers: Mapping[int, str], timeout_s: float) -> None:
+        super().__init__()
+        self._identity = identity
+        self._peers = dict(peers)
+        self._timeout_s = timeout_s
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-dump")
+        self._files: Files | None = None
+        self._member: Member | None = None
+        self._ticker: Ticker | None = None
+        self._links: Links | None = None
+        self._running: asyncio.Future[None] | None = None
+        self._voter = asyncio.Event()
+        self._incarnation = 0
+        self._next_sequence = 1
+        self._transactions: dict[int, asyncio.Future[Result]] = {}
+        self._barriers: dict[bytes, asyncio.Future[None]] = {}
+        self._next_read: asyncio.Future[None] | None = None
+        self._reading = asyncio.Lock()
+        self._master: int | None = None
+        self._master_changed = asyncio.Event()
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path,
+        controller_id: int,
+        peers: Mapping[int, str],
+        *,
+        cluster_id: str = "",
+        timeout_s: float = TIMEOUT_S,
+        credentials: Credentials | None = None,
+    ) -> EmbeddedStore:
+        """Opens or creates one controller's part of the store.
+
+        `peers` has HOST:PORT by controller id; the controller itself may be among them. Several
+        controllers must be told their `cluster_id`.
+
+        Raises DataDirectoryError when the directory cannot be used, is in use, is another
+        controller's or cluster's, is damaged or newer than this program, and InvalidRequest for a
+        group that cannot be.
+        """
+        others = {peer: address for peer, address in peers.items() if peer != controller_id}
+        members = tuple(sorted({controller_id, *peers}))
+        if len(members) not in GROUP_SIZES or members[0] < 1:
+            raise InvalidRequest(
+                f"a group of controllers {list(members)} is not possible: it has 1, 3 or 5 members"
+            )
+        if others and not cluster_id:
+            raise InvalidRequest("several controllers must be told the id of their cluster")
+        identity = Identity(cluster_id=cluster_id, controller_id=controller_id, members=members)
+        store = cls(identity, others, timeout_s)
+        loop = asyncio.get_running_loop()
+        links = Links(
+            identity,
+            others,
+            post=lambda action: store._post_to_member(action),
+            describe=lambda: store._opened().describe(),
+            credentials=credentials,
+        )
+        store._links = links
+        try:
+            await loop.run_in_executor(None, store._open, directory, links)
+        except BaseException:
+            await store.close()
+            raise
+        store._ticker = Ticker(
+            store._opened(),
+            happened=lambda happened: _call_soon(loop, store._on_happened, happened),
+            failed=lambda error: _call_soon(loop, store._on_failed, error),
+        )
+        return store
+
+    # --- the contract ---------------------------------------------------------------------------
+
+    async def get(self, key: str) -> Versioned | None:
+        await self._confirm()
+        return await super().get(key)
+
+    async def scan(self, prefix: str) -> dict[str, Versioned]:
+        await self._confirm()
+        return await super().scan(prefix)
+
+    async def revision(self) -> int:
+        await self._confirm()
+        return await super().revision()
+
+    async def transact(self, transaction: Transaction) -> int:
+        self._check_open()
+        assert self._files is not None
+        if self._files.free_bytes() < FREE_BYTES_MIN:
+            raise DiskFull(
+                f"less than {FREE_BYTES_MIN >> 20} MiB are free at {self._files.where('')}; "
+                "nothing was changed. Free some disk space"
+            )
+        if len(self._transactions) >= UNDER_WAY_MAX:
+            raise Throttled("too many changes of the metadata are under way", retry_after_ms=100)
+        async with self._in_time("whether the change took effect is unknown"):
+            await self._voter.wait()
+            self._check_open()
+            result = await self._ask(transaction)
+        if result.conflict:
+            raise VersionConflict(result.conflict)
+        return result.revision
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        assert self._links is not None
+        self._links.attach(server)
+
+    async def start(self, me: ControllerAddress) -> None:
+        assert self._ticker is not None
+        assert self._links is not None
+        assert me.controller_id == self._identity.controller_id
+        await super().start(me)
+        self._ticker.start()
+        self._running = asyncio.ensure_future(self._links.run())
+
+    async def mastership(self) -> AsyncGenerator[Mastership]:
+        last: Mastership | None = None
+        while not self._closed:
+            changed = self._master_changed
+            present = self._mastership()
+            if present != last:
+                last = present
+                yield present
+                continue
+            await changed.wait()
+
+    async def controllers(self) -> dict[ControllerAddress, bool]:
+        assert self._links is not None
+        return {
+            self._address(controller_id): controller_id == self._identity.controller_id
+            or self._links.is_heard(controller_id)
+            for controller_id in self._identity.members
+        }
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._closing.set()
+        self._give_up(Closed("the metadata store is closed"))
+        self._wake()
+        self._wake_masters()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(None, self._close)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    async def _ask(self, transaction: Transaction) -> Result:
+        sequence = self._next_sequence
+        command = transaction_command(
+            transaction,
+            controller_id=self._identity.controller_id,
+            incarnation=self._incarnation,
+            sequence=sequence,
+            resolved_below=min(self._transactions, default=sequence),
+        )
+        self._next_sequence += 1
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._transactions[sequence] = answer
+        self._post_to_member(lambda member: member.submit(sequence, command))
+        try:
+            return await answer
+        finally:
+            del self._transactions[sequence]
+            self._post_to_member(lambda member: member.resolved(sequence))
+
+    async def _confirm(self) -> None:
+        """Returns when everything that had returned before the call is applied here."""
+        self._check_open()
+        async with self._in_time("nothing was read"):
+            if self._next_read is None:
+                self._next_read = asyncio.ensure_future(self._confirm_next())
+                self._next_read.add_done_callback(_look_at)
+            await asyncio.shield(self._next_read)
+
+    async def _confirm_next(self) -> None:
+        """One barrier for all reads that began before it left; one is on its way at a time."""
+        async with self._reading:
+            await self._voter.wait()
+            self._next_read = None  # whoever comes now needs a later one
+            self._check_open()
+            nonce = secrets.token_bytes(16)
+            answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._barriers[nonce] = answer
+            self._post_to_member(lambda member: member.submit(nonce, barrier_command(nonce)))
+            try:
+                await answer
+            finally:
+                del self._barriers[nonce]
+                self._post_to_member(lambda member: member.resolved(nonce))
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, consequence: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except TimeoutError:
+            assert self._links is not None
+            reasons = "; ".join(
+                f"controller {peer}: {reason}" for peer, reason in self._links.refused.items()
+            )
+            raise Unavailable(
+                f"no majority of the controllers {list(self._identity.members)} within "
+                f"{self._timeout_s:g} s; {consequence}" + (f". {reasons}" if reasons else "")
+            ) from None
+
+    # --- what the member's thread says ----------------------------------------------------------
+
+    def _on_happened(self, happened: Happened) -> None:
+        assert self._links is not None
+        self._incarnation = happened.incarnation
+        for event in happened.events:
+            if isinstance(event, State):
+                self._on_state(event)
+            else:
+                self._on_applied(event)
+        if happened.events:
+            self._wake()
+        self._links.on_standing(happened.standing)
+        if happened.standing == CONTROLLER_STANDING_VOTER:
+            self._voter.set()
+        if happened.master != self._master:
+            log.info("store's master is controller=%s", happened.master)
+            self._master = happened.master
+            self._wake_masters()
+
+    def _on_state(self, state: State) -> None:
+        self._table.revision = state.revision
+        self._table.entries = dict(state.entries)
+        session = state.sessions.get(self._identity.controller_id)
+        if session is not None and session.incarnation == self._incarnation:
+            for sequence, result in session.results.items():
+                self._resolve(sequence, result)
+
+    def _on_applied(self, applied: Applied) -> None:
+        self._table.revision = applied.revision
+        self._table.entries.update(applied.puts)
+        for key in applied.deletes:
+            self._table.entries.pop(key, None)
+        mine = (self._identity.controller_id, self._incarnation)
+        if applied.result is not None and (applied.controller_id, applied.incarnation) == mine:
+            self._resolve(applied.sequence, applied.result)
+        waiting = self._barriers.get(applied.barrier)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    def _resolve(self, sequence: int, result: Result) -> None:
+        waiting = self._transactions.get(sequence)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(result)
+
+    def _on_failed(self, error: BaseException) -> None:
+        where = "" if self._files is None else self._files.where("")
+        failure = StoreFailed(
+            f"the metadata at {where} cannot be kept any more: {error}. The controller must end"
+        )
+        self._fail(failure)
+        self._give_up(failure)
+
+    # --- helpers --------------------------------------------------------------------------------
+
+    def _open(self, directory: Path, links: Links) -> None:
+        """Blocking."""
+        self._files = OsFiles(directory)
+        try:
+            self._member = Member(
+                self._files, self._identity, send=links.send, run_aside=self._run_aside
+            )
+        except OSError as error:
+            raise DataDirectoryError(
+                f"cannot use the data directory {directory}: {error.strerror or error}"
+            ) from error
+
+    def _close(self) -> None:
+        """Blocking."""
+        if self._ticker is not None:
+            self._ticker.stop()
+        elif self._member is not None:
+            self._member.close()
+        self._aside.shutdown()
+        if self._files is not None:
+            self._files.close()
+
+    def _run_aside(self, function: Callable[[], None]) -> None:
+        self._aside.submit(function)
+
+    def _post_to_member(self, action: Callable[[Member], None]) -> None:
+        if self._ticker is not None:
+            self._ticker.post(action)
+
+    def _opened(self) -> Member:
+        assert self._member is not None
+        return self._member
+
+    def _give_up(self, error: SemelError) -> None:
+        waiting: list[asyncio.Future[Any]] = [
+            *self._transactions.values(),
+            *self._barriers.values(),
+        ]
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(error)
+        self._voter.set()  # who waits there looks whether the store is open
+
+    def _mastership(self) -> Mastership:
+        if self._master is None:
+            return Mastership(master=None, mine=False)
+        mine = self._master == self._identity.controller_id
+        return Mastership(master=self._address(self._master), mine=mine)
+
+    def _address(self, controller_id: int) -> ControllerAddress:
+        if controller_id == self._identity.controller_id:
+            assert self._me is not None
+            return self._me
+        return ControllerAddress(controller_id=controller_id, address=self._peers[controller_id])
+
+    def _wake_masters(self) -> None:
+        self._master_changed.set()
+        self._master_changed = asyncio.Event()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], value: T) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: so is the store
+        loop.call_soon_threadsafe(function, value)
+
+
+def _look_at(task: asyncio.Future[None]) -> None:
+    """A read that nobody waits for any more may fail unseen."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,95 @@
+"""The thread on which one member lives.
+
+How it works. The thread ticks the member, and between two ticks runs what was posted; what happened
+goes to the event loop in one call a tick. pysyncobj's own thread swallows every exception, a failed
+sync included; here any exception ends the thread, and the store says so.
+
+Not here: what a tick does (`member.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from semel.controller.store.embedded.member import Happened, Member
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.02
+POSTED_MAX: Final = 20_000
+"""More messages than that are lost, as on a network."""
+
+
+class Ticker:
+    """Runs one member on a thread of its own."""
+
+    def __init__(
+        self,
+        member: Member,
+        *,
+        happened: Callable[[Happened], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Both callbacks are called on the thread; `failed` is the last one."""
+        self._member = member
+        self._happened = happened
+        self._failed = failed
+        self._posted: deque[Callable[[Member], None]] = deque()
+        self._woken = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="metadata", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def post(self, action: Callable[[Member], None]) -> None:
+        """Runs `action` on the thread, soon; from any thread."""
+        if len(self._posted) < POSTED_MAX:
+            self._posted.append(action)
+            self._wake()
+
+    def stop(self) -> None:
+        """Ends the thread after its present tick; blocks until then."""
+        self._stopping = True
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _wake(self) -> None:
+        self._woken.set()
+        node = self._member.node
+        if node is not None:
+            node.wake()
+
+    def _run(self) -> None:
+        member = self._member
+        last: Happened | None = None
+        try:
+            while not self._stopping:
+                self._woken.clear()
+                for _ in range(len(self._posted)):
+                    self._posted.popleft()(member)
+                happened = member.tick(0 if self._posted else TICK_S)
+                if happened.events or last is None or _differ(happened, last):
+                    self._happened(happened)
+                    last = happened
+                if member.node is None:
+                    self._woken.wait(TICK_S)
+        except BaseException as error:
+            log.critical("the metadata store must end", exc_info=error)
+            self._failed(error)
+        finally:
+            member.close()
+
+
+def _differ(one: Happened, other: Happened) -> bool:
+    return (one.standing, one.incarnation, one.master) != (
+        other.standing,
+        other.incarnation,
+        other.master,
+    )
