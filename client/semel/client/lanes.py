@@ -209,6 +209,7 @@ class Link:
         self._restart = asyncio.Event()
         self._generation = 0
         self._searching = False
+        self._closed = False
         self._heard = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -254,6 +255,8 @@ class Link:
         self._restart.set()
 
     def close(self) -> None:
+        """Nothing is sent from here on, though its task takes some turns of the loop to end."""
+        self._closed = True
         for lane in self._lanes.values():
             lane.close()
         if self._task is not None:
@@ -393,7 +396,7 @@ class Link:
     def _gather(self) -> list[bytes]:
         batches: list[bytes] = []
         size = 0
-        while self._ready and size < MESSAGE_BYTES:
+        while self._ready and size < MESSAGE_BYTES and not self._closed:
             lane = self._ready.popleft()
             batch = lane.next_batch(self._may_encode)
             if batch is None:
