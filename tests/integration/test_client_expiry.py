@@ -67,6 +67,23 @@ def test_a_loader_that_was_forgotten_is_told_every_time(client: Client) -> None:
     assert stored(client) == before + 1
 
 
+def test_a_loader_that_is_forgotten_while_it_runs_is_told_and_so_is_the_next_one(
+    client: Client,
+) -> None:
+    """Were it given a new row by itself, its next life would hear that nothing is stored."""
+    with client.producer("slow", source_positions=True) as producer:
+        for position in range(3):
+            producer.send(TOPIC, b"line", position=position).result(10)
+        forget(client, "slow")
+        with pytest.raises(DedupStateExpired, match="producer 'slow' was away"):
+            producer.send(TOPIC, b"line", position=3).result(10)
+    with (
+        client.producer("slow", source_positions=True) as producer,
+        pytest.raises(DedupStateExpired, match="producer 'slow' was away"),
+    ):
+        producer.send(TOPIC, b"line", position=0)
+
+
 def test_the_console_says_what_to_do(cluster: Cluster, client: Client, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"a\nb\nc\n")

@@ -290,10 +290,20 @@ class ProducerCore:
             same = (producer_id, epoch) == (window.producer_id, window.epoch)
             session = lane.session = lane.session + 1 if same else FIRST_SESSION
             window.claimed = max(window.claimed, (epoch, session))
-            # This incarnation knows what it sent: what is lost of it is reported as unknown.
-            (row,) = await self._ask_fence([lane], session, after_expiry=True)
+            # This incarnation knows what it sent: what is lost of it is reported as unknown. But a
+            # name has later incarnations, and to them a row that begins anew would say that
+            # nothing is stored.
+            after_expiry = not self.identity.name or self.config.after_expiry == "restart"
+            (row,) = await self._ask_fence([lane], session, after_expiry=after_expiry)
         except ProducerFenced as error:
             self.fail(error)
+            return
+        except DedupStateExpired as error:
+            lane.fencing = False
+            told = error
+            if self.identity.name:
+                told = self.identity.forgotten(self._name_of(lane), error)
+            self._fail_lane(lane, told)
             return
         except SemelError as error:
             lane.fencing = False
@@ -331,6 +341,10 @@ class ProducerCore:
             for name, topic in list(self._topics.items()):
                 if lane in topic.lanes:
                     self._forget(name, topic, error)
+
+    def _name_of(self, lane: Lane) -> str:
+        """The topic's."""
+        return next((name for name, topic in self._topics.items() if lane in topic.lanes), "")
 
     def _forget(self, name: str, topic: ProducerTopic, error: SemelError) -> None:
         del self._topics[name]
