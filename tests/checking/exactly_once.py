@@ -14,6 +14,8 @@ What is checked, beside what `raw_log.py` checks
 7. Tokens have one owner; a stale owner's commit is refused; accepted commits stand in the log and
    rise; what lies below a group's commit was delivered to somebody of the group.
 8. One master a term, one vote a node and term.
+9. "Committed" names the row's place; "not committed" comes neither after a better answer nor, told
+   by a fence, before the message is stored; "too old" only where a row has ended.
 
 Not here: whether the run was worth anything: `require_evidence`.
 """
@@ -25,6 +27,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tests.checking.history import (
+    Answer,
+    Asked,
     Commit,
     Delivered,
     EndRead,
@@ -59,6 +63,8 @@ class Report:
     commits_accepted: int
     commits_refused: int
     end_reads: int
+    answers: int
+    """About single messages."""
 
 
 def check(history: History, logs: Sequence[NodeLog]) -> Report:
@@ -73,6 +79,7 @@ def check(history: History, logs: Sequence[NodeLog]) -> Report:
     _check_sends(sends, folded, problems)
     _check_order(sends, folded, problems)
     _check_ends(sends, history.of(EndRead), folded, problems)
+    _check_answers(sends, history.of(Asked), folded, problems)
     deliveries: list[Delivered] = history.of(Delivered)
     grants: list[Granted] = history.of(Granted)
     commits: list[Commit] = history.of(Commit)
@@ -98,6 +105,7 @@ def check(history: History, logs: Sequence[NodeLog]) -> Report:
         commits_accepted=sum(commit.accepted is True for commit in commits),
         commits_refused=sum(commit.accepted is False for commit in commits),
         end_reads=sum(read.ended_s is not None for read in history.of(EndRead)),
+        answers=sum(asked.answer is not None for asked in history.of(Asked)),
     )
 
 
@@ -193,6 +201,37 @@ def _check_ends(
             )
         if read.end_offset > folded.end_offsets.get(read.queue, 0):
             problems.append(f"{read} is beyond the end of the log")
+
+
+def _check_answers(
+    sends: Sequence[Send], answers: Sequence[Asked], folded: Fold, problems: list[str]
+) -> None:
+    rows = {(row.queue, row.digest): row for row in folded.rows}
+    known: dict[tuple[Queue, str], float] = {}
+    """When somebody was first told that it is stored."""
+    told = [(send.ended_s, (send.queue, send.digest)) for send in sends if send.outcome == "ok"]
+    told += [(one.ended_s, (one.queue, one.digest)) for one in answers if one.answer == "committed"]
+    for at_s, place in told:
+        if place[0] is not None and at_s is not None:
+            known[place] = min(at_s, known.get(place, at_s))  # type: ignore[index,arg-type]
+    for one in answers:
+        row = rows.get((one.queue, one.digest))
+        sent = (one.producer_id, one.epoch, one.session, one.sequence)
+        match one.answer:
+            case Answer.COMMITTED:
+                if row is None or one.offset not in (-1, row.offset):
+                    problems.append(f"{one} was told of what is stored as {row}")
+                elif (row.producer_id, row.sequence) != (one.producer_id, one.sequence):
+                    problems.append(f"{one} was told of another message: {row}")
+            case Answer.NOT_COMMITTED:
+                if known.get((one.queue, one.digest), one.began_s) < one.began_s:
+                    problems.append(f"stale answer: {one}, and it had been called stored before")
+                stored = row and (row.producer_id, row.epoch, row.session, row.sequence)
+                if one.final and stored == sent:
+                    problems.append(f"{one} was final, and the message is stored as {row}")
+            case Answer.TOO_OLD:
+                if (one.queue, one.producer_id) not in folded.expired:
+                    problems.append(f"{one}, and no row of the producer has ended there")
 
 
 def _check_deliveries(

@@ -36,6 +36,14 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Answer(StrEnum):
+    """What a producer was told of one sequence."""
+
+    COMMITTED = "committed"
+    NOT_COMMITTED = "not committed"
+    TOO_OLD = "too old"
+
+
 def digest_of(value: bytes, key: bytes | None = None) -> str:
     """The name of a message: 16 hex digits over key and value."""
     body = hashlib.blake2b(value, digest_size=8, key=(key or b"")[:64])
@@ -130,6 +138,29 @@ class EndRead:
 
 
 @dataclass(slots=True, kw_only=True)
+class Asked:
+    """A producer asked for the fate of one message: by a confirmed read, or by a fence."""
+
+    client: str
+    queue: tuple[int, int]
+    digest: str
+    producer_id: int
+    epoch: int
+    session: int
+    """Incarnation that had sent the message."""
+    sequence: int
+    final: bool
+    """Asked by a fence of a higher incarnation: "not committed" will be true for ever."""
+    began_s: float
+    ended_s: float | None = None
+    answer: Answer | None = None
+    offset: int = -1
+    """-1 when not told."""
+
+    kind: ClassVar[str] = "asked"
+
+
+@dataclass(slots=True, kw_only=True)
 class Mastered:
     """A node said that it is the master of a term."""
 
@@ -161,9 +192,10 @@ class Fault:
     kind: ClassVar[str] = "fault"
 
 
-Note: TypeAlias = Send | Delivered | Granted | Commit | EndRead | Mastered | Voted | Fault
+Note: TypeAlias = Send | Delivered | Granted | Commit | EndRead | Asked | Mastered | Voted | Fault
 _KINDS: dict[str, type[Any]] = {
-    one.kind: one for one in (Send, Delivered, Granted, Commit, EndRead, Mastered, Voted, Fault)
+    one.kind: one
+    for one in (Send, Delivered, Granted, Commit, EndRead, Asked, Mastered, Voted, Fault)
 }
 
 
@@ -245,6 +277,8 @@ def _decode(raw: dict[str, Any]) -> Note:
     values = {name: value for name, value in raw.items() if name in names}
     if values.get("queue") is not None:
         values["queue"] = tuple(values["queue"])
+    if values.get("answer") is not None:
+        values["answer"] = Answer(values["answer"])
     if "outcome" in values:
         values["outcome"] = Outcome(values["outcome"])
     note: Note = cls(**values)

@@ -78,6 +78,8 @@ class Fold:
     end_offsets: dict[Queue, int] = field(default_factory=dict)
     start_offsets: dict[Queue, int] = field(default_factory=dict)
     producers: dict[tuple[Queue, int], _Producer] = field(default_factory=dict)
+    expired: set[tuple[Queue, int]] = field(default_factory=set)
+    """Producers whose row has ended in a queue, ever."""
     commits: set[tuple[str, Queue, int, int]] = field(default_factory=set)
     """(group, queue, token, offset) of every commit record, granted or not."""
     resets: set[tuple[str, Queue]] = field(default_factory=set)
@@ -206,7 +208,9 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
                 row.epoch, row.session = fence.epoch, fence.session
         case "expire_producers":
             for producer_id in control.expire_producers.producer_ids:
-                result.producers.pop((_queue(control.expire_producers.queue), producer_id), None)
+                place = (_queue(control.expire_producers.queue), producer_id)
+                result.producers.pop(place, None)
+                result.expired.add(place)
         case "delete_queue":
             queue = _queue(control.delete_queue.queue)
             for key in [key for key in result.producers if key[0] == queue]:

@@ -14,6 +14,8 @@ from semel.protos.ids import Offset, Term
 from semel.protos.v1 import common_pb2, control_pb2
 from tests.checking.exactly_once import Report, Violation, check, require_evidence
 from tests.checking.history import (
+    Answer,
+    Asked,
     Commit,
     Delivered,
     EndRead,
@@ -182,6 +184,26 @@ def consumed(run: Run) -> None:
         )
 
 
+def asked(run: Run, number: int, answer: Answer, **changes: object) -> None:
+    """About message `number`, which had that sequence."""
+    note = Asked(
+        client="a",
+        queue=QUEUE,
+        digest=digest_of(f"m{number}".encode()),
+        producer_id=PRODUCER,
+        epoch=1,
+        session=1,
+        sequence=number,
+        final=False,
+        began_s=5,
+        ended_s=6,
+        answer=answer,
+    )
+    for name, change in changes.items():
+        setattr(note, name, change)
+    run.history.add(note)
+
+
 def good() -> Run:
     run = Run()
     run.both(0)
@@ -192,6 +214,9 @@ def good() -> Run:
     run.history.add(EndRead(client="a", queue=QUEUE, began_s=2, ended_s=3, end_offset=2))
     run.history.add(Mastered(node=1, term=1, at_s=0))
     run.history.add(Voted(node=2, term=1, vote=1))
+    asked(run, 1, Answer.NOT_COMMITTED, began_s=0.2)  # on its way
+    asked(run, 1, Answer.COMMITTED, offset=1)
+    asked(run, 3, Answer.NOT_COMMITTED, final=True)
     consumed(run)
     return run
 
@@ -200,6 +225,7 @@ def test_a_good_run_passes_and_is_counted() -> None:
     report = good().check()
     assert (report.ok, report.failed, report.unknown, report.unknown_stored) == (2, 1, 2, 1)
     assert (report.rows, report.deliveries, report.commits_accepted) == (3, 2, 2)
+    assert report.answers == 3
 
 
 def test_a_history_survives_its_lines() -> None:
@@ -327,6 +353,30 @@ def _never_delivered(run: Run) -> None:
     run.history.notes.remove(run.history.of(Delivered)[0])
 
 
+def _said_stored_and_is_not(run: Run) -> None:
+    asked(run, 3, Answer.COMMITTED)
+
+
+def _said_stored_elsewhere(run: Run) -> None:
+    asked(run, 1, Answer.COMMITTED, offset=2)
+
+
+def _said_stored_by_another(run: Run) -> None:
+    asked(run, 1, Answer.COMMITTED, producer_id=PRODUCER + 1)
+
+
+def _not_stored_any_more(run: Run) -> None:
+    asked(run, 1, Answer.NOT_COMMITTED, began_s=7)
+
+
+def _final_and_stored(run: Run) -> None:
+    asked(run, 2, Answer.NOT_COMMITTED, final=True)
+
+
+def _too_old_without_expiry(run: Run) -> None:
+    asked(run, 1, Answer.TOO_OLD)
+
+
 def _two_masters(run: Run) -> None:
     run.history.add(Mastered(node=3, term=1, at_s=0))
 
@@ -358,6 +408,12 @@ def _two_votes(run: Run) -> None:
         (_commit_not_logged, "not in the log"),
         (_fall_back, "progress falls back"),
         (_never_delivered, "never given"),
+        (_said_stored_and_is_not, "stored as None"),
+        (_said_stored_elsewhere, "was told of what is stored as"),
+        (_said_stored_by_another, "told of another message"),
+        (_not_stored_any_more, "stale answer"),
+        (_final_and_stored, "was final"),
+        (_too_old_without_expiry, "no row of the producer has ended"),
         (_two_masters, "has masters 1 and 3"),
         (_two_votes, "voted for 1 and 3"),
     ],

@@ -2,12 +2,15 @@
 
 How it works. A *loader* sends the messages of a source under a durable name with source positions;
 when it dies, the next one begins at the source's start again and relies on the exact resume. A
-*sender* is anonymous; every life of it makes new messages. A *hasty* one speaks the protocol
-without the SDK's window: batches come before their predecessors, and twice. A *member* consumes in
-a group, commits, and sometimes sleeps beyond its lock. A *watcher* asks for the ends of queues. All
-of them note what they do in the history; of the SDK nothing is exchanged but its I/O thread.
+*sender* is anonymous; every life of it makes new messages. A *member* consumes in a group, commits,
+and sometimes sleeps beyond its lock. A *watcher* asks for the ends of queues. All of them note what
+they do in the history; of the SDK nothing is exchanged but its I/O thread.
 
-Not here: when they die (`nemesis.py`).
+A loader whose rows have expired is told so. Then it does what the documentation asks of it: it
+fences with `after_expiry`, reads what is stored, and sends the rest.
+
+Not here: clients that speak the protocol themselves (`protocol_clients.py`), when they die
+(`nemesis.py`).
 """
 
 from __future__ import annotations
@@ -17,26 +20,13 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-import grpc
-import grpc.aio
-import pyarrow as pa
-
 from semel.client import connect_async
-from semel.client.connection import Purpose
-from semel.client.identity import Identity
-from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import (
     DedupStateExpired,
     LockLost,
-    NotMaster,
-    OutOfOrderSequence,
     ProducerFenced,
     SemelError,
-    Unavailable,
-    from_detail,
 )
-from semel.protos.ids import QueueKey
-from semel.protos.streams import PRODUCE_METHOD, encode_produce
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.checking.history import (
     Commit,
@@ -47,7 +37,7 @@ from tests.checking.history import (
     Send,
     digest_of,
 )
-from tests.world.loop import SimLoop
+from tests.world.loop import PROCESS, SimLoop
 from tests.world.nodes import CONTROLLER
 from tests.world.world import World
 
@@ -101,7 +91,8 @@ class ClientHost:
                     await self.work(client)
             except ProducerFenced:
                 self.world.count("producer fenced")
-                return  # another program has the name now
+                if self.world.hosts.get(self.name) is not PROCESS.get():
+                    return  # another program has the name now
             except SemelError as error:
                 self.world.tell(f"{type(error).__name__}: {error.message}")
             except BaseExceptionGroup as group:
@@ -134,13 +125,12 @@ class Loader(ClientHost):
         self.lines = lines
         self.mean_s = mean_s
         self.notes: dict[int, Send] = {}
+        self.forgotten = False
+        """Its rows have expired in one of its lives."""
 
     async def work(self, client: Any) -> None:
         world = self.world
-        producer = client.producer(
-            self.name, source_positions=True, linger_ms=1, delivery_timeout_ms=20_000
-        )
-        await producer.open(TOPIC)
+        producer, stored = await self._open(client)
         futures: list[asyncio.Future[None]] = []
         resume = await producer.last_sequence(TOPIC)
         if resume >= 0:
@@ -148,6 +138,8 @@ class Loader(ClientHost):
         for position in range(self.lines):
             if self.stopping and position not in self.notes:
                 break
+            if position in stored:
+                continue
             value = self.value(position)
             note = self.notes.get(position)
             if note is None:
@@ -170,6 +162,41 @@ class Loader(ClientHost):
             if isinstance(result, BaseException):
                 raise result
         self.done = True
+
+    async def _open(self, client: Any) -> tuple[Any, frozenset[int]]:
+        """The producer, and the positions that it must leave out."""
+        options = {"source_positions": True, "linger_ms": 1, "delivery_timeout_ms": 20_000}
+        if not self.forgotten:
+            producer = client.producer(self.name, **options)
+            try:
+                await producer.open(TOPIC)
+            except DedupStateExpired:
+                self.world.count("loader forgotten")
+                self.forgotten = True
+            else:
+                return producer, frozenset()
+        # Until it has finished, every life must read: what the last one stored may expire, too.
+        producer = client.producer(self.name, after_expiry="restart", **options)
+        await producer.open(TOPIC)  # from here on nothing of an earlier life can be stored
+        return producer, await self._stored(client)
+
+    async def _stored(self, client: Any) -> frozenset[int]:
+        """The positions of the source that are in the topic."""
+        own = f"{self.name}/".encode()
+        found: set[int] = set()
+        async with client.reader(TOPIC, end="latest") as reader:
+            async for message in reader:
+                if not message.value.startswith(own):
+                    continue
+                position = int(message.value.split(b"/")[1])
+                found.add(position)
+                note = self.notes[position]
+                if note.outcome is Outcome.UNKNOWN:
+                    note.outcome, note.ended_s = Outcome.OK, self.world.now
+                    note.queue = (message.topic_id, message.queue)
+                    note.offset = message.offset
+        self.world.count("loader read what is stored")
+        return frozenset(found)
 
     async def _settle(self, future: Any, note: Send) -> None:
         try:
@@ -197,12 +224,16 @@ class Sender(ClientHost):
         self.mean_s = mean_s
         self.timeout_ms = timeout_ms
         self.number = 0
+        self.fenced: ProducerFenced | None = None
 
     async def work(self, client: Any) -> None:
         producer = client.producer(linger_ms=1, delivery_timeout_ms=self.timeout_ms)
         world = self.world
         futures: list[asyncio.Future[None]] = []
+        self.fenced = None
         while not self.stopping:
+            if self.fenced is not None:
+                raise self.fenced
             burst = self.random.choice((1, 1, 2, 4))
             for _ in range(burst):
                 self.number += 1
@@ -230,106 +261,12 @@ class Sender(ClientHost):
             note.error = type(error).__name__
             note.ended_s = world.now
             world.count(f"send: {note.error}")
+            if isinstance(error, ProducerFenced):
+                self.fenced = error
             return
         note.outcome, note.ended_s = Outcome.OK, world.now
         note.offset, note.sequence = found.offset, found.sequence
         world.tell(f"ok {note.number} at {found.queue}:{found.offset}")
-
-
-class Hasty(ClientHost):
-    """Speaks the produce protocol itself: sends each window in a random order, some of it twice."""
-
-    def __init__(self, world: World, name: str, mean_s: float) -> None:
-        super().__init__(world, name)
-        self.mean_s = mean_s
-        self.number = 0
-
-    async def work(self, client: Any) -> None:
-        cluster = client._session.cluster
-        identity = Identity(cluster, "")
-        await identity.ensure()
-        queue = self.random.choice((await cluster.topic(TOPIC)).queues)
-        await identity.fence([queue], 1, 3.0, after_expiry=True)
-        last = -1
-        while not self.stopping:
-            batches: dict[int, tuple[bytes, Send]] = {}
-            for sequence in range(last + 1, last + 5):
-                batches[sequence] = self._batch(identity, queue.key, sequence)
-            await self._store(cluster, queue.group_id, batches)
-            last += 4
-            await self.pause(4 * self.mean_s)
-        self.done = True
-
-    def _batch(self, identity: Identity, key: QueueKey, sequence: int) -> tuple[bytes, Send]:
-        self.number += 1
-        value = self.value(self.number)
-        batch = encode_batch(
-            Columns(values=pa.array([value], pa.binary())),
-            topic_id=key.topic_id,
-            queue_id=key.queue_id,
-            producer_id=identity.producer_id,
-            epoch=identity.epoch,
-            session=1,
-            previous_sequence=sequence - 1,
-            base_sequence=sequence,
-            last_sequence=sequence,
-            timestamp_us=1_700_000_000_000_000,
-        )
-        note = Send(
-            client=f"{self.name}#{self.starts}",
-            number=self.number,
-            digest=digest_of(value),
-            began_s=self.world.now,
-            topic=TOPIC,
-        )
-        self.world.history.begin_send(note)
-        return batch, note
-
-    async def _store(
-        self, cluster: Any, group_id: Any, batches: dict[int, tuple[bytes, Send]]
-    ) -> None:
-        """Sends the window to whoever is master until all of it is answered.
-
-        Raises ProducerFenced, DedupStateExpired: then what is open stays unknown.
-        """
-        while batches and not self.stopping:
-            master = await cluster.master(group_id)
-            channel = cluster.connections.channel(master.address, Purpose.PRODUCE)
-            call = channel.stream_stream(
-                PRODUCE_METHOD, response_deserializer=broker_pb2.ProduceReply.FromString
-            )()
-            order = [batch for batch, _ in batches.values()]
-            order += self.random.sample(order, 1)
-            self.random.shuffle(order)
-            try:
-                async with asyncio.timeout(1.0):
-                    for batch in order:
-                        await call.write(encode_produce([batch]))
-                    while batches and (reply := await call.read()) is not grpc.aio.EOF:
-                        self._take(reply, batches)
-            except (TimeoutError, grpc.RpcError, asyncio.InvalidStateError, NotMaster) as error:
-                cluster.on_master_error(group_id, master, Unavailable(f"try again: {error!r}"))
-                await self.pause(0.05)
-            finally:
-                call.cancel()
-
-    def _take(self, reply: broker_pb2.ProduceReply, batches: dict[int, tuple[bytes, Send]]) -> None:
-        world = self.world
-        for ack in reply.acks:
-            if ack.base_sequence not in batches:
-                continue
-            if ack.status == broker_pb2.PRODUCE_STATUS_FAILED:
-                error = from_detail(ack.error)
-                if not error.retriable and not isinstance(error, OutOfOrderSequence):
-                    raise error
-                continue
-            _, note = batches.pop(ack.base_sequence)
-            note.outcome, note.ended_s = Outcome.OK, world.now
-            note.queue, note.offset = (ack.topic_id, ack.queue_id), ack.base_offset
-            note.sequence = ack.base_sequence
-            world.tell(f"ok {note.number} at {ack.queue_id}:{ack.base_offset}")
-        if reply.HasField("error"):
-            raise from_detail(reply.error)
 
 
 class Member(ClientHost):

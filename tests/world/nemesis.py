@@ -22,6 +22,7 @@ from semel.broker.raft import Role
 from semel.protos.ids import NodeId
 from tests.world.clients import Loader, Member
 from tests.world.network import Weather
+from tests.world.operator import fence_all
 
 if TYPE_CHECKING:
     from tests.world.nodes import BrokerHost
@@ -57,6 +58,7 @@ FAULTS: dict[str, int] = {
     "long absence": 6,
     "expiry": 8,
     "zombie": 3,
+    "fence all": 2,
 }
 
 
@@ -123,14 +125,16 @@ def make_plan(seed: int) -> Plan:
         steps.append(Step(round(at, 6), kind, random.getrandbits(32)))
         at += random.uniform(0, 2 * every)
     # Rows end here while their producers are busy. A loader that dies then has lost what tells it
-    # where to resume, as the documentation says of a name that was idle for too long.
-    clients = ["sender 3" if expiring else "loader 1", "sender 1", "member 1"]
+    # where to resume, and reads what is stored: so nothing may be trimmed.
+    forgetful = expiring and random.random() < 0.5
+    clients = ["sender 3" if expiring and not forgetful else "loader 1", "sender 1", "member 1"]
     clients += [
         name
         for name, share in (
             ("loader 2", 0 if expiring else 0.25),
             ("sender 2", 0.25),
             ("hasty 1", 0.3),
+            ("doubter 1", 0.4),
             ("member 2", 0.4),
             ("watcher 1", 0.6),
         )
@@ -152,7 +156,7 @@ def make_plan(seed: int) -> Plan:
         victim=random.choice((1, 2, 3)),
         segment_bytes=random.choice((16_384, 16_384, 24_576)),
         checkpoint_records=random.choice((5, 10, 60)),
-        retention_bytes=random.choice((0, 1_500, 4_000)),
+        retention_bytes=0 if forgetful else random.choice((0, 1_500, 4_000)),
         producers_max=1 if expiring else 100,
         producer_idle_ms=random.choice((100, 400)) if expiring else 7 * 24 * 3_600_000,
         queues=random.choice((1, 2, 2, 3)),
@@ -264,6 +268,10 @@ class Nemesis:
         if loaders and self.world.hosts.pop(loaders[0].name, None) is not None:
             self.world.fault("zombie")
             loaders[0].start()
+
+    def _fence_all(self) -> None:
+        """A stranger fences every producer; each begins again as another incarnation."""
+        self.run.operator.ask("fenced all", fence_all)
 
     def _planned_restart(self) -> None:
         host = self._master() if self._random.random() < 0.7 else self._one()

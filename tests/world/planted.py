@@ -24,6 +24,7 @@ from semel.broker.raft import RaftCore
 from semel.broker.replica import Replica
 from semel.broker.state.producers import ENTRY, SequenceTable
 from semel.client.core import sequences as sequences_module
+from tests.world.protocol_clients import Doubter
 
 Plant = Callable[[], Any]
 
@@ -149,6 +150,11 @@ def chains_anew_what_may_be_stored() -> Any:
         return original(self)
 
     return _exchanged(window, "on_stream_lost", on_stream_lost)
+
+
+def moves_on_after_a_mere_read() -> Any:
+    """A program takes "not committed" for final though nothing was fenced."""
+    return _exchanged(Doubter, "trusts_mere_reads", True)
 
 
 def cleans_live_records() -> Any:

@@ -27,7 +27,6 @@ from tests.checking.raw_log import NodeLog
 from tests.world.clients import (
     TOPIC,
     ClientHost,
-    Hasty,
     Loader,
     Member,
     Sender,
@@ -40,6 +39,8 @@ from tests.world.loop import Process
 from tests.world.nemesis import Nemesis, Plan, make_plan
 from tests.world.network import Weather
 from tests.world.nodes import BrokerHost, ControllerHost, broker_config
+from tests.world.operator import Operator
+from tests.world.protocol_clients import Doubter, Hasty
 from tests.world.world import World
 
 SIZE = 3
@@ -70,6 +71,7 @@ class Run:
         self.healing = False
         self.hosts: dict[NodeId, BrokerHost] = {}
         self.clients: list[ClientHost] = []
+        self.operator: Operator
         self.invariants: Invariants
         self._scrubbed: list[Process | None] = []
 
@@ -155,6 +157,8 @@ class Run:
                 client = Sender(world, host, plan.send_mean_s, plan.send_timeout_ms)
             elif kind == "hasty":
                 client = Hasty(world, host, plan.send_mean_s)
+            elif kind == "doubter":
+                client = Doubter(world, host, plan.send_mean_s)
             elif kind == "member":
                 client = Member(world, host, plan.lock_ms)
                 client.caught_up = self._group_at_end
@@ -162,6 +166,8 @@ class Run:
                 client = Watcher(world, host, 0.12)
             client.value_bytes = plan.value_bytes
             self.clients.append(client)
+        self.operator = Operator(world, "o1")
+        self.clients.append(self.operator)
 
     def _run_until(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
         world = self.world
@@ -238,7 +244,8 @@ class Run:
 
     def _group_at_end(self) -> bool:
         """The consumer group has committed everything that is stored."""
-        if not all(isinstance(one, Member | Watcher) or one.done for one in self.clients):
+        others = (one for one in self.clients if not isinstance(one, Member | Watcher))
+        if not all(one.done for one in others):
             return False
         for host in self.hosts.values():
             replica = host.replica

@@ -1,0 +1,76 @@
+"""The operator of a simulated cluster: calls that somebody makes by hand, one after the other.
+
+How it works. The nemesis gives it work; it is a client like the others, so it dies and sleeps too,
+and a call that failed is made again, as the operator's guide says. When the run ends it finishes
+what it has begun.
+
+Not here: when it gets what to do (`nemesis.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from semel.protos.control_records import queue_ref
+from semel.protos.errors import SemelError
+from semel.protos.v1 import broker_pb2
+from tests.world.clients import TOPIC, ClientHost
+from tests.world.world import World
+
+Job = Callable[[Any], Awaitable[None]]
+
+
+class Operator(ClientHost):
+    """Carries out jobs, each until it succeeds."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.jobs: deque[tuple[str, Job]] = deque()
+
+    def ask(self, name: str, job: Job) -> None:
+        self.jobs.append((name, job))
+
+    async def work(self, client: Any) -> None:
+        while self.jobs or not self.stopping:
+            if not self.jobs:
+                await asyncio.sleep(0.02)
+                continue
+            name, job = self.jobs[0]
+            try:
+                await job(client)
+            except SemelError as error:
+                self.world.tell(f"{name}: {type(error).__name__}: {error.message}")
+                await asyncio.sleep(0.1)
+                continue
+            self.world.count(f"operator: {name}")
+            self.jobs.popleft()
+        self.done = True
+
+    async def wind_up(self) -> None:
+        """Finishes what it has begun."""
+
+
+async def fence_all(client: Any) -> None:
+    """Every producer's rows, with a session above its own: what they send now is refused."""
+    cluster = client._session.cluster
+    for queue in (await cluster.topic(TOPIC)).queues:
+        reply = await cluster.call_master(
+            queue.group_id,
+            "DescribeProducers",
+            broker_pb2.DescribeProducersRequest(queues=[queue_ref(queue.key)]),
+        )
+        for row in reply.rows:
+            await cluster.call_master(
+                queue.group_id,
+                "FenceProducer",
+                broker_pb2.FenceProducerRequest(
+                    queues=[queue_ref(queue.key)],
+                    producer_id=row.producer_id,
+                    epoch=row.epoch,
+                    session=row.session + 100,
+                    name=row.name,
+                ),
+            )
