@@ -207,11 +207,12 @@ def test_a_group_commits_what_it_wrote(semel: Console, topic: str) -> None:
     assert semel("consume", topic, "--group", topic, "--until-end").stdout == b""
     found = semel.json("group", "describe", topic)
     assert (found["group"], found["lag"]) == (topic, 0)
-    assert topic in semel.json("group", "list")["groups"]
-    dry = semel.json("group", "reset-offsets", topic, topic, "--to", "earliest", "--dry-run")
-    assert set(dry["offsets"].values()) == {0}
+    [listed] = [g for g in semel.json("group", "list")["groups"] if g["group"] == topic]
+    assert (listed["lag"], listed["members"], listed["topics"]) == (0, 0, [topic])
+    dry = semel.json("group", "reset-offsets", topic, "--to-earliest")
+    assert {reset["new_offset"] for reset in dry["resets"]} == {0}
     assert semel.json("group", "describe", topic)["lag"] == 0
-    semel.json("group", "reset-offsets", topic, topic, "--to", "earliest")
+    semel.json("group", "reset-offsets", topic, "--to-earliest", "--execute")
     assert semel.json("group", "describe", topic)["lag"] == 60
     assert len(semel("consume", topic, "--group", topic, "--until-end").stdout.splitlines()) == 60
 
@@ -230,9 +231,9 @@ def test_topics_are_described_altered_and_deleted(semel: Console, topic: str) ->
     assert "exists" in semel.fails("topic", "create", topic, "--queues", "5")
     again = ("topic", "create", topic, "--queues", "3", "--if-not-exists")
     assert semel.json(*again)["created"] is False
-    assert semel.json("topic", "delete", topic)["deleted"] is True
-    assert topic in semel.fails("topic", "delete", topic)
-    assert semel.json("topic", "delete", topic, "--if-exists")["deleted"] is False
+    assert semel.json("topic", "delete", topic, "--yes")["deleted"] is True
+    assert topic in semel.fails("topic", "delete", topic, "--yes")
+    assert semel.json("topic", "delete", topic, "--if-exists", "--yes")["deleted"] is False
 
 
 def test_cluster_status_keeps_its_contract(semel: Console, up: UpProcess) -> None:
@@ -277,7 +278,7 @@ def test_verify_and_outcome_keep_their_contract(semel: Console, topic: str) -> N
         (["consume", "nowhere", "--group", "g"], "nowhere"),
         (["verify", "--exactly-once", "nowhere"], "nowhere"),
         (["group", "describe", "nobody"], "nobody"),
-        (["group", "delete", "nobody"], "nobody"),
+        (["group", "delete", "nobody", "--yes"], "nobody"),
         (["producer", "describe", "nobody"], "nobody"),
         (["producer", "outcome", "nobody", "t", "0", "0"], "nobody"),
         (["topic", "create", "bad name"], "bad name"),
@@ -321,6 +322,14 @@ def test_an_empty_and_an_unreadable_file_are_named(semel: Console, tmp_path: Pat
         ["topic", "create", "t", "--queues", "0"],
         ["topic", "create", "t", "--retention", "7"],
         ["topic", "alter", "t"],
+        ["topic", "delete", "t"],
+        ["group", "delete", "g"],
+        ["node", "remove", "3"],
+        ["group", "reset-offsets", "g"],
+        ["group", "reset-offsets", "g", "--to-earliest", "--to-latest"],
+        ["group", "reset-offsets", "g", "--to-datetime", "7"],
+        ["group", "reset-offsets", "g", "--to-offset", "-1"],
+        ["group", "reset-offsets", "g", "--to-earliest", "--topic", "t:x"],
         ["verify", "t"],
         ["producer", "outcome", "p", "t", "0", "-1"],
         ["cluster", "status", "--bootstrap", "nonsense"],

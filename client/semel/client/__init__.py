@@ -19,6 +19,7 @@ from semel.client.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.members import DrainResult, MemberProgress, MembershipResult
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
 from semel.client.producer_topic import ProducerStats
+from semel.client.resets import OffsetReset, Shift
 from semel.client.sync import Client, Producer, connect
 from semel.client.sync_admin import Admin
 from semel.client.sync_reading import Consumer, Reader
@@ -43,6 +44,7 @@ __all__ = [
     "MemberProgress",
     "MembershipResult",
     "Message",
+    "OffsetReset",
     "Origin",
     "Producer",
     "ProducerConfig",
@@ -53,6 +55,7 @@ __all__ = [
     "RetryPolicy",
     "SemelError",
     "SendFuture",
+    "Shift",
     "VerifyProgress",
     "connect",
     "connect_async",

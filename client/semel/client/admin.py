@@ -9,6 +9,7 @@ Not here: `verify` (`verify.py`), the API's classes (`sync.py`, `aio.py`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from semel.client.cluster import Cluster
@@ -19,6 +20,7 @@ from semel.client.model import (
     ControllerDescription,
     GroupDescription,
     GroupQueue,
+    GroupSummary,
     MemberDescription,
     NodeDescription,
     ProduceOutcome,
@@ -30,7 +32,23 @@ from semel.client.model import (
     TopicSettings,
     TopicSummary,
 )
-from semel.client.offsets import Places, check_places, list_offsets, queue_ref, resolve_places
+from semel.client.offsets import (
+    Place,
+    Places,
+    check_places,
+    list_offsets,
+    queue_ref,
+    resolve_places,
+)
+from semel.client.resets import (
+    OffsetReset,
+    Shift,
+    Target,
+    active_consumers,
+    carry_out,
+    plan_resets,
+    refuse_active,
+)
 from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownProducer, UnknownQueue
 from semel.protos.ids import GroupId
 from semel.protos.slots import SLOT_COUNT
@@ -192,6 +210,29 @@ class AdminCore:
             names.add(states.group)
         return sorted(names)
 
+    async def group_summaries(self) -> list[GroupSummary]:
+        """The same with figures."""
+        routes, reply = await asyncio.gather(
+            self._routes([]),
+            self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
+        )
+        topics = {topic.topic_id: topic.name for topic in routes.topics}
+        members = {info.group: len(info.members) for info in reply.groups}
+        states: dict[str, list[Any]] = {name: [] for name in members}
+        for state in await self._group_states("", routes):
+            states.setdefault(state.group, []).append(state)
+        return [
+            GroupSummary(
+                group=name,
+                members=members.get(name, 0),
+                topics=sorted({topics[state.queue.topic_id] for state in known}),
+                lag=sum(map(_lag, known)),
+                locks=sum(bool(state.owner) for state in known),
+            )
+            for name, found in sorted(states.items())
+            for known in [[state for state in found if state.queue.topic_id in topics]]
+        ]
+
     async def describe_group(self, group: str) -> GroupDescription:
         routes, reply = await asyncio.gather(
             self._routes([]),
@@ -222,7 +263,7 @@ class AdminCore:
                 committed_offset=state.committed_offset,
                 log_start_offset=state.log_start_offset,
                 log_end_offset=state.high_watermark,
-                lag=state.high_watermark - max(state.committed_offset, state.log_start_offset),
+                lag=_lag(state),
                 owner=state.owner,
                 token=state.token,
             )
@@ -249,6 +290,22 @@ class AdminCore:
             )
         )
         return [state for reply in replies for state in reply.states]
+
+    async def plan_resets(
+        self, group: str, targets: Sequence[Target], to: Place | Shift
+    ) -> tuple[list[OffsetReset], list[str]]:
+        """What a reset would move, and who consumes now."""
+        routes = await self._routes([])
+        states = await self._group_states(group, routes)
+        names = {topic.topic_id: topic.name for topic in routes.topics}
+        plan = await plan_resets(self._cluster, group, targets, to, states, names)
+        return plan, await active_consumers(self._cluster, group, states)
+
+    async def carry_out_resets(self, group: str, plan: Sequence[OffsetReset]) -> None:
+        """Moves an idle group as planned."""
+        states = await self._group_states(group, await self._routes([]))
+        refuse_active(group, await active_consumers(self._cluster, group, states))
+        await carry_out(self._cluster, group, plan)
 
     async def reset_offsets(self, group: str, topic: str, to: Places) -> dict[int, int]:
         """Moves the group's progress; its running consumers lose their locks."""
@@ -366,6 +423,12 @@ class AdminCore:
             if info.name == name:
                 return _producer(info)
         raise UnknownProducer(f"there is no producer {name!r}")
+
+
+def _lag(state: broker_pb2.GroupQueueState) -> int:
+    """Without a commit all that the queue still has."""
+    done = max(state.committed_offset, state.log_start_offset)
+    return int(state.high_watermark - done)
 
 
 def _producer(info: controller_pb2.ProducerInfo) -> ProducerSummary:

@@ -6,12 +6,13 @@ Not here: what the calls do (`admin.py`, `verify.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from semel.client.members import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.model import (
     ClusterStatus,
     GroupDescription,
+    GroupSummary,
     ProduceOutcome,
     ProducerDescription,
     ProducerSummary,
@@ -20,7 +21,8 @@ from semel.client.model import (
     TopicSummary,
     VerifyResult,
 )
-from semel.client.offsets import Places
+from semel.client.offsets import Place, Places
+from semel.client.resets import OffsetReset, Shift, Target
 from semel.client.session import Session
 from semel.client.verify import Verification, VerifyProgress
 
@@ -94,6 +96,25 @@ class AsyncAdmin:
     async def describe_group(self, group: str) -> GroupDescription:
         """Members, progress and lag of a consumer group. Raises UnknownGroup."""
         return await self._session.await_run(self._session.admin.describe_group(group))
+
+    async def group_summaries(self) -> list[GroupSummary]:
+        """Consumer groups with their members, topics, lag and locks, by name."""
+        return await self._session.await_run(self._session.admin.group_summaries())
+
+    async def plan_offset_resets(
+        self, group: str, topics: Sequence[str | Target] = (), *, to: Place | Shift
+    ) -> tuple[list[OffsetReset], list[str]]:
+        """What moving a group would do, changing nothing: a row a queue, and who consumes now.
+
+        `topics` are names, or (name, queue) pairs; without any all that the group has progress on.
+        Raises UnknownTopic, UnknownQueue, UnknownGroup, OffsetOutOfRange.
+        """
+        targets = [(topic, None) if isinstance(topic, str) else topic for topic in topics]
+        return await self._session.await_run(self._session.admin.plan_resets(group, targets, to))
+
+    async def carry_out_resets(self, group: str, plan: Sequence[OffsetReset]) -> None:
+        """Moves a group as planned. Raises InvalidRequest while it has members or locks."""
+        await self._session.await_run(self._session.admin.carry_out_resets(group, plan))
 
     async def reset_offsets(self, group: str, topic: str, to: Places) -> dict[int, int]:
         """Moves a group's progress and fences its running consumers; new offsets by queue."""

@@ -111,6 +111,20 @@ class GroupQueue(Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary(Described):
+    """One consumer group of a list."""
+
+    group: str
+    members: int
+    topics: list[str]
+    """On which it committed anything or holds a lock."""
+    lag: int
+    """Messages behind the ends of all its queues."""
+    locks: int
+    """Queues that somebody reads for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDescription(Described):
     """One consumer group."""
 

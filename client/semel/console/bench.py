@@ -17,16 +17,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from semel.console import render
-from semel.console.options import client_options, open_client
+from semel.console import completion, render
+from semel.console.options import client_options, examples, open_client
 from semel.console.units import Size
 
 if TYPE_CHECKING:
     from semel.client import Client
 
 BLOCK_BYTES: Final = 2 << 20
+WATCH_S: Final = 1.0
 
-_topic_option = click.option("--topic", help="An existing topic. [default: one of its own]")
+_topic_option = click.option(
+    "--topic", shell_complete=completion.topics, help="An existing topic. [default: one of its own]"
+)
+_watch_option = click.option(
+    "--watch", "watched", is_flag=True, help="A line every second: how fast it was in that one."
+)
 _queues_option = click.option(
     "--queues", type=click.IntRange(1, 1024), default=4, show_default=True, help="Of its own topic."
 )
@@ -45,17 +51,51 @@ _compression_option = click.option(
 )
 
 
+class _Seconds:
+    """Tells, about once a second, what was done since the last time."""
+
+    def __init__(self, out: render.Output, bar: render.Progress, *, watched: bool) -> None:
+        self._out = out
+        self._bar = bar
+        self._watched = watched
+        self._began = self._told = time.perf_counter()
+        self._bytes = self._messages = 0
+
+    def advance(self, messages: int, size: int) -> None:
+        """So many more messages and bytes are done."""
+        self._bar.advance(size)
+        self._messages += messages
+        self._bytes += size
+        now = time.perf_counter()
+        if self._watched and now - self._told >= WATCH_S:
+            self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        seconds = now - self._told
+        line = {
+            "event": "second",
+            "at_seconds": round(now - self._began, 1),
+            "messages_per_second": round(self._messages / seconds),
+            "megabytes_per_second": round(self._bytes / seconds / 1e6, 1),
+        }
+        text = "{at_seconds:7.1f} s  {messages_per_second:>12,} a second"
+        text += "  {megabytes_per_second:10,.1f} MB/s"
+        self._out.show(line, text.format(**line))
+        self._told, self._bytes, self._messages = now, 0, 0
+
+
 @click.group()
 def bench() -> None:
     """Load on a running cluster, and how fast it is."""
 
 
-@bench.command()
+@bench.command(epilog=examples("semel bench produce --total 1G --size 1k"))
 @_topic_option
 @_queues_option
 @_size_option
 @_total_option
 @_compression_option
+@_watch_option
 @client_options
 def produce(
     topic: str | None,
@@ -63,6 +103,7 @@ def produce(
     size: int,
     total: int,
     compression: str,
+    watched: bool,
     bootstrap: str,
     as_json: bool,
 ) -> None:
@@ -70,49 +111,65 @@ def produce(
     out = render.Output(as_json=as_json)
     with open_client(bootstrap) as client, _topic(client, topic, queues) as name:
         with out.progress(f"to {name}", total) as bar:
-            messages, seconds = _fill(client, name, size, total, compression, bar)
+            told = _Seconds(out, bar, watched=watched)
+            messages, seconds = _fill(client, name, size, total, compression, told)
         _report(out, "produce", name, messages, messages * size, seconds)
 
 
-@bench.command()
+@bench.command(epilog=examples("semel bench consume --topic orders"))
 @_topic_option
 @_queues_option
 @_size_option
 @_total_option
+@_watch_option
 @client_options
 def consume(
-    topic: str | None, queues: int, size: int, total: int, bootstrap: str, as_json: bool
+    topic: str | None,
+    queues: int,
+    size: int,
+    total: int,
+    watched: bool,
+    bootstrap: str,
+    as_json: bool,
 ) -> None:
     """Reads a topic from its start to its end."""
     out = render.Output(as_json=as_json)
     with open_client(bootstrap) as client, _topic(client, topic, queues) as name:
         if topic is None:
             with out.progress(f"filling {name}", total) as bar:
-                _fill(client, name, size, total, "none", bar)
+                _fill(client, name, size, total, "none", _Seconds(out, bar, watched=False))
         messages = read = 0
         began = time.perf_counter()
         with (
             out.progress(f"from {name}", None) as bar,
             client.reader(name, start="earliest", end="latest") as reader,
         ):
+            told = _Seconds(out, bar, watched=watched)
             while not reader.finished:
                 batch = reader.poll_arrow(1.0)
                 if batch is not None:
                     messages += batch.num_rows
                     done = batch.column("value").nbytes
                     read += done
-                    bar.advance(done)
+                    told.advance(batch.num_rows, done)
         _report(out, "consume", name, messages, read, time.perf_counter() - began)
 
 
-@bench.command()
+@bench.command(epilog=examples("semel bench latency --count 1000"))
 @_topic_option
 @_queues_option
 @_size_option
 @click.option("--count", type=click.IntRange(1), default=1000, show_default=True, help="Messages.")
+@_watch_option
 @client_options
 def latency(
-    topic: str | None, queues: int, size: int, count: int, bootstrap: str, as_json: bool
+    topic: str | None,
+    queues: int,
+    size: int,
+    count: int,
+    watched: bool,
+    bootstrap: str,
+    as_json: bool,
 ) -> None:
     """Sends one message at a time, each after the one before it is stored."""
     out = render.Output(as_json=as_json)
@@ -121,10 +178,13 @@ def latency(
     with open_client(bootstrap) as client, _topic(client, topic, queues) as name:
         producer = client.producer()
         producer.send(name, payload).result()  # opens what is opened once
-        for _ in range(count):
-            began = time.perf_counter()
-            producer.send(name, payload).result()
-            times.append(time.perf_counter() - began)
+        with out.progress(f"to {name}", count * size) as bar:
+            told = _Seconds(out, bar, watched=watched)
+            for _ in range(count):
+                began = time.perf_counter()
+                producer.send(name, payload).result()
+                times.append(time.perf_counter() - began)
+                told.advance(1, size)
     times.sort()
     figures = {
         "bench": "latency",
@@ -154,7 +214,7 @@ def _topic(client: Client, given: str | None, queues: int) -> Iterator[str]:
 
 
 def _fill(
-    client: Client, topic: str, size: int, total: int, compression: str, bar: render.Progress
+    client: Client, topic: str, size: int, total: int, compression: str, told: _Seconds
 ) -> tuple[int, float]:
     """Sends and waits; returns messages and seconds."""
     import numpy as np
@@ -174,7 +234,7 @@ def _fill(
             part = block if left >= count else block[:left]
             producer.send_many(topic, part)
             left -= len(part)
-            bar.advance(len(part) * size)
+            told.advance(len(part), len(part) * size)
         producer.flush()
     return messages, time.perf_counter() - began
 

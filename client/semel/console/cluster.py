@@ -8,7 +8,7 @@ import click
 
 from semel.console import render
 from semel.console.growing import planned_nodes, show_progress, tell_result, up_option, where
-from semel.console.options import client_options, open_client
+from semel.console.options import client_options, examples, open_client
 from semel.console.units import Duration
 
 
@@ -17,7 +17,7 @@ def cluster() -> None:
     """The state of the cluster, and its broker groups as a whole."""
 
 
-@cluster.command()
+@cluster.command(epilog=examples("semel cluster status", "semel cluster status --watch"))
 @client_options
 def status(bootstrap: str, as_json: bool) -> None:
     """Shows controllers, broker groups, masters, and who lags or is silent."""

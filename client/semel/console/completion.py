@@ -1,16 +1,61 @@
-"""`semel completion`: code for the shell to load."""
+"""`semel completion`, and what the shell is told beside options: names that the cluster knows.
+
+How it works. A completion runs the command line so far without executing it; names come from the
+cluster that `--bootstrap` or the environment names, within `PATIENCE_MS`. A cluster that is not
+there completes nothing, silently: somebody is typing.
+"""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.shell_completion import get_completion_class
 
+from semel.console.options import examples
 
-@click.command()
+if TYPE_CHECKING:
+    from semel.client import Admin
+
+PATIENCE_MS: Final = 700
+
+
+def _names(
+    ask: Callable[[Admin], Iterable[str]],
+) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        from semel.client import SemelError, connect
+
+        where = ctx.params.get("bootstrap") or os.environ.get("SEMEL_BOOTSTRAP") or None
+        try:
+            with connect(
+                where,
+                connect_timeout_ms=PATIENCE_MS,
+                request_timeout_ms=PATIENCE_MS,
+                close_timeout_ms=PATIENCE_MS,
+            ) as client:
+                return [name for name in ask(client.admin) if name.startswith(incomplete)]
+        except SemelError:
+            return []
+
+    return complete
+
+
+topics: Final = _names(lambda admin: (topic.name for topic in admin.list_topics()))
+"""For `shell_complete` of an argument that is a topic."""
+groups: Final = _names(lambda admin: admin.list_groups())
+"""For one that is a consumer group."""
+producers: Final = _names(lambda admin: (producer.name for producer in admin.list_producers()))
+"""For one that is a named producer."""
+
+
+@click.command(epilog=examples('eval "$(semel completion bash)"'))
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Prints completion code: `eval "$(semel completion bash)"` loads it."""
+    """Prints completion code for SHELL: commands, options, and the cluster's names."""
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(ctx.find_root().command, {}, "semel", "_SEMEL_COMPLETE").source())

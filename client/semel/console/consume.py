@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from semel.console import render
-from semel.console.options import bootstrap_option, open_client
+from semel.console import completion, render
+from semel.console.options import bootstrap_option, examples, open_client
 from semel.console.units import Place
 
 if TYPE_CHECKING:
@@ -36,9 +36,19 @@ GROUP_CHECK_S: Final = 0.5
 """How often `--until-end` asks how far the other members are."""
 
 
-@click.command()
-@click.argument("topic")
-@click.option("--group", help="Read as a member of this consumer group, and commit.")
+@click.command(
+    epilog=examples(
+        "semel consume orders --until-end",
+        "semel consume orders --group billing --format json",
+        "semel consume orders --from 2026-01-31T12:00:00Z --max 100",
+    )
+)
+@click.argument("topic", shell_complete=completion.topics)
+@click.option(
+    "--group",
+    shell_complete=completion.groups,
+    help="Read as a member of this consumer group, and commit.",
+)
 @click.option(
     "--from",
     "start",

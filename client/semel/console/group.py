@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from semel.console import render
-from semel.console.options import client_options, open_client
-from semel.console.units import Place
+from semel.console import completion, render
+from semel.console.options import (
+    client_options,
+    confirm,
+    examples,
+    open_client,
+    watch_options,
+    yes_option,
+)
+from semel.console.units import Place, TopicQueue
+
+if TYPE_CHECKING:
+    from semel.client import OffsetReset, Shift
+    from semel.client.model import GroupDescription
 
 
 @click.group()
@@ -16,28 +28,45 @@ def group() -> None:
     """Consumer groups, their members and their lag."""
 
 
-@group.command("list")
+@group.command("list", epilog=examples("semel group list", "semel group list --watch"))
+@watch_options
 @client_options
-def list_groups(bootstrap: str, as_json: bool) -> None:
+def list_groups(bootstrap: str, as_json: bool, every_s: float | None) -> int:
     """Lists groups that have members or committed anything."""
     with open_client(bootstrap) as client:
-        groups = client.admin.list_groups()
-    out = render.Output(as_json=as_json)
-    drawn = render.table(["group"], [[name] for name in groups])
-    out.show({"groups": groups}, drawn if groups else "no groups")
+
+        def look() -> render.Shown:
+            groups = client.admin.group_summaries()
+            drawn = render.table(
+                ["group", "members", "locks", "lag", "topics"],
+                [[g.group, g.members, g.locks, g.lag, ", ".join(g.topics)] for g in groups],
+            )
+            value = {"groups": [each.as_dict() for each in groups]}
+            return value, drawn if groups else "no groups"
+
+        return render.Output(as_json=as_json).watch(look, every_s)
 
 
-@group.command()
-@click.argument("name")
+@group.command(
+    epilog=examples("semel group describe billing", "semel group describe billing --watch")
+)
+@click.argument("name", shell_complete=completion.groups)
+@watch_options
 @client_options
-def describe(name: str, bootstrap: str, as_json: bool) -> None:
+def describe(name: str, bootstrap: str, as_json: bool, every_s: float | None) -> int:
     """Shows a group's members and, for each queue, its progress, lag and lock."""
     with open_client(bootstrap) as client:
-        found = client.admin.describe_group(name)
-    out = render.Output(as_json=as_json)
-    if as_json:
-        out.emit({**found.as_dict(), "lag": found.lag})
-        return
+
+        def look() -> render.Shown:
+            found = client.admin.describe_group(name)
+            return {**found.as_dict(), "lag": found.lag}, _described(found)
+
+        return render.Output(as_json=as_json).watch(look, every_s)
+
+
+def _described(found: GroupDescription) -> Any:
+    from rich.console import Group
+
     members = render.table(
         ["member", "client", "topics", "queues"],
         [
@@ -45,14 +74,13 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
                 member.member_id,
                 member.client,
                 ", ".join(member.topics),
-                ", ".join(f"{topic}/{queue}" for topic, queue in member.queues),
+                render.ranges(member.queues),
             ]
             for member in found.members
         ],
-        title=f"{name} · generation {found.generation} · lag {found.lag:,}",
     )
     queues = render.table(
-        ["topic", "queue", "committed", "end", "lag", "owner", "token"],
+        ["topic", "queue", "committed", "end", "lag", "token", "lock owner"],
         [
             [
                 queue.topic,
@@ -60,47 +88,127 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
                 None if queue.committed_offset < 0 else queue.committed_offset,
                 queue.log_end_offset,
                 queue.lag,
-                queue.owner,
                 queue.token,
+                queue.owner,
             ]
             for queue in found.queues
         ],
     )
-    out.draw(members, queues)
+    title = f"{found.group} · generation {found.generation} · lag {found.lag:,}"
+    return Group(title, members if found.members else "no members", queues)
 
 
-@group.command("reset-offsets")
-@click.argument("name")
-@click.argument("topic")
-@click.option("--to", type=Place(), required=True, help="earliest, latest, OFFSET or ISO-TIME.")
-@click.option("--dry-run", is_flag=True, help="Show what would change, change nothing.")
+@group.command(
+    "reset-offsets",
+    epilog=examples(
+        "semel group reset-offsets billing --to-earliest",
+        "semel group reset-offsets billing --topic orders --to-offset 0 --execute",
+        "semel group reset-offsets billing --to-datetime 2026-01-31T12:00:00Z",
+        "semel group reset-offsets billing --topic orders:3 --shift-by -100",
+        more="Without --execute it shows what would change and changes nothing. A group with"
+        " members is refused: stop its consumers first. A time means the first message stored at"
+        " or after it. A shift stays within the queue, and leaves queues alone on which the group"
+        " never committed.",
+    ),
+)
+@click.argument("name", shell_complete=completion.groups)
+@click.option(
+    "--topic",
+    "topics",
+    type=TopicQueue(),
+    multiple=True,
+    shell_complete=completion.topics,
+    help="TOPIC or TOPIC:QUEUE. Repeat.  [default: all the group has read]",
+)
+@click.option("--to-earliest", is_flag=True, help="To the first message there is.")
+@click.option("--to-latest", is_flag=True, help="Behind the last one.")
+@click.option("--to-datetime", type=Place(time_only=True), help="To a time in ISO 8601.")
+@click.option("--to-offset", type=click.IntRange(0), help="To an offset, in every queue.")
+@click.option("--shift-by", type=int, help="So many messages forward, or back when negative.")
+@click.option("--execute", is_flag=True, help="Do it, instead of showing it.")
 @client_options
 def reset_offsets(
-    name: str, topic: str, to: str | int | datetime, dry_run: bool, bootstrap: str, as_json: bool
+    name: str,
+    topics: tuple[tuple[str, int | None], ...],
+    execute: bool,
+    bootstrap: str,
+    as_json: bool,
+    **places: Any,
 ) -> None:
-    """Moves a group's progress on a topic; its running consumers lose their locks."""
-    out = render.Output(as_json=as_json)
+    """Moves an idle group's progress; a dry run unless told otherwise."""
+    to = _place(**places)
     with open_client(bootstrap) as client:
-        if dry_run:
-            with client.reader(topic, start=to) as reader:
-                offsets = reader.positions()
-        else:
-            offsets = client.admin.reset_offsets(name, topic, to)
-    value = {"group": name, "topic": topic, "dry_run": dry_run, "offsets": offsets}
-    drawn = render.table(
-        ["queue", "next offset"],
-        sorted(offsets.items()),
-        title=f"{name} on {topic}" + (" (dry run, nothing changed)" if dry_run else ""),
+        plan, active = client.admin.plan_offset_resets(name, topics, to=to)
+        if execute:
+            client.admin.carry_out_resets(name, plan)
+    value = {
+        "group": name,
+        "executed": execute,
+        "active": active,
+        "resets": [reset.as_dict() for reset in plan],
+    }
+    render.Output(as_json=as_json).show(value, _plan(name, plan, executed=execute))
+    if active and not execute:
+        render.warn(f"{name} is active ({', '.join(active[:3])}): --execute would be refused")
+
+
+def _place(
+    *,
+    to_earliest: bool,
+    to_latest: bool,
+    to_datetime: datetime | None,
+    to_offset: int | None,
+    shift_by: int | None,
+) -> str | int | datetime | Shift:
+    from semel.client import Shift
+
+    given: list[str | int | datetime | Shift] = []
+    given += ["earliest"] if to_earliest else []
+    given += ["latest"] if to_latest else []
+    given += [to_datetime] if to_datetime is not None else []
+    given += [to_offset] if to_offset is not None else []
+    given += [Shift(messages=shift_by)] if shift_by is not None else []
+    if len(given) != 1:
+        raise click.UsageError(
+            "say where to, once: --to-earliest, --to-latest, --to-datetime, --to-offset or"
+            " --shift-by"
+        )
+    return given[0]
+
+
+def _plan(name: str, plan: list[OffsetReset], *, executed: bool) -> Any:
+    if not plan:
+        return f"nothing to move: {name} has committed nothing there"
+    rows = []
+    for reset in plan:
+        before = None if reset.committed_offset < 0 else reset.committed_offset
+        change = "" if before is None else f"{reset.new_offset - before:+,}"
+        queue = f"{reset.topic}:{reset.queue}"
+        there = f"{reset.log_start_offset:,}..{reset.log_end_offset:,}"
+        rows.append([queue, before, reset.new_offset, change, there])
+    how = "moved" if executed else "dry run, nothing changed; --execute does it"
+    return render.table(
+        ["queue", "committed", "new", "change", "there is"], rows, title=f"{name}: {how}"
     )
-    out.show(value, drawn)
 
 
-@group.command()
-@click.argument("name")
+@group.command(epilog=examples("semel group delete billing --yes"))
+@click.argument("name", shell_complete=completion.groups)
+@click.option("--if-exists", is_flag=True, help="A missing group is no error.")
+@yes_option
 @client_options
-def delete(name: str, bootstrap: str, as_json: bool) -> None:
+def delete(name: str, if_exists: bool, yes: bool, bootstrap: str, as_json: bool) -> None:
     """Forgets a group without members, and its progress."""
+    from semel.protos.errors import UnknownGroup
+
+    confirm(f"Delete group {name} and its progress, for good?", yes=yes, as_json=as_json)
+    deleted = True
     with open_client(bootstrap) as client:
-        client.admin.delete_group(name)
-    out = render.Output(as_json=as_json)
-    out.show({"group": name, "deleted": True}, f"group {name} deleted")
+        try:
+            client.admin.delete_group(name)
+        except UnknownGroup:
+            if not if_exists:
+                raise
+            deleted = False
+    text = f"group {name} deleted" if deleted else f"there is no group {name}"
+    render.Output(as_json=as_json).show({"group": name, "deleted": deleted}, text)

@@ -12,7 +12,14 @@ import click
 
 from semel.console import render
 from semel.console.growing import planned_nodes, show_progress, tell_result, up_option, where
-from semel.console.options import client_options, open_client
+from semel.console.options import (
+    client_options,
+    confirm,
+    examples,
+    open_client,
+    watch_options,
+    yes_option,
+)
 from semel.console.units import Duration
 
 if TYPE_CHECKING:
@@ -26,17 +33,19 @@ def node() -> None:
     """Broker nodes: list, replace, remove, drain."""
 
 
-@node.command("list")
+@node.command("list", epilog=examples("semel node list", "semel node list --watch"))
+@watch_options
 @client_options
-def list_nodes(bootstrap: str, as_json: bool) -> None:
+def list_nodes(bootstrap: str, as_json: bool, every_s: float | None) -> int:
     """Lists all broker nodes, with those that wait to join."""
     with open_client(bootstrap) as client:
-        found = client.admin.cluster_status()
-    out = render.Output(as_json=as_json)
-    if as_json:
-        out.emit({"nodes": [{"group": g.id, **n.as_dict()} for g in found.groups for n in g.nodes]})
-        return
-    out.draw(_table(found))
+
+        def look() -> render.Shown:
+            found = client.admin.cluster_status()
+            nodes = [{"group": g.id, **n.as_dict()} for g in found.groups for n in g.nodes]
+            return {"nodes": nodes}, _table(found)
+
+        return render.Output(as_json=as_json).watch(look, every_s)
 
 
 def _table(found: ClusterStatus) -> Table:
@@ -63,7 +72,7 @@ def _table(found: ClusterStatus) -> Table:
     epilog="""\b
 Examples:
   semel broker --data b4 --cluster-id ID --group 1 --node 4 --listen HOST:7174 \\
-      --join HOST:7171,HOST:7172 --controllers HOST:7070     # on the new machine, and then
+      --join HOST:7171,HOST:7172 --controllers HOST:7070     # there, and then
   semel node replace 2 4
   semel node replace 2 --up semel-data     # `semel up` starts the new node and stops the old one
 
@@ -108,15 +117,19 @@ def replace(
     epilog="""\b
 Examples:
   semel node remove 4                # a learner that a given-up replacement left behind
-  semel node remove 5 --shrink       # from five voters to four, and then
-  semel node remove 4                # to three"""
+  semel node remove 5 --shrink --yes # from five voters to four, and then
+  semel node remove 4 --yes          # to three"""
 )
 @click.argument("number", metavar="NODE", type=click.IntRange(1))
 @click.option("--shrink", is_flag=True, help="Allow an even number of voters, on the way to fewer.")
+@yes_option
 @up_option
 @client_options
-def remove(number: int, shrink: bool, up: Path | None, bootstrap: str, as_json: bool) -> None:
+def remove(
+    number: int, shrink: bool, yes: bool, up: Path | None, bootstrap: str, as_json: bool
+) -> None:
     """Takes NODE out of its group; its data stays where it is."""
+    confirm(f"Take node {number} out of its group?", yes=yes, as_json=as_json)
     with open_client(where(up, bootstrap)) as client:
         result = client.admin.remove_node(number, shrink=shrink)
     if up is not None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+
+from semel.console.units import Duration
 
 if TYPE_CHECKING:
     from semel.client import Client
@@ -25,6 +29,38 @@ bootstrap_option = click.option(
     metavar="HOST:PORT[,…]",
     help="The controllers.",
 )
+
+
+yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
+
+
+def examples(*lines: str, more: str = "") -> str:
+    """The end of a command's help: what one would type, and what else is worth knowing."""
+    head = "\b\n" + ("Example:" if len(lines) == 1 else "Examples:")
+    text = "\n".join([head, *(f"  {line}" for line in lines)])
+    return f"{text}\n\n{more}" if more else text
+
+
+def confirm(question: str, *, yes: bool, as_json: bool) -> None:
+    """Asks before something is destroyed. Raises UsageError where nobody can be asked, Abort
+    when the answer is no."""
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Nobody can be asked here: pass --yes")
+    click.confirm(question, abort=True, err=True)
+
+
+def watch_options(function: _Function) -> _Function:
+    """Adds --watch and --every, as `every_s`: None when the command is to look once."""
+
+    @click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
+    @click.option("--every", type=Duration(), default="2s", show_default=True, help="For --watch.")
+    @functools.wraps(function)
+    def watching(*args: Any, watch: bool, every: int, **kwargs: Any) -> Any:
+        return function(*args, every_s=every / 1000 if watch else None, **kwargs)
+
+    return cast("_Function", watching)
 
 
 def client_options(function: _Function) -> _Function:

@@ -20,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from semel.console import render
-from semel.console.options import client_options, open_client
+from semel.console import completion, render
+from semel.console.options import client_options, examples, open_client
 from semel.console.units import Size
 from semel.protos.errors import InvalidRequest
 
@@ -32,10 +32,21 @@ _SLICES_A_SECOND: Final = 100
 """A bounded load reads so often, so that it flows and does not pulse."""
 
 
-@click.command()
-@click.argument("topic")
-@click.argument("file", default="-")
-@click.option("--producer", metavar="NAME", help="A durable name: repeat the call after any crash.")
+@click.command(
+    epilog=examples(
+        "semel produce orders orders.txt --producer loader-1",
+        "tail -f app.log | semel produce logs",
+        "semel produce orders orders.jsonl --format jsonl --compression zstd",
+    )
+)
+@click.argument("topic", shell_complete=completion.topics)
+@click.argument("file", type=click.Path(allow_dash=True), default="-")
+@click.option(
+    "--producer",
+    metavar="NAME",
+    shell_complete=completion.producers,
+    help="A durable name: repeat the call after any crash.",
+)
 @click.option(
     "--key-separator", metavar="C", help="Cut each line into key and value at the first C."
 )

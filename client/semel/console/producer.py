@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from semel.console import render
-from semel.console.options import client_options, open_client
+from semel.console import completion, render
+from semel.console.options import client_options, examples, open_client
 
 
 @click.group()
@@ -13,7 +13,7 @@ def producer() -> None:
     """Named producers, and one message's fate."""
 
 
-@producer.command("list")
+@producer.command("list", epilog=examples("semel producer list"))
 @client_options
 def list_producers(bootstrap: str, as_json: bool) -> None:
     """Lists named producers."""
@@ -27,8 +27,8 @@ def list_producers(bootstrap: str, as_json: bool) -> None:
     out.show({"producers": [p.as_dict() for p in found]}, drawn if found else "no producers")
 
 
-@producer.command()
-@click.argument("name")
+@producer.command(epilog=examples("semel producer describe loader-1"))
+@click.argument("name", shell_complete=completion.producers)
 @client_options
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
     """Shows a producer's rows of the sequence table: what each queue stored last."""
@@ -53,9 +53,15 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     render.Output(as_json=as_json).show(found.as_dict(), drawn)
 
 
-@producer.command()
-@click.argument("name")
-@click.argument("topic")
+@producer.command(
+    epilog=examples(
+        "semel producer outcome loader-1 orders 3 41",
+        more="The message that loader-1 sent to queue 3 of orders as number 41. A fate of"
+        " not_committed may still change while the producer that sent it lives.",
+    )
+)
+@click.argument("name", shell_complete=completion.producers)
+@click.argument("topic", shell_complete=completion.topics)
 @click.argument("queue", type=click.IntRange(0))
 @click.argument("sequence", type=click.IntRange(0))
 @client_options

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
+
+from semel.protos.errors import SemelError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,6 +62,24 @@ def size(value: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def ranges(queues: Iterable[tuple[str, int]]) -> str:
+    """Queues of topics for people: `orders 0-3,7 · payments 1`."""
+    by_topic: dict[str, list[int]] = {}
+    for topic, queue in sorted(queues):
+        by_topic.setdefault(topic, []).append(queue)
+    return " · ".join(f"{topic} {_runs(numbers)}" for topic, numbers in by_topic.items())
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def iso(time_us: int, timespec: str = "milliseconds") -> str:
@@ -107,6 +128,10 @@ class _Silent:
         pass
 
 
+Shown: TypeAlias = "tuple[Mapping[str, Any], RenderableType]"
+"""One look at something: as JSON, and drawn for people."""
+
+
 class Output:
     """Where one command's results go."""
 
@@ -133,6 +158,52 @@ class Output:
         console = Console(width=width, highlight=False)
         for item in drawn:
             console.print(item)
+
+    def watch(self, look: Callable[[], Shown], every_s: float | None) -> int:
+        """One look, or one after the other until Ctrl-C; `look` gives JSON and what to draw.
+
+        While it watches, a look that fails is shown as such and tried again. Returns the exit
+        status.
+        """
+        if every_s is None:
+            value, drawn = look()
+            self.show(value, drawn)
+            return 0
+        try:
+            if self.as_json or not sys.stdout.isatty():
+                self._watch_lines(look, every_s)
+            else:
+                self._watch_screen(look, every_s)
+        except KeyboardInterrupt:
+            return 0
+
+    def _watch_lines(self, look: Callable[[], Shown], every_s: float) -> NoReturn:
+        while True:
+            try:
+                value, drawn = look()
+                self.show(value, drawn)
+            except SemelError as failure:
+                self.show({"error": failure.message}, f"error: {failure.message}")
+            sys.stdout.flush()
+            time.sleep(every_s)
+
+    def _watch_screen(self, look: Callable[[], Shown], every_s: float) -> NoReturn:
+        from rich.console import Console, Group
+        from rich.live import Live
+        from rich.text import Text
+
+        with Live(
+            console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop"
+        ) as live:
+            while True:
+                try:
+                    drawn = look()[1]
+                except SemelError as failure:
+                    drawn = Text(f"error: {failure.message}", "bold red")
+                foot = Text(f"{time.strftime('%H:%M:%S')} · every {every_s:g} s · Ctrl-C ends it")
+                foot.stylize("dim")
+                live.update(Group(drawn, foot), refresh=True)
+                time.sleep(every_s)
 
     @contextmanager
     def progress(self, text: str, total: int | None) -> Iterator[Progress]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from semel.console import render
-from semel.console.options import client_options, open_client
+from semel.console import completion, render
+from semel.console.options import client_options, confirm, examples, open_client, yes_option
 from semel.console.units import Duration, Size, duration
 
 if TYPE_CHECKING:
@@ -44,7 +44,12 @@ def topic() -> None:
     """Create, list, describe, alter and delete topics."""
 
 
-@topic.command()
+@topic.command(
+    epilog=examples(
+        "semel topic create orders --queues 8",
+        "semel topic create audit --retention unlimited --if-not-exists",
+    )
+)
 @click.argument("name")
 @click.option("--queues", type=click.IntRange(1, 65_536), default=4, show_default=True)
 @click.option("--if-not-exists", is_flag=True, help="An existing topic is no error.")
@@ -63,7 +68,7 @@ def create(
     out.show({"topic": name, "created": bool(created)}, text)
 
 
-@topic.command("list")
+@topic.command("list", epilog=examples("semel topic list", "semel topic list --json"))
 @client_options
 def list_topics(bootstrap: str, as_json: bool) -> None:
     """Lists topics."""
@@ -77,8 +82,8 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
     out.show({"topics": [t.as_dict() for t in topics]}, drawn if topics else "no topics")
 
 
-@topic.command()
-@click.argument("name")
+@topic.command(epilog=examples("semel topic describe orders"))
+@click.argument("name", shell_complete=completion.topics)
 @client_options
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
     """Shows a topic's settings and its queues: owner, slots, offsets."""
@@ -104,8 +109,8 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     render.Output(as_json=as_json).show(found.as_dict(), drawn)
 
 
-@topic.command()
-@click.argument("name")
+@topic.command(epilog=examples("semel topic alter orders --retention 12h"))
+@click.argument("name", shell_complete=completion.topics)
 @_settings_options
 @client_options
 def alter(name: str, bootstrap: str, as_json: bool, **settings: Any) -> None:
@@ -119,12 +124,14 @@ def alter(name: str, bootstrap: str, as_json: bool, **settings: Any) -> None:
     out.show(found.as_dict(), f"topic {name} altered: retention {_retention(found.settings)}")
 
 
-@topic.command()
-@click.argument("name")
+@topic.command(epilog=examples("semel topic delete orders --yes"))
+@click.argument("name", shell_complete=completion.topics)
 @click.option("--if-exists", is_flag=True, help="A missing topic is no error.")
+@yes_option
 @client_options
-def delete(name: str, if_exists: bool, bootstrap: str, as_json: bool) -> None:
+def delete(name: str, if_exists: bool, yes: bool, bootstrap: str, as_json: bool) -> None:
     """Deletes a topic and all its messages, for good."""
+    confirm(f"Delete topic {name} and all its messages, for good?", yes=yes, as_json=as_json)
     with open_client(bootstrap) as client:
         deleted = client.admin.delete_topic(name, if_exists=if_exists)
     text = f"topic {name} deleted" if deleted else f"there is no topic {name}"

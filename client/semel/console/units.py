@@ -11,8 +11,9 @@ import click
 if TYPE_CHECKING:  # a generic class in newer versions of click only
     _Whole = click.ParamType[int]
     _Place = click.ParamType[str | int | datetime]
+    _TopicQueue = click.ParamType[tuple[str, int | None]]
 else:
-    _Whole = _Place = click.ParamType
+    _Whole = _Place = _TopicQueue = click.ParamType
 
 _BYTES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MS: Final = {
@@ -72,25 +73,44 @@ class Place(_Place):
 
     name = "place"
 
+    def __init__(self, *, time_only: bool = False) -> None:
+        self._time_only = time_only
+
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | int | datetime:
         """What the SDK takes: a word, a whole number, or a datetime with a time zone."""
-        if isinstance(value, int | datetime) or value in ("earliest", "latest"):
-            place: str | int | datetime = value
-            return place
-        if str(value).isdecimal():
+        if isinstance(value, int | datetime):
+            return value
+        if not self._time_only and value in ("earliest", "latest"):
+            return str(value)
+        if not self._time_only and str(value).isdecimal():
             return int(value)
         try:
             time = datetime.fromisoformat(value)
         except ValueError:
+            wrong = "no" if self._time_only else "neither earliest, latest, an offset, nor a"
             self.fail(
-                f"{value!r} is neither earliest, latest, an offset, nor a time such as"
-                " 2026-01-31T12:00:00Z",
+                f"{value!r} is {wrong} time such as 2026-01-31T12:00:00Z",
                 param,
                 ctx,
             )
         return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+class TopicQueue(_TopicQueue):
+    """A topic, or one of its queues: `orders`, `orders:3`."""
+
+    name = "topic[:queue]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int | None]:
+        """The topic and the queue's number, None for all of them."""
+        topic, colon, queue = str(value).partition(":")
+        if not topic or (colon and not queue.isdecimal()):
+            self.fail(f"{value!r} is neither TOPIC nor TOPIC:QUEUE", param, ctx)
+        return topic, int(queue) if colon else None
 
 
 def duration(milliseconds: int) -> str:

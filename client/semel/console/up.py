@@ -29,7 +29,7 @@ import click
 
 from semel.console import cluster_file, render
 from semel.console.cluster_file import ClusterPlan
-from semel.console.options import json_option
+from semel.console.options import examples, json_option
 from semel.console.supervisor import Supervisor
 from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut, Unavailable
 
@@ -43,7 +43,14 @@ PORT_WAIT_S: Final = 3.0
 LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "semel up",
+        "semel up --data /var/lib/semel --brokers 3 --groups 2 --port 7070",
+        more="Brokers listen on the controller's port + 101 and up; metrics are served 1000 above"
+        " each port, and DIR/prometheus.json lists them.",
+    )
+)
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),

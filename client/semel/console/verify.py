@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from semel.console import render
-from semel.console.options import client_options, open_client
+from semel.console import completion, render
+from semel.console.options import client_options, examples, open_client
 
 if TYPE_CHECKING:
     from semel.client import VerifyProgress
     from semel.client.model import VerifyResult
 
 
-@click.command()
-@click.argument("topic", required=False)
+@click.command(
+    epilog=examples("semel verify --exactly-once orders", "semel verify --exactly-once --json")
+)
+@click.argument("topic", required=False, shell_complete=completion.topics)
 @click.option(
     "--exactly-once",
     is_flag=True,
