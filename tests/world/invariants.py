@@ -30,6 +30,7 @@ from semel.broker.log.hard_state import BLOCK_BYTES, RECORD_STRUCT
 from semel.broker.raft import Message, MessageKind, Role
 from semel.broker.replica import Replica
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
+from semel.protos.control_records import membership_nodes
 from semel.protos.errors import SemelError
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import NodeId, ProducerId, QueueId, QueueKey, TopicId
@@ -67,20 +68,28 @@ class Invariants:
         self.failure: InvariantError | None = None
         self._committed_in: dict[int, int] = {}
         self._entries: dict[tuple[int, int], tuple[int, int]] = {}
+        self.voters: frozenset[NodeId] = frozenset(hosts)
+        """By the newest committed membership."""
         self._masters: dict[int, NodeId] = {}
         self._votes: dict[tuple[NodeId, int], int] = {}
         self._terms: dict[NodeId, int] = {}
-        self._durable_to: dict[NodeId, int] = dict.fromkeys(hosts, 0)
-        self._was_durable_to: dict[NodeId, int] = dict.fromkeys(hosts, 0)
+        self._durable_to: dict[NodeId, int] = {}
+        self._was_durable_to: dict[NodeId, int] = {}
         """On a disk that is lost: what was counted on it may be called committed all the same."""
-        self._applied: dict[NodeId, int] = dict.fromkeys(hosts, 0)
-        self._first: dict[NodeId, int] = dict.fromkeys(hosts, 0)
+        self._applied: dict[NodeId, int] = {}
+        self._first: dict[NodeId, int] = {}
         self._table: dict[_RowKey, _Row] = {}
         self._touched: dict[int, dict[_RowKey, _Row | None]] = {}
         self._role: dict[NodeId, tuple[Role, int]] = {}
         for host in hosts.values():
-            host.on_send = self._guarded_send(host)
-            host.on_started = self.on_started
+            self.watch(host)
+
+    def watch(self, host: BrokerHost) -> None:
+        """A node that was never there before."""
+        for index in (self._durable_to, self._was_durable_to, self._applied, self._first):
+            index[host.number] = 0
+        host.on_send = self._guarded_send(host)
+        host.on_started = self.on_started
 
     def _fail(self, error: InvariantError) -> None:
         if self.failure is None:
@@ -329,18 +338,26 @@ class Invariants:
         self.check_table(host, replica, since=before)
 
     def _commit(self, host: BrokerHost, replica: Replica, index: int, frame: bytes) -> None:
-        durable = 0
+        durable: set[NodeId] = set()
         for other in self.hosts.values():
             live = other.replica
             if live is not None and live.log.term_at(index) is not None:
                 same = live.log.term_at(index) == decode_frame_header(frame).term
-                durable += same and self.is_durable(other, live, index)
+                there = same and self.is_durable(other, live, index)
             else:
                 known = max(self._durable_to[other.number], self._was_durable_to[other.number])
-                durable += known >= index
+                there = known >= index
+            if there:
+                durable.add(other.number)
+        # Whoever counted went by the newest membership in its log, committed or not.
+        counted_by = {self.voters, replica.core.membership.voters} | {
+            other.replica.core.membership.voters
+            for other in self.hosts.values()
+            if other.replica is not None and other.replica.core.role is Role.MASTER
+        }
         require(
-            durable > len(self.hosts) // 2,
-            f"entry {index} is applied on {host.name} with {durable} durable copies",
+            any(len(durable & voters) > len(voters) // 2 for voters in counted_by),
+            f"entry {index} is applied on {host.name} with copies durable on {sorted(durable)}",
         )
         self.committed[index] = frame
         self.newest = index
@@ -352,7 +369,10 @@ class Invariants:
     def _fold(self, frame: bytes) -> dict[_RowKey, _Row | None]:
         touched: dict[_RowKey, _Row | None] = {}
         for _, kind, payload in iter_records(frame):
-            if kind is RecordKind.BATCH:
+            if kind is RecordKind.MEMBERSHIP:
+                self.voters = frozenset(map(NodeId, membership_nodes(payload)[0]))
+                self.world.count("membership changed")
+            elif kind is RecordKind.BATCH:
                 header = decode_header(payload, BROKER_HEADER_BYTES)
                 touched[header.queue_key, header.producer_id] = (
                     header.epoch,

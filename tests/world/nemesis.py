@@ -16,18 +16,21 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from semel.broker.raft import Role
 from semel.protos.ids import NodeId
 from tests.world.clients import Loader, Member
 from tests.world.network import Weather
+from tests.world.nodes import broker_address
 from tests.world.operator import fence_all
 
 if TYPE_CHECKING:
     from tests.world.nodes import BrokerHost
     from tests.world.run import Run
 
+NODES_MAX = 7
+"""Brokers that a run ever starts."""
 IO_KINDS = ("write", "sync", "syncdir", "create", "rename", "remove", "allocate")
 
 FAULTS: dict[str, int] = {
@@ -59,6 +62,10 @@ FAULTS: dict[str, int] = {
     "expiry": 8,
     "zombie": 3,
     "fence all": 2,
+    "replace node": 3,
+    "grow": 2,
+    "transfer": 4,
+    "drain": 3,
 }
 
 
@@ -78,6 +85,8 @@ class Plan:
     """Everything that a seed decides."""
 
     seed: int
+    size: int
+    """Founding nodes of the broker group."""
     steps: tuple[Step, ...]
     duration_s: float
     loss: float
@@ -115,6 +124,10 @@ def make_plan(seed: int) -> Plan:
     duration = random.choice((0.5, 0.8, 1.2, 1.8))
     weights = {kind: weight * random.choice((0, 0, 1, 1, 2, 5)) for kind, weight in FAULTS.items()}
     weights["heal"] = max(weights["heal"], 10)
+    size = random.choices((1, 3, 5), (8, 84, 8))[0]
+    if size == 1:  # what it loses nobody else has
+        weights |= dict.fromkeys(("rot", "misdirected write", "lost directory"), 0)
+        weights["grow"] = max(weights["grow"], 20)
     expiring = random.random() < 0.3
     weights["expiry"] = 20 if expiring else 0
     every = random.choice((0.06, 0.1, 0.16, 0.25))
@@ -142,6 +155,7 @@ def make_plan(seed: int) -> Plan:
     ]
     return Plan(
         seed=seed,
+        size=size,
         steps=tuple(steps),
         duration_s=duration,
         loss=random.choice((0.0, 0.01, 0.05)),
@@ -153,7 +167,7 @@ def make_plan(seed: int) -> Plan:
         lines=random.choice((8, 16, 30)),
         send_mean_s=random.choice((0.04, 0.08, 0.15)),
         send_timeout_ms=random.choice((800, 3000, 20_000)),
-        victim=random.choice((1, 2, 3)),
+        victim=random.randrange(1, size + 1),
         segment_bytes=random.choice((16_384, 16_384, 24_576)),
         checkpoint_records=random.choice((5, 10, 60)),
         retention_bytes=0 if forgetful else random.choice((0, 1_500, 4_000)),
@@ -174,7 +188,6 @@ class Nemesis:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.world = run.world
-        self.hosts: list[BrokerHost] = list(run.hosts.values())
         self._random = Random(0)
         plan = run.plan
         self.world.network.weather = Weather(
@@ -182,6 +195,11 @@ class Nemesis:
         )
         for step in plan.steps:
             self.world.later(step.at_s, lambda step=step: self.strike(step))  # type: ignore[misc]
+
+    @property
+    def hosts(self) -> list[BrokerHost]:
+        """All nodes that belong to the group, or wait to."""
+        return [host for host in self.run.hosts.values() if not host.retired]
 
     def strike(self, step: Step) -> None:
         if self.run.healing:
@@ -273,6 +291,53 @@ class Nemesis:
         """A stranger fences every producer; each begins again as another incarnation."""
         self.run.operator.ask("fenced all", fence_all)
 
+    # --- members
+
+    def _replace_node(self) -> None:
+        """A new node takes the place of one, dead or alive."""
+        old = self._one()
+        new = None if self.run.operator.jobs else self.run.join()
+        if new is None:
+            return
+        if self._random.random() < 0.4:
+            old.away_s = 1.0
+            self._die(old, "death of a node that is replaced")
+
+        async def replace(client: Any) -> None:
+            await client.admin.replace_node(
+                old.number, new.number, address=broker_address(new.number), timeout=10.0
+            )
+            old.retire()
+
+        self.run.operator.ask("replaced a node", replace)
+
+    def _grow(self) -> None:
+        """Two new nodes join: a group of one becomes one of three, three become five."""
+        size = len(self.run.invariants.voters) + 2
+        if self.run.operator.jobs or size not in (3, 5) or len(self.run.hosts) + 2 > NODES_MAX:
+            return
+        added = [self.run.join(), self.run.join()]
+        nodes = {host.number: broker_address(host.number) for host in added if host is not None}
+
+        async def grow(client: Any) -> None:
+            await client.admin.grow_group(1, size, nodes=nodes, timeout=10.0)
+
+        self.run.operator.ask(f"grew to {size}", grow)
+
+    def _transfer(self) -> None:
+        async def transfer(client: Any) -> None:
+            await client.admin.transfer_mastership(1)
+
+        self.run.operator.ask("transferred", transfer, once=True)
+
+    def _drain(self) -> None:
+        host = self._master() or self._one()
+
+        async def drain(client: Any) -> None:
+            await client.admin.drain_node(host.number, seconds=0.5)
+
+        self.run.operator.ask("drained", drain, once=True)
+
     def _planned_restart(self) -> None:
         host = self._master() if self._random.random() < 0.7 else self._one()
         if host is None or host.replica is None or host.context is None:
@@ -339,6 +404,8 @@ class Nemesis:
             self._cut_off({host.name}, "isolated master")
 
     def _one_way_cut(self) -> None:
+        if len(self._names()) < 2:
+            return
         source, target = self._random.sample(self._names(), 2)
         self.world.count("one-way cut")
         cuts = {(source, target)}

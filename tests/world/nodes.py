@@ -134,12 +134,14 @@ class BrokerHost:
         self.power_lost = False
         self.restart_s: Callable[[], float] = lambda: 0.3
         self.refused = ""
+        """Why the last process could not start, if it could not."""
         self.damaged = False
         """Bytes of its disk were changed behind its back."""
         self.wiped = False
+        self.retired = False
+        """It has left its group, and is not started again."""
         self.away_s = 0.0
         """How long it stays away after the next death, if above 0."""
-        """Why the last process could not start, if it could not."""
         self.on_send: Callable[[Message, Replica], None] = lambda *_: None
         self.on_started: Callable[[BrokerHost], None] = lambda _: None
         world.crashes[self.name] = self._on_crash
@@ -152,8 +154,8 @@ class BrokerHost:
         return getattr(self.node, "replica", None)
 
     def start(self) -> None:
-        """What a supervisor does. Nothing while it runs."""
-        if self.process is not None and self.process.alive:
+        """What a supervisor does. Nothing while it runs, or once it has left."""
+        if self.retired or (self.process is not None and self.process.alive):
             return
         if self.starts:
             if self.power_lost:
@@ -196,6 +198,11 @@ class BrokerHost:
         self.disk.misdirect_in = None
         self.disk.files = SimFiles()
         self.wiped = True
+
+    def retire(self) -> None:
+        """What the operator does with a node that was removed."""
+        self.retired = True
+        self.world.crash(self.name, "removed from the group")
 
     def receive(self, data: bytes) -> None:
         """A datagram is here."""
@@ -262,15 +269,19 @@ async def _idle() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def broker_config(number: int, size: int, log: LogConfig, **options: Any) -> BrokerConfig:
+def broker_config(
+    number: int, founders: range, log: LogConfig, *, joins: bool, **options: Any
+) -> BrokerConfig:
     """Small enough that everything rare happens soon."""
+    members = {NodeId(one): broker_address(one) for one in founders}
     return BrokerConfig(
         data=Path(f"/sim/b{number}"),
         cluster_id=CLUSTER,
         group_id=GroupId(1),
         node_id=NodeId(number),
         listen=broker_address(number),
-        members={NodeId(one): broker_address(one) for one in range(1, size + 1)},
+        members={} if joins else members,
+        join=tuple(members.values()) if joins else (),
         controllers=(CONTROLLER,),
         log=log,
         **options,

@@ -2,7 +2,7 @@
 
 How it works. The nemesis gives it work; it is a client like the others, so it dies and sleeps too,
 and a call that failed is made again, as the operator's guide says. When the run ends it finishes
-what it has begun.
+what must not stay half done.
 
 Not here: when it gets what to do (`nemesis.py`).
 """
@@ -28,21 +28,27 @@ class Operator(ClientHost):
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
-        self.jobs: deque[tuple[str, Job]] = deque()
+        self.jobs: deque[tuple[str, Job, bool]] = deque()
 
-    def ask(self, name: str, job: Job) -> None:
-        self.jobs.append((name, job))
+    def ask(self, name: str, job: Job, *, once: bool = False) -> None:
+        """`once`: a job that failed is not begun again."""
+        self.jobs.append((name, job, once))
 
     async def work(self, client: Any) -> None:
         while self.jobs or not self.stopping:
             if not self.jobs:
                 await asyncio.sleep(0.02)
                 continue
-            name, job = self.jobs[0]
+            name, job, once = self.jobs[0]
+            if once and self.stopping:
+                self.jobs.popleft()
+                continue
             try:
                 await job(client)
             except SemelError as error:
                 self.world.tell(f"{name}: {type(error).__name__}: {error.message}")
+                if once:
+                    self.jobs.popleft()
                 await asyncio.sleep(0.1)
                 continue
             self.world.count(f"operator: {name}")

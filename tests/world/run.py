@@ -1,9 +1,10 @@
 """One run: a cluster under load, a nemesis, then peace, and the verdict.
 
-How it works. Three brokers, a controller and some clients start; once the topic exists the plan's
-steps strike. Then all is healed and the clients finish what they have begun: the cluster must come
-to rest within `PATIENCE_S`, and the checker of `tests/checking` judges the history against the
-raw logs. Whatever is wrong ends the run with a `Failed` that names it.
+How it works. One, three or five brokers, a controller and some clients start; once the topic exists
+the plan's steps strike. Then all is healed and the clients finish what they have begun: the cluster
+must come to rest within `PATIENCE_S`, and the checker of `tests/checking` judges the history
+against the raw logs of the group's members. Whatever is wrong ends the run with a `Failed` that
+names it.
 """
 
 from __future__ import annotations
@@ -36,14 +37,13 @@ from tests.world.clients import (
 from tests.world.hosting import hosted
 from tests.world.invariants import Invariants
 from tests.world.loop import Process
-from tests.world.nemesis import Nemesis, Plan, make_plan
+from tests.world.nemesis import NODES_MAX, Nemesis, Plan, make_plan
 from tests.world.network import Weather
 from tests.world.nodes import BrokerHost, ControllerHost, broker_config
 from tests.world.operator import Operator
 from tests.world.protocol_clients import Doubter, Hasty
 from tests.world.world import World
 
-SIZE = 3
 BOOT_S = 20.0
 PATIENCE_S = 30.0
 
@@ -109,6 +109,22 @@ class Run:
 
     def _boot(self) -> None:
         world, plan = self.world, self.plan
+        founders = range(1, plan.size + 1)
+        for number in founders:
+            self._add(number, joins=False)
+        self.invariants = Invariants(world, self.hosts)
+        ControllerHost(world).start()
+        for host in self.hosts.values():
+            self._begin(host)
+        creator = _Creator(world, "a1", plan)
+        creator.start()
+        self._run_until(BOOT_S, lambda: creator.done)
+        if not creator.done:
+            raise Failed("the cluster did not come up")
+        self._make_clients()
+
+    def _add(self, number: int, *, joins: bool) -> BrokerHost:
+        world, plan = self.world, self.plan
         log = LogConfig(
             segment_bytes=plan.segment_bytes,
             ids_per_segment=48,
@@ -118,32 +134,37 @@ class Run:
             recycle_max=1,
             checkpoint_keep=plan.checkpoint_keep,
         )
-        for number in range(1, SIZE + 1):
-            config = broker_config(
-                number,
-                SIZE,
-                log,
-                checkpoint_records=plan.checkpoint_records,
-                retention_check_ms=400,
-                retained_log_bytes=1_024,
-                producers_per_queue_max=plan.producers_max,
-                producer_idle_ms=plan.producer_idle_ms,
-            )
-            host = self.hosts[NodeId(number)] = BrokerHost(world, number, self.hosts, config)
-            host.restart_s = lambda: world.random.choice((0.01, 0.1, 0.4))
-        self.invariants = Invariants(world, self.hosts)
-        ControllerHost(world).start()
-        for host in self.hosts.values():
-            host.start()
-            assert host.process is not None
-            host.process.clock_rate = 1 + world.random.uniform(-plan.skew, plan.skew)
-            host.disk.sync_max_s = plan.sync_max_s
-        creator = _Creator(world, "a1", plan)
-        creator.start()
-        self._run_until(BOOT_S, lambda: creator.done)
-        if not creator.done:
-            raise Failed("the cluster did not come up")
-        self._make_clients()
+        config = broker_config(
+            number,
+            range(1, plan.size + 1),
+            log,
+            joins=joins,
+            checkpoint_records=plan.checkpoint_records,
+            retention_check_ms=400,
+            retained_log_bytes=1_024,
+            producers_per_queue_max=plan.producers_max,
+            producer_idle_ms=plan.producer_idle_ms,
+        )
+        host = self.hosts[NodeId(number)] = BrokerHost(world, number, self.hosts, config)
+        host.restart_s = lambda: world.random.choice((0.01, 0.1, 0.4))
+        return host
+
+    def _begin(self, host: BrokerHost) -> None:
+        world, plan = self.world, self.plan
+        host.start()
+        assert host.process is not None
+        host.process.clock_rate = 1 + world.random.uniform(-plan.skew, plan.skew)
+        host.disk.sync_max_s = plan.sync_max_s
+
+    def join(self) -> BrokerHost | None:
+        """A new, empty node that waits to be added; None when there have been enough."""
+        number = len(self.hosts) + 1
+        if number > NODES_MAX:
+            return None
+        host = self._add(number, joins=True)
+        self.invariants.watch(host)
+        self._begin(host)
+        return host
 
     def _make_clients(self) -> None:
         world, plan = self.world, self.plan
@@ -205,14 +226,18 @@ class Run:
         self._scrub()
         return (
             len({host.replica.state.applied_index for host in self._up()}) == 1
-            and len(self._up()) == SIZE
+            and {host.number for host in self._up()} == self.invariants.voters
         )
 
+    def members(self) -> list[BrokerHost]:
+        """The voters, by the newest committed membership."""
+        return [self.hosts[number] for number in sorted(self.invariants.voters)]
+
     def _up(self) -> list[BrokerHost]:
-        """Nodes that serve, whole, and have applied all they hold."""
+        """Members that serve, whole, and have applied all they hold."""
         return [
             host
-            for host in self.hosts.values()
+            for host in self.members()
             if host.replica is not None
             and host.context is not None
             and not host.replica.log.damaged
@@ -282,7 +307,7 @@ class Run:
     def _judge(self) -> Report:
         memory = self.invariants.committed
         logs = [NodeLog(node=0, frames=memory, commit_index=self.invariants.newest)]
-        for host in self.hosts.values():
+        for host in self.members():
             replica = host.replica
             assert replica is not None
             log, state = replica.log, replica.state
