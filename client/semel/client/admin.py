@@ -192,6 +192,7 @@ class AdminCore:
                     id=controller.controller_id,
                     address=controller.address,
                     role=controller.role,
+                    alive=controller.alive,
                 )
                 for controller in status.controllers
             ],

@@ -1,4 +1,4 @@
-"""Whom to ask: controllers in turn, and each broker group's master wherever it has gone.
+"""Whom to ask: the controllers, and each broker group's master wherever it has gone.
 
 How it works. Routes are fetched when somebody needs a topic and kept; a watch on the controllers
 brings changes of masters. A group's master that fails is looked for by asking all replicas at once,
@@ -20,10 +20,9 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Final
 
-import grpc
-
 from semel.client.config import ClientConfig
-from semel.client.connection import BROKER, CONTROLLER, Connections, translate
+from semel.client.connection import BROKER, Connections, translate
+from semel.client.controllers import Controllers
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master, RouteTable, TopicRoute
 from semel.protos.errors import (
@@ -49,7 +48,6 @@ ATTEMPT_S: Final = 1.0
 up after it, and the group's other nodes are asked."""
 SEARCH_POLICY: Final = BackoffPolicy(initial_ms=15, max_ms=120)
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
-WATCH_POLICY: Final = BackoffPolicy(initial_ms=100, max_ms=2_000)
 
 
 class Cluster:
@@ -59,7 +57,7 @@ class Cluster:
         self.config = config
         self.routes = RouteTable()
         self.connections = Connections()
-        self._controllers = list(controllers)
+        self.controllers = Controllers(controllers, self.connections)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._searches: dict[GroupId, asyncio.Task[Master]] = {}
 
@@ -68,7 +66,7 @@ class Cluster:
         request = controller_pb2.GetRoutesRequest(groups_only=True)
         timeout_s = self.config.connect_timeout_ms / 1000
         routes = await self.controller("GetRoutes", request, timeout_s)
-        self.routes.on_routes(routes)
+        self._on_routes(routes)
         self.spawn(self._watch(), "semel-watch-routes")
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -97,57 +95,19 @@ class Cluster:
     # --- controllers ----------------------------------------------------------------------------
 
     async def controller(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
-        """A call to whichever controller answers. Raises SemelError."""
+        """A call to whichever controller is in office. Raises SemelError."""
         timeout_s = timeout_s or self.config.request_timeout_ms / 1000
-        deadline = time.monotonic() + timeout_s
-        backoff = Backoff(CALL_POLICY, random.random)
-        last: SemelError = Unavailable("no controller was asked")
-        while True:
-            for address in list(self._controllers):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                try:
-                    return await self.connections.call(address, CONTROLLER, method, request, left)
-                except NotMaster as error:
-                    last = error
-                    if error.master_address:
-                        self._prefer(error.master_address)
-                except (Unavailable, Throttled) as error:
-                    last = error
-                    self._controllers.append(self._controllers.pop(0))
-                except TimedOut as error:
-                    raise error from None
-            wait = backoff.next_ms() / 1000
-            if time.monotonic() + wait >= deadline:
-                where = ", ".join(self._controllers)
-                raise Unavailable(
-                    f"no controller answers at {where} within {timeout_s:g} s"
-                    f" ({last.message}); is the cluster running?"
-                )
-            await asyncio.sleep(wait)
+        return await self.controllers.call(method, request, timeout_s)
 
-    def _prefer(self, address: str) -> None:
-        if address in self._controllers:
-            self._controllers.remove(address)
-        self._controllers.insert(0, address)
+    def _on_routes(self, routes: controller_pb2.Routes) -> None:
+        self.routes.on_routes(routes)
+        if routes.controllers:
+            self.controllers.learn(routes.controllers)
 
     async def _watch(self) -> None:
         """Keeps masters and members fresh for as long as the client lives."""
-        backoff = Backoff(WATCH_POLICY, random.random)
         request = controller_pb2.GetRoutesRequest(groups_only=True)
-        while True:
-            for address in list(self._controllers):
-                try:
-                    stream = self.connections.stream(
-                        address, CONTROLLER, "WatchRoutes", request, None
-                    )
-                    async for routes in stream:
-                        self.routes.on_routes(routes)
-                        backoff.reset()
-                except grpc.RpcError as error:
-                    logger.debug("route watch ended address=%s error=%s", address, error.code())
-            await asyncio.sleep(backoff.next_ms() / 1000)
+        await self.controllers.watch(request, self._on_routes)
 
     async def topic(self, name: str, *, refresh: bool = False) -> TopicRoute:
         """The route of a topic. Raises UnknownTopic; Unavailable when it was never fetched."""
@@ -156,7 +116,7 @@ class Cluster:
             return known
         request = controller_pb2.GetRoutesRequest(topics=[name])
         try:
-            self.routes.on_routes(await self.controller("GetRoutes", request))
+            self._on_routes(await self.controller("GetRoutes", request))
         except UnknownTopic:
             if known is not None:
                 self.routes.on_topic_gone(name, known.topic_id)

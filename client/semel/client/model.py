@@ -185,6 +185,9 @@ class ControllerDescription(Described):
     id: int
     address: str
     role: str
+    """master or standby."""
+    alive: bool = True
+    """It was heard of lately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,162 @@
+"""The controllers of one cluster: which there are, and whom of them to ask.
+
+How it works. A call goes to the controller that answered last, and on to the others when that one
+does not answer, or says who is in office now. A call that takes long is no reason to go elsewhere,
+a controller that hangs is: while a call waits, the controller is asked now and then whether it
+lives. Who is given some of the controllers learns the others from the routes.
+
+Invariants
+1. Only calls that may be repeated go through `call`: their first attempt may have taken effect.
+2. An address that the caller gave is never forgotten.
+
+Not here: what the routes mean (`core/routing.py`), channels (`connection.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import grpc
+
+from semel.client.connection import CONTROLLER, Connections, translate
+from semel.client.core.retry import Backoff, BackoffPolicy
+from semel.protos.errors import NotMaster, SemelError, Throttled, TimedOut, Unavailable
+from semel.protos.v1 import controller_pb2
+
+logger = logging.getLogger(__name__)
+
+PROBE_S: Final = 0.4
+"""How long a controller may take to show that it lives."""
+HANG_S: Final = 0.8
+"""A call that waits for so long makes the client ask whether the controller lives."""
+CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
+WATCH_POLICY: Final = BackoffPolicy(initial_ms=100, max_ms=2_000)
+
+
+class Controllers:
+    """All controllers a client knows. Lives on the I/O thread."""
+
+    def __init__(self, addresses: Iterable[str], connections: Connections) -> None:
+        self._given = tuple(dict.fromkeys(addresses))
+        self._addresses = list(self._given)
+        """Whom to ask, in this order."""
+        self._connections = connections
+        self._watch: asyncio.Future[None] | None = None
+        self._watched = ""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """HOST:PORT of all that are known, the one to ask first in front."""
+        return tuple(self._addresses)
+
+    def learn(self, addresses: Iterable[str]) -> None:
+        """The cluster's own word on where its controllers are."""
+        known = dict.fromkeys((*addresses, *self._given))
+        kept = [address for address in self._addresses if address in known]
+        self._addresses = list(dict.fromkeys((*kept, *known)))
+
+    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        """A call to whichever controller is in office. Raises SemelError."""
+        deadline = time.monotonic() + timeout_s
+        backoff = Backoff(CALL_POLICY, random.random)
+        last: SemelError = Unavailable("no controller was asked")
+        while True:
+            waiting, asked = deque(self._addresses), set[str]()
+            while waiting and (left := deadline - time.monotonic()) > 0:
+                address = waiting.popleft()
+                if address in asked:
+                    continue
+                asked.add(address)
+                try:
+                    reply = await self._ask(address, method, request, left)
+                except NotMaster as error:
+                    last = error
+                    if error.master_address:
+                        waiting.appendleft(error.master_address)
+                except TimedOut:
+                    raise
+                except (Unavailable, Throttled) as error:
+                    last = error
+                else:
+                    self._prefer(address)
+                    return reply
+            wait = backoff.next_ms() / 1000
+            if time.monotonic() + wait >= deadline:
+                where = ", ".join(self._addresses)
+                raise Unavailable(
+                    f"no controller answers at {where} within {timeout_s:g} s"
+                    f" ({last.message}); is the cluster running?"
+                )
+            await asyncio.sleep(wait)
+
+    async def watch(
+        self,
+        request: controller_pb2.GetRoutesRequest,
+        on_routes: Callable[[controller_pb2.Routes], None],
+    ) -> None:
+        """Gives each new version of the routes to `on_routes`, for ever."""
+        backoff = Backoff(WATCH_POLICY, random.random)
+
+        async def read(address: str) -> None:
+            stream = self._connections.stream(address, CONTROLLER, "WatchRoutes", request, None)
+            async for routes in stream:
+                on_routes(routes)
+                backoff.reset()
+
+        while True:
+            for address in self.addresses:
+                reading = self._watch = asyncio.ensure_future(read(address))
+                self._watched = address
+                try:
+                    await asyncio.wait({reading})
+                finally:
+                    reading.cancel()
+                if reading.cancelled():
+                    break  # `_prefer` has ended it
+                if (error := reading.exception()) is None:
+                    continue
+                if not isinstance(error, grpc.RpcError):
+                    raise error
+                known = translate(error, address)
+                logger.debug("route watch ended address=%s error=%s", address, known)
+                if isinstance(known, NotMaster) and known.master_address:
+                    self._prefer(known.master_address)
+                    break
+            await asyncio.sleep(backoff.next_ms() / 1000)
+
+    async def _ask(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+        """One call. Raises SemelError, Unavailable also when the controller hangs."""
+        call = asyncio.ensure_future(
+            self._connections.call(address, CONTROLLER, method, request, timeout_s)
+        )
+        try:
+            while not (await asyncio.wait({call}, timeout=HANG_S))[0]:
+                if len(self._addresses) > 1 and not await self._lives(address):
+                    raise Unavailable(f"{address} hangs; whether the call took effect is unknown")
+            return call.result()
+        finally:
+            call.cancel()
+
+    async def _lives(self, address: str) -> bool:
+        request = controller_pb2.ClusterStatusRequest(standby=True)
+        try:
+            await self._connections.call(address, CONTROLLER, "GetClusterStatus", request, PROBE_S)
+        except (Unavailable, TimedOut):
+            return False
+        except SemelError:
+            return True
+        return True
+
+    def _prefer(self, address: str) -> None:
+        """Asks this one first from now on, and watches it."""
+        if address in self._addresses:
+            self._addresses.remove(address)
+        self._addresses.insert(0, address)
+        if self._watch is not None and self._watched != address:
+            self._watch.cancel()

@@ -1,0 +1,186 @@
+"""Whom of several controllers a client asks: real gRPC, and controllers that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from semel.client import controllers as module
+from semel.client.connection import Connections
+from semel.client.controllers import Controllers
+from semel.protos.errors import NotMaster, TopicExists, Unavailable
+from semel.protos.rpc import ServerInterceptor
+from semel.protos.v1 import controller_pb2 as pb
+from semel.protos.v1.controller_pb2_grpc import (
+    ControllerServicer,
+    add_ControllerServicer_to_server,
+)
+
+
+class Told(ControllerServicer):
+    """In office, a standby, or hanging."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.master = ""
+        """Whom it names; itself when it is in office."""
+        self.hanging = False
+        self.slow: asyncio.Event | None = None
+        """What a call waits for while the controller itself lives."""
+        self.calls = 0
+        self.left = asyncio.Event()
+        """Its office is over: watches end."""
+
+    async def GetRoutes(self, request: Any, context: Any) -> pb.Routes:  # noqa: N802
+        self.calls += 1
+        await self._pass()
+        if self.slow is not None:
+            await self.slow.wait()
+        return pb.Routes(version=1, cluster_id=self.address)
+
+    async def WatchRoutes(self, request: Any, context: Any) -> AsyncGenerator[pb.Routes]:  # noqa: N802
+        await self._pass()
+        yield pb.Routes(version=1, cluster_id=self.address)
+        await self.left.wait()
+        raise self._refusal()
+
+    async def GetClusterStatus(self, request: Any, context: Any) -> pb.ClusterStatusReply:  # noqa: N802
+        if self.hanging:
+            await asyncio.Event().wait()
+        return pb.ClusterStatusReply()
+
+    async def ListProducers(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls += 1
+        raise TopicExists("an answer")
+
+    async def _pass(self) -> None:
+        if self.hanging:
+            await asyncio.Event().wait()
+        if self.master != self.address:
+            raise self._refusal()
+
+    def _refusal(self) -> NotMaster:
+        return NotMaster("a standby", master_address=self.master)
+
+
+@asynccontextmanager
+async def told(count: int) -> AsyncIterator[tuple[list[Told], Controllers]]:
+    """Controllers of which the first is in office, and a client that knows the last one only."""
+    servers, found = [], []
+    for _ in range(count):
+        one = Told()
+        server = grpc.aio.server(interceptors=[ServerInterceptor()])
+        add_ControllerServicer_to_server(one, server)
+        one.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        servers.append(server)
+        found.append(one)
+    for one in found:
+        one.master = found[0].address
+    connections = Connections()
+    try:
+        yield found, Controllers([found[-1].address], connections)
+    finally:
+        await connections.close()
+        for server in servers:
+            await server.stop(None)
+
+
+async def asked(client: Controllers, timeout_s: float = 10.0) -> str:
+    routes = await client.call("GetRoutes", pb.GetRoutesRequest(), timeout_s)
+    return str(routes.cluster_id)
+
+
+async def test_a_standby_leads_to_the_master_at_once_and_it_is_asked_first_then() -> None:
+    async with told(3) as ((one, two, three), client):
+        assert await asked(client) == one.address
+        assert (one.calls, two.calls, three.calls) == (1, 0, 1)
+        assert await asked(client) == one.address
+        assert (one.calls, two.calls, three.calls) == (2, 0, 1)
+
+
+async def test_who_is_given_one_controller_learns_the_others() -> None:
+    async with told(3) as ((one, two, three), client):
+        assert client.addresses == (three.address,)
+        client.learn([one.address, two.address, three.address])
+        assert set(client.addresses) == {one.address, two.address, three.address}
+        client.learn([two.address])
+        assert set(client.addresses) == {two.address, three.address}  # the given one stays
+
+
+async def test_a_controller_that_hangs_is_left_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HANG_S", 0.05)
+    async with told(2) as ((one, two), client):
+        client.learn([one.address, two.address])
+        one.hanging = True
+        two.master = two.address
+        client._prefer(one.address)
+        assert await asked(client) == two.address
+
+
+async def test_a_call_that_takes_long_is_no_reason_to_go_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HANG_S", 0.02)
+    async with told(2) as ((one, two), client):
+        client.learn([one.address, two.address])
+        client._prefer(one.address)
+        one.slow = asyncio.Event()
+        asking = asyncio.ensure_future(asked(client))
+        await asyncio.sleep(0.2)  # several looks at whether it lives
+        assert not asking.done()
+        one.slow.set()
+        assert await asking == one.address
+        assert (one.calls, two.calls) == (1, 0)
+
+
+async def test_an_answer_that_is_an_error_is_not_asked_for_again() -> None:
+    async with told(1) as ((one,), client):
+        with pytest.raises(TopicExists, match="an answer"):
+            await client.call("ListProducers", pb.ListProducersRequest(), 5.0)
+        assert one.calls == 1
+
+
+async def test_when_nobody_is_in_office_the_error_says_whom_was_asked() -> None:
+    async with told(1) as ((one,), client):
+        one.master = ""
+        with pytest.raises(Unavailable, match=one.address):
+            await asked(client, 0.3)
+
+
+async def test_a_watch_follows_the_office() -> None:
+    async with told(2) as ((one, two), client):
+        seen: asyncio.Queue[str] = asyncio.Queue()
+        watching = asyncio.ensure_future(
+            client.watch(pb.GetRoutesRequest(), lambda routes: seen.put_nowait(routes.cluster_id))
+        )
+        async with asyncio.timeout(10):
+            assert await seen.get() == one.address
+            one.master = two.master = two.address
+            one.left.set()
+            assert await seen.get() == two.address
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_watch_leaves_a_controller_that_calls_have_left() -> None:
+    async with told(2) as ((one, two), client):
+        seen: asyncio.Queue[str] = asyncio.Queue()
+        watching = asyncio.ensure_future(
+            client.watch(pb.GetRoutesRequest(), lambda routes: seen.put_nowait(routes.cluster_id))
+        )
+        async with asyncio.timeout(10):
+            assert await seen.get() == one.address
+            one.master = two.master = two.address  # and controller 1 ends no watch: it hangs
+            client.learn([one.address, two.address])
+            assert await asked(client) == two.address
+            assert await seen.get() == two.address
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
