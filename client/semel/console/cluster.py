@@ -28,8 +28,8 @@ def status(bootstrap: str, as_json: bool) -> None:
         out.emit(found.as_dict())
         return
     controllers = render.table(
-        ["controller", "role", "address"],
-        [[c.id, c.role, c.address] for c in found.controllers],
+        ["controller", "role", "address", "alive"],
+        [[c.id, c.role, c.address, "yes" if c.alive else "silent"] for c in found.controllers],
         title=f"cluster {found.cluster_id} · {found.topics} topics · semel {found.version}",
     )
     brokers = render.table(

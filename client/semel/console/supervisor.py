@@ -246,6 +246,11 @@ def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str
     command = [sys.executable, "-P", "-m", f"semel.{node.kind}"]
     command += ["--data", str(directory / node.name), "--listen", node.address]
     command += ["--cluster-id", plan.cluster_id]
+    if node.kind == "controller":
+        command += ["--controller-id", str(node.id)]
+        if len(plan.controllers) > 1:
+            peers = ",".join(f"{other.id}={other.address}" for other in plan.controllers)
+            command += ["--peers", peers]
     if node.kind == "broker":
         assert node.group is not None
         command += ["--group", str(node.group), "--node", str(node.id)]

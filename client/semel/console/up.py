@@ -59,12 +59,13 @@ LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
     help="Directory of the cluster; the same one starts the same cluster again.",
 )
 @click.option("--brokers", type=int, help="Nodes of each broker group: 1, 3 or 5. [default: 3]")
-@click.option("--controllers", type=int, help="Controllers: 1. [default: 1]")
+@click.option("--controllers", type=int, help="Controllers: 1, 3 or 5. [default: 1]")
 @click.option("--groups", type=int, help="Broker groups. [default: 1]")
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
-    help="Of the controller; brokers take port + 101 and up. 0 takes free ones. [default: 7070]",
+    help="Of the first controller; brokers take port + 101 and up. 0 takes free ones."
+    " [default: 7070]",
 )
 @click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
 @click.option("--no-restart", is_flag=True, help="Leave a node that died dead.")
@@ -91,8 +92,8 @@ def up(
 def _check_counts(brokers: int | None, controllers: int | None, groups: int | None) -> None:
     if brokers not in (None, 1, 3, 5):
         raise click.UsageError(f"--brokers {brokers}: a group has 1, 3 or 5 nodes")
-    if controllers not in (None, 1):
-        raise click.UsageError(f"--controllers {controllers}: this version runs exactly 1")
+    if controllers not in (None, 1, 3, 5):
+        raise click.UsageError(f"--controllers {controllers}: a cluster has 1, 3 or 5")
     if groups is not None and not 1 <= groups <= 64:
         raise click.UsageError(f"--groups {groups}: choose 1 to 64")
 

@@ -212,7 +212,12 @@ class LiveView:
         assert self._pids is not None
         pid = self._pids.pid(node)
         role, log_end, term = self._figures(node)
-        style = {"master": "bold green", "slave": "green", "down": "bold red"}.get(role, "yellow")
+        style = {
+            "master": "bold green",
+            "slave": "green",
+            "standby": "green",
+            "down": "bold red",
+        }.get(role, "yellow")
         shown = Text(role, style=style)
         return [node.name, node.group, shown, node.address, str(pid or ""), log_end, term]
 
@@ -222,10 +227,16 @@ class LiveView:
         if self._pids.pid(node) is None:
             return "down", None, None
         if node.kind == "controller":
-            return ("master" if self._status is not None else "silent"), None, None
+            return self._role_of_controller(node), None, None
         for group in self._status.groups if self._status is not None else ():
             for status in group.nodes:
                 if group.group_id == node.group and status.node_id == node.id:
                     role = status.role if status.alive else "silent"
                     return role, status.log_end_index, group.term
         return "starting", None, None
+
+    def _role_of_controller(self, node: NodePlan) -> str:
+        for status in self._status.controllers if self._status is not None else ():
+            if status.controller_id == node.id:
+                return status.role if status.alive else "silent"
+        return "silent"

@@ -1,7 +1,8 @@
-"""What the cluster's own controller and masters say about it, for `semel up`.
+"""What the cluster's own controllers and masters say about it, for `semel up`.
 
-How it works. One channel to the controller and one to each master, both kept. An answer that does
-not come in time is no answer; nothing here raises because a node is down.
+How it works. One channel to each controller and master, all kept. All controllers are asked at
+once, and whoever is in office answers. An answer that does not come in time is no answer; nothing
+here raises because a node is down.
 """
 
 from __future__ import annotations
@@ -49,8 +50,21 @@ class ClusterWatch:
             await channel.close()
 
     async def status(self) -> ClusterStatusReply | None:
-        """The controller's view; None when it does not answer."""
-        call = self._channel(self._plan.controllers[0].address).unary_unary(
+        """The view of the controller in office; None when there is none, or it does not answer."""
+        asked = [
+            asyncio.ensure_future(self._status_of(node.address)) for node in self._plan.controllers
+        ]
+        try:
+            for answer in asyncio.as_completed(asked):
+                if (status := await answer) is not None:
+                    return status
+            return None
+        finally:
+            for call in asked:
+                call.cancel()
+
+    async def _status_of(self, address: str) -> ClusterStatusReply | None:
+        call = self._channel(address).unary_unary(
             "/semel.protos.v1.Controller/GetClusterStatus",
             request_serializer=ClusterStatusRequest.SerializeToString,
             response_deserializer=ClusterStatusReply.FromString,
@@ -67,7 +81,7 @@ class ClusterWatch:
         """
         status = await self.status()
         if status is None:
-            return "the controller does not answer"
+            return "no controller is in office"
         known = {group.group_id: group for group in status.groups}
         for number in self._plan.groups:
             group = known.get(number)
@@ -77,8 +91,9 @@ class ClusterWatch:
                 return f"the master of group {number} does not answer"
         now = asyncio.get_running_loop().time()
         self._served_since = now if self._served_since is None else self._served_since
-        alive = {node.node_id for group in status.groups for node in group.nodes if node.alive}
-        asleep = [n.name for n in self._plan.nodes if n.kind == "broker" and n.id not in alive]
+        alive = {("broker", n.node_id) for group in status.groups for n in group.nodes if n.alive}
+        alive |= {("controller", c.controller_id) for c in status.controllers if c.alive}
+        asleep = [node.name for node in self._plan.nodes if (node.kind, node.id) not in alive]
         if asleep and now - self._served_since < ALL_NODES_WAIT_S:
             return f"{', '.join(asleep)} did not report yet"
         return ""

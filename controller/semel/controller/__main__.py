@@ -30,6 +30,10 @@ _FIELDS = {field.name: field for field in dataclasses.fields(ControllerConfig)}
 EPILOG = """\b
 Example, a controller that brokers reach at its default address:
   python -m semel.controller --data data/controller
+\b
+The first of three, which replicate the metadata among themselves:
+  python -m semel.controller --data data/controller-1 --controller-id 1 --cluster-id orders \\
+      --listen 10.0.0.1:7070 --peers 1=10.0.0.1:7070,2=10.0.0.2:7070,3=10.0.0.3:7070
 """
 
 
@@ -48,6 +52,19 @@ def _read_toml(context: click.Context, _: click.Parameter, path: Path | None) ->
     return path
 
 
+def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict[int, str] | None:
+    """Numbers and addresses of `1=HOST:PORT,2=HOST:PORT`."""
+    if text is None:
+        return None
+    peers = {}
+    for one in text.split(","):
+        number, equals, address = one.strip().partition("=")
+        if not equals or not number.isdecimal():
+            raise click.BadParameter(f"{one!r} is no controller: write NUMBER=HOST:PORT")
+        peers[int(number)] = address
+    return peers
+
+
 @click.command(epilog=EPILOG, context_settings={"auto_envvar_prefix": "SEMEL_CONTROLLER"})
 @click.option(
     "--config",
@@ -61,6 +78,19 @@ def _read_toml(context: click.Context, _: click.Parameter, path: Path | None) ->
 @click.option("--listen", help="HOST:PORT; port 0 takes a free one. [127.0.0.1:7070]")
 @click.option("--advertise", help="HOST:PORT under which others reach it. [as it listens]")
 @click.option("--controller-id", type=int, help="Its number, 1 and up. [1]")
+@click.option(
+    "--peers",
+    callback=_read_peers,
+    help="All controllers of the group, itself among them: 1=HOST:PORT,2=HOST:PORT,… [it is alone]",
+)
+@click.option(
+    "--metadata",
+    help="sqlite, embedded or zookeeper://HOST:PORT[,…]/CHROOT. [sqlite alone, embedded in a group]",
+)
+@click.option(
+    "--metadata-auth",
+    help="USER:PASSWORD for ZooKeeper; better set as SEMEL_CONTROLLER_METADATA_AUTH.",
+)
 @click.option("--cluster-id", help="Refuse a data directory of another cluster.")
 @click.option(
     "--metrics-port", type=int, help="Serve Prometheus text at /metrics; 0 takes a free port. [off]"

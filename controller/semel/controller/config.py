@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from semel.protos.errors import InvalidRequest
+
+GROUP_SIZES: Final = (1, 3, 5)
+SQLITE: Final = "sqlite"
+EMBEDDED: Final = "embedded"
+ZOOKEEPER: Final = "zookeeper://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +36,18 @@ class ControllerConfig:
     cluster_id: str = ""
     """The cluster it must be of. Default: whatever the data directory says; a new directory gets a
     random one."""
+
+    peers: Mapping[int, str] = field(default_factory=dict)
+    """HOST:PORT of each controller of the group by its number, its own among them. Default: it is
+    alone."""
+
+    metadata: str = ""
+    """Where the metadata lives: `sqlite` (a file of this controller alone), `embedded` (the
+    controllers replicate it), `zookeeper://HOST:PORT[,HOST:PORT…]/CHROOT`. Default: sqlite for a
+    controller that is alone, else embedded."""
+
+    metadata_auth: str = ""
+    """USER:PASSWORD for ZooKeeper. Default: none."""
 
     metrics_port: int | None = None
     """Port of `GET /metrics`, on the host of `listen`; 0 takes a free one. Default: none, the
@@ -53,11 +72,32 @@ class ControllerConfig:
             split_address(self.advertise)
         if self.controller_id < 1:
             raise InvalidRequest(f"controller_id is {self.controller_id}; it begins at 1")
+        if self.peers and (len(self.peers) not in GROUP_SIZES or min(self.peers) < 1):
+            raise InvalidRequest(
+                f"peers names the controllers {sorted(self.peers)}: a group has 1, 3 or 5"
+            )
+        if self.peers and self.controller_id not in self.peers:
+            raise InvalidRequest(
+                f"controller_id is {self.controller_id}, but peers names {sorted(self.peers)} only"
+            )
+        for address in self.peers.values():
+            split_address(address)
+        if self.metadata not in ("", SQLITE, EMBEDDED):
+            split_zookeeper(self.metadata)
+        if self.metadata == SQLITE and len(self.peers) > 1:
+            raise InvalidRequest("sqlite holds the metadata of one controller, not of several")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise InvalidRequest(f"metrics_port is {self.metrics_port}; ports end at 65535")
         for name in ("node_timeout_ms", "broker_call_timeout_ms", "request_timeout_ms", "stop_ms"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be positive")
+
+    @property
+    def metadata_kind(self) -> str:
+        """`sqlite`, `embedded` or `zookeeper`."""
+        if self.metadata.startswith(ZOOKEEPER):
+            return "zookeeper"
+        return self.metadata or (EMBEDDED if len(self.peers) > 1 else SQLITE)
 
     @property
     def loopback(self) -> bool:
@@ -67,6 +107,20 @@ class ControllerConfig:
             return ipaddress.ip_address(host).is_loopback
         except ValueError:
             return host == "localhost"
+
+
+def split_zookeeper(url: str) -> tuple[tuple[str, ...], str]:
+    """Servers and chroot of zookeeper://HOST:PORT[,HOST:PORT…]/CHROOT; raises InvalidRequest."""
+    servers, slash, chroot = url.removeprefix(ZOOKEEPER).partition("/")
+    if not url.startswith(ZOOKEEPER) or not slash or not chroot.strip("/"):
+        raise InvalidRequest(
+            f"{url!r} is no place for metadata: write sqlite, embedded or "
+            "zookeeper://HOST:PORT[,HOST:PORT…]/CHROOT"
+        )
+    hosts = tuple(servers.split(","))
+    for host in hosts:
+        split_address(host)
+    return hosts, f"/{chroot.strip('/')}"
 
 
 def split_address(address: str) -> tuple[str, int]:

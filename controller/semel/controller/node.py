@@ -28,7 +28,8 @@ from semel.controller.config import ControllerConfig, split_address
 from semel.controller.duty import Clocks, Duty
 from semel.controller.probe import Probe
 from semel.controller.server import ControllerService
-from semel.controller.store import ControllerAddress, MetadataStore, SqliteStore
+from semel.controller.store import ControllerAddress, MetadataStore
+from semel.controller.store.opening import open_store
 from semel.controller.succession import Succession
 from semel.protos.errors import InternalError, SemelError, Unavailable
 from semel.protos.metrics import MetricsServer
@@ -112,7 +113,7 @@ class ControllerNode:
         _check_free(config.listen)
         store = self._given_store
         if store is None:
-            store = await SqliteStore.open(config.data)
+            store = await open_store(config)
             exits.push_async_callback(store.close)
         succession = self._succession = Succession(
             store, lambda: self._begin(store), cluster_id=config.cluster_id
