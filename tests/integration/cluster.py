@@ -1,6 +1,6 @@
 """A real cluster of processes for tests and benchmarks: started, killed, paused, restarted.
 
-How it works. One controller and `groups` × `brokers` broker nodes run as `python -m` processes
+How it works. Some controllers and `groups` × `brokers` broker nodes run as `python -m` processes
 under one data directory, each with its output in a file beside its data. Ports are chosen once, so
 that a node that is started again keeps its address. Every process asks the kernel to be killed when
 the one that started it ends, so that not even a killed test run leaves anything behind.
@@ -94,17 +94,26 @@ class Cluster:
         *,
         brokers: int = 3,
         groups: int = 1,
+        controllers: int = 1,
         broker_flags: Sequence[str] = (),
     ) -> None:
         """`broker_flags` go to every broker node as they are."""
         self.data = data
         data.mkdir(parents=True, exist_ok=True)
-        controller_port, *ports = _free_ports(1 + brokers * groups)
-        self.controller_address = f"{HOST}:{controller_port}"
-        self.bootstrap = self.controller_address
-        """Where clients find the controller."""
+        ports = _free_ports(controllers + brokers * groups)
+        addresses = [f"{HOST}:{ports.pop(0)}" for _ in range(controllers)]
+        self.controller_address = addresses[0]
+        self.bootstrap = ",".join(addresses)
+        """Where clients find the controllers."""
         flags = self._controller_flags()
-        self.controller = self._node("controller", 1, 0, self.controller_address, flags)
+        if controllers > 1:
+            peers = ",".join(f"{n}={address}" for n, address in enumerate(addresses, 1))
+            flags += ["--peers", peers]
+        self.controllers = [
+            self._node("controller", n, 0, address, ["--controller-id", str(n), *flags])
+            for n, address in enumerate(addresses, 1)
+        ]
+        self.controller = self.controllers[0]
         self.brokers: list[Node] = []
         for group in range(1, groups + 1):
             ids = range((group - 1) * brokers + 1, group * brokers + 1)
@@ -120,7 +129,7 @@ class Cluster:
 
     def _broker_flags(self, number: int, members: dict[int, str]) -> list[str]:
         """How a broker node finds the others; `members` says where each of its group listens."""
-        flags = ["--controllers", self.controller_address]
+        flags = ["--controllers", ",".join(node.address for node in self.controllers)]
         for member, address in members.items():
             flags += ["--member", f"{member}={address}"]
         return flags
@@ -133,8 +142,8 @@ class Cluster:
 
     @property
     def nodes(self) -> list[Node]:
-        """The controller, then the brokers."""
-        return [self.controller, *self.brokers]
+        """The controllers, then the brokers."""
+        return [*self.controllers, *self.brokers]
 
     def __enter__(self) -> Cluster:
         try:
@@ -242,13 +251,32 @@ class Cluster:
             self.master(group, max(1.0, deadline - time.monotonic()))
 
     def _groups_with_master(self) -> set[int]:
-        with grpc.insecure_channel(self.controller_address) as channel:
+        for node in self.controllers:
+            if node.running and (reply := self.controller_status(node)) is not None:
+                return {group.group_id for group in reply.groups if group.master_id}
+        return set()
+
+    def controller_status(
+        self, node: Node, *, standby: bool = False, timeout: float = 1.0
+    ) -> controller_pb2.ClusterStatusReply | None:
+        """What a controller says; None when it does not answer, or is not in office."""
+        with grpc.insecure_channel(node.address) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
+            request = controller_pb2.ClusterStatusRequest(standby=standby)
             try:
-                reply = stub.GetClusterStatus(controller_pb2.ClusterStatusRequest(), timeout=1.0)
+                return stub.GetClusterStatus(request, timeout=timeout)
             except grpc.RpcError:
-                return set()
-        return {group.group_id for group in reply.groups if group.master_id}
+                return None
+
+    def controller_in_office(self, timeout: float = 20.0) -> Node:
+        """The controller that answers as master."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            for node in self.controllers:
+                if node.running and self.controller_status(node, timeout=0.3) is not None:
+                    return node
+            time.sleep(0.02)
+        raise TimeoutError(f"no controller in office after {timeout} s{self._logs()}")
 
     def wait_caught_up(self, group: int = 1, timeout: float = 30.0) -> None:
         """Wait until every node of a group has applied what is committed now."""

@@ -85,7 +85,7 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 )
 @click.option(
     "--metadata",
-    help="sqlite, embedded or zookeeper://HOST:PORT[,…]/CHROOT. [sqlite alone, embedded in a group]",
+    help="sqlite, embedded or zookeeper://HOST:PORT[,…]/ROOT. [sqlite alone, embedded with peers]",
 )
 @click.option(
     "--metadata-auth",

@@ -1,4 +1,4 @@
-"""Whom of several controllers a client asks: real gRPC, and controllers that do as they are told."""
+"""Whom of several controllers a client asks: real gRPC, controllers that do as they are told."""
 
 from __future__ import annotations
 
