@@ -22,6 +22,7 @@ from semel.broker.node import BrokerNode
 from semel.broker.raft import Message, encode_message
 from semel.broker.replica import Replica
 from semel.broker.server.replicate import split_message
+from semel.broker.state import FEATURE_LEVEL_MAX
 from semel.controller.config import ControllerConfig
 from semel.controller.node import ControllerNode
 from semel.controller.store import MemoryStore
@@ -46,6 +47,8 @@ def broker_address(number: int) -> str:
 
 class SimLink:
     """A peer link that sends datagrams; the frames come from the log, as in `peers.py`."""
+
+    feature_level_max = FEATURE_LEVEL_MAX
 
     def __init__(self, host: BrokerHost, replica: Replica, peer: NodeId) -> None:
         self._host = host

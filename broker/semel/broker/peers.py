@@ -84,6 +84,8 @@ class PeerLink:
         self._route = route
         self._streams: list[_Stream | None] = [None, None]
         """For control messages and for entries; None while not open."""
+        self.feature_level_max: int | None = None
+        """The highest level the peer's program knows, as of its newest stream; None: not heard."""
 
     def send(self, message: Message) -> None:
         """Sends one message; drops it when the peer is not connected."""
@@ -137,6 +139,7 @@ class PeerLink:
                 ),
                 timeout=_OPEN_TIMEOUT_S,
             )
+        self.feature_level_max = reply.feature_level_max
         host, _, port = (self._route or self.address).rpartition(":")
         await asyncio.get_running_loop().create_connection(
             lambda: stream, host.strip("[]"), int(port) if self._route else reply.port

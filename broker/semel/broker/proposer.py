@@ -236,6 +236,10 @@ class Proposer:
                 verdict = self._judge.judge_create_queue(record.create_queue)
             case "delete_queue":
                 verdict = self._judge.judge_delete_queue(record.delete_queue)
+            case "split_queue":
+                verdict = self._judge.judge_split(record.split_queue)
+            case "feature_level":
+                verdict = self._judge.judge_feature_level(record.feature_level)
             case "alter_topic":
                 verdict = self._judge.judge_alter_topic(record.alter_topic)
             case "trim":

@@ -67,7 +67,7 @@ from semel.protos.batch import BatchHeader
 from semel.protos.errors import DiskFull, NotMaster, SemelError, Throttled, Unavailable
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
 from semel.protos.ids import NodeId, QueueKey, Term
-from semel.protos.v1.control_pb2 import ControlRecord
+from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +262,27 @@ class Replica:
         future = self.proposer.submit_control(record)
         self._schedule_turn()
         return await future
+
+    async def raise_feature_level(self, level: int) -> None:
+        """Lets the log hold what `level` allows, once every member's program knows it.
+
+        Raises NotMaster, and Unavailable while a member does not, or was not heard.
+        """
+        await self.wait_master()
+        if self.state.feature_level >= level:
+            return
+        for node in self.addresses():
+            if node == self.config.node_id:
+                continue
+            link = self.links.get(node)
+            known = None if link is None else link.feature_level_max
+            if known is None or known < level:
+                raise Unavailable(
+                    f"node {node} "
+                    + ("is not connected" if known is None else f"knows level {known} only")
+                    + f", and feature level {level} needs every member: start it, or upgrade it"
+                )
+        await self.submit_control(ControlRecord(feature_level=FeatureLevel(level=level)))
 
     def append_alone(
         self, kind: RecordKind, payload: bytes = b"", members: Members | None = None

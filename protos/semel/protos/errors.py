@@ -248,6 +248,22 @@ class QueueLocked(CallerError):
     retry_after_ms: int = 0
 
 
+class QueueSealed(CallerError):
+    """The queue was split; what it does not hold belongs to its children."""
+
+    code = errors_pb2.ERROR_CODE_QUEUE_SEALED
+    status = "FAILED_PRECONDITION"
+    split_record: bytes = b""
+
+
+class ParentUnread(CallerError):
+    """The consumer group has to read the queue's parent to its end first."""
+
+    code = errors_pb2.ERROR_CODE_PARENT_UNREAD
+    status = "FAILED_PRECONDITION"
+    retry_after_ms: int = 0
+
+
 class Unauthenticated(CallerError):
     """The caller did not prove who it is."""
 

@@ -35,6 +35,7 @@ VALUES = {
     "retry_after_ms": st.integers(0, 2**64 - 1),
     "current_token": st.integers(0, 2**64 - 1),
     "limit_bytes": st.integers(0, 2**64 - 1),
+    "split_record": st.binary(max_size=20),
 }
 
 

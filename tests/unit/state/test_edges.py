@@ -8,6 +8,7 @@ import pytest
 
 from semel.broker.state import (
     Accepted,
+    Child,
     Duplicate,
     OutcomeKind,
     Parked,
@@ -403,7 +404,7 @@ def test_settings_that_are_absent_have_their_defaults() -> None:
 
 
 def test_a_new_queue_is_all_zero() -> None:
-    fixed = _FIXED.unpack_from(b"".join(new_queue().parts()))
+    fixed = _FIXED.unpack_from(b"".join(new_queue().parts(lineage=False)))
     assert fixed[:4] == (KEY.topic_id, KEY.queue_id, 0, 65_536)
     assert set(fixed[8:]) == {0}
     assert new_queue().expired_epoch_floor == 0
@@ -417,9 +418,11 @@ def test_a_queue_comes_back_with_all_its_numbers() -> None:
     queue.token_floor = 3
     queue.expired.add(9, 4, stored=True)
     assert queue.last_append_us == 1_003
-    data = b"".join(queue.parts())
-    back = QueueState.read_parts(Reader(data))
-    assert b"".join(back.parts()) == data
+    queue.parent = 3
+    queue.children = (Child(5, 0, 10), Child(6, 10, 20))
+    data = b"".join(queue.parts(lineage=True))
+    back = QueueState.read_parts(Reader(data), lineage=True)
+    assert b"".join(back.parts(lineage=True)) == data
     for name in QueueState.__slots__:
         if name not in ("expired", "extents"):
             assert getattr(back, name) == getattr(queue, name), name

@@ -19,6 +19,8 @@ DOCUMENT = "state.md"
         ("Membership", 0, machine._MEMBERS),
         ("Queue", 0, queues._FIXED),
         ("Queue", 1, expired.HEAD),
+        ("Lineage", 0, queues._LINEAGE),
+        ("Lineage", 1, queues._CHILD),
         ("Row", 0, producers.ROW),
         ("Row", 1, producers.ENTRY),
         ("Consumer group", 0, locks._FIXED),

@@ -22,6 +22,7 @@ from semel.broker.server.members import member_statuses
 from semel.broker.server.verify import verify_queues
 from semel.broker.snapshots import Checkpoints
 from semel.broker.state import (
+    SPLIT_LEVEL,
     CommitApplied,
     FenceApplied,
     LockGranted,
@@ -319,10 +320,12 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
                 f"this broker belongs to cluster {self._config.cluster_id}, "
                 f"the caller to {request.cluster_id}"
             )
-        allowed = ("create_queue", "delete_queue", "alter_topic")
+        allowed = ("create_queue", "delete_queue", "alter_topic", "split_queue")
         for record in request.records:
             if record.WhichOneof("record") not in allowed:
                 raise InvalidRequest(f"ApplyQueues takes {', '.join(allowed)} and nothing else")
+        if any(record.HasField("split_queue") for record in request.records):
+            await self._replica.raise_feature_level(SPLIT_LEVEL)
         await asyncio.gather(*map(self._replica.submit_control, request.records))
         return broker_pb2.ApplyQueuesReply()
 

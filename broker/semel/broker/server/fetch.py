@@ -278,11 +278,12 @@ class FetchHandler:
                 log_end_offset=end,
             )
         if wanted.offset == end:
-            return None
+            # A sealed queue is at its end for ever: nobody needs to wait to learn it.
+            return self._end_of(wanted, queue) if queue.sealed else None
         extents = queue.extents_from(wanted.offset, min(wanted.max_bytes or room, room))
         batches = await self._read(extents)
         result = broker_pb2.FetchResult(
-            queue=wanted.queue, log_start_offset=start, high_watermark=end
+            queue=wanted.queue, log_start_offset=start, high_watermark=end, sealed=queue.sealed
         )
         for extent, batch in zip(extents, batches, strict=True):
             skip = max(0, wanted.offset - extent.base_offset)
@@ -296,6 +297,18 @@ class FetchHandler:
             last = extents[-1]
             node.on_delivered(wanted.group, key, wanted.token, last.base_offset + last.count)
         return result, batches
+
+    @staticmethod
+    def _end_of(
+        wanted: broker_pb2.FetchQueue, queue: QueueState
+    ) -> tuple[broker_pb2.FetchResult, list[Part]]:
+        result = broker_pb2.FetchResult(
+            queue=wanted.queue,
+            log_start_offset=queue.log_start_offset,
+            high_watermark=queue.log_end_offset,
+            sealed=True,
+        )
+        return result, []
 
     async def _read(self, extents: Sequence[Extent]) -> list[Part]:
         """Stored batches of the extents, from the cache or else all from disk in one job."""

@@ -31,6 +31,7 @@ from semel.broker.peer_stream import (
 )
 from semel.broker.peers import Identity
 from semel.broker.raft import EntryMeta, Membership, Message, decode_message, envelope_length
+from semel.broker.state import FEATURE_LEVEL_MAX
 from semel.protos.control_records import membership_nodes
 from semel.protos.errors import DataDirectoryError, InvalidRequest, SemelError
 from semel.protos.frames import (
@@ -138,7 +139,9 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
                 del self._tickets[next(iter(self._tickets))]
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._tickets[ticket] = (peer, now + _TICKET_S)
-        return raft_pb2.OpenStreamReply(port=self._port, ticket=ticket)
+        return raft_pb2.OpenStreamReply(
+            port=self._port, ticket=ticket, feature_level_max=FEATURE_LEVEL_MAX
+        )
 
     # ------------------------------------------------------------------ what a stream tells
 

@@ -21,10 +21,17 @@ from typing import Final
 
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.replica import Replica
-from semel.broker.state import BatchVerifier, Extent, QueueReport, State, TableVerifier
+from semel.broker.state import (
+    BatchVerifier,
+    Extent,
+    QueueReport,
+    QueueState,
+    State,
+    TableVerifier,
+)
 from semel.protos.control_records import queue_ref
 from semel.protos.errors import CorruptSegment, InvalidRequest, StorageError
-from semel.protos.ids import QueueKey
+from semel.protos.ids import QueueId, QueueKey
 from semel.protos.v1 import broker_pb2
 
 _REPORT_BYTES: Final = 32 << 20
@@ -40,6 +47,8 @@ class _Wanted:
     log_end_offset: int
     expired_epoch_floor: int
     extents: tuple[Extent, ...]
+    inherited: dict[int, tuple[int, int]]
+    """Of a child: epoch and last sequence of each row that its parent ended with."""
     live_table_digest: bytes
 
 
@@ -98,8 +107,18 @@ def _capture(state: State, key: QueueKey, index: int) -> _Wanted:
         log_end_offset=end,
         expired_epoch_floor=queue.expired_epoch_floor,
         extents=extents,
+        inherited=_inherited(state, queue),
         live_table_digest=state.producers.queue_digest(key),
     )
+
+
+def _inherited(state: State, queue: QueueState) -> dict[int, tuple[int, int]]:
+    """Rows of a sealed parent do not change, they only expire."""
+    if queue.parent is None:
+        return {}
+    parent = QueueKey(queue.key.topic_id, QueueId(queue.parent))
+    rows = state.producers.rows(parent)
+    return {row.producer_id: (row.epoch, row.last_sequence) for row in rows if row.window}
 
 
 def _base(log: Log, index: int) -> State | None:
@@ -174,6 +193,7 @@ def _read_queue(log: Log, one: _Wanted, progress: Callable[[int], None]) -> Queu
         one.log_start_offset,
         one.log_end_offset,
         expired_epoch_floor=one.expired_epoch_floor,
+        inherited=one.inherited,
     )
     for extent in one.extents:
         try:

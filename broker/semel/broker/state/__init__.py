@@ -13,7 +13,7 @@ from semel.broker.state.producers import (
     SequenceTable,
     row_message,
 )
-from semel.broker.state.queues import QueueSettings, QueueState
+from semel.broker.state.queues import Child, QueueSettings, QueueState
 from semel.broker.state.results import (
     ApplyResult,
     BatchApplied,
@@ -32,6 +32,7 @@ from semel.broker.state.results import (
     StateDiverged,
     WindowEntry,
 )
+from semel.broker.state.splits import SPLIT_LEVEL
 from semel.broker.state.verdicts import (
     Accepted,
     BatchKey,
@@ -47,6 +48,7 @@ from semel.broker.state.verify import BatchVerifier, QueueReport, TableVerifier
 
 __all__ = [
     "FEATURE_LEVEL_MAX",
+    "SPLIT_LEVEL",
     "WINDOW_BATCHES",
     "Accepted",
     "ApplyResult",
@@ -54,6 +56,7 @@ __all__ = [
     "BatchKey",
     "BatchVerdict",
     "BatchVerifier",
+    "Child",
     "CommitApplied",
     "CommitOutcome",
     "ConsumerGroups",

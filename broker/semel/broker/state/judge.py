@@ -10,8 +10,8 @@ that the applied state holds everything older, and dropped when the node steps d
 entries may be lost, or when something accepted could not be appended.
 
 Order of the checks: queue, size, row, incarnation, next in the chain, stored before, in flight,
-gap. "Stored before" comes ahead of "gap": a retry whose first answer was lost must find its
-original, not an error about order.
+sealed, gap. "Stored before" comes ahead of the rest: a retry whose first answer was lost must find
+its original, not an error about order, nor that the queue was split since.
 
 Invariants
 1. A batch is accepted only if its `previous_sequence` is the last accepted sequence of its row:
@@ -21,6 +21,8 @@ Invariants
 3. A message that is certainly not stored is never answered with Duplicate: a batch that begins or
    ends in a gap between remembered batches is OutOfOrderSequence.
 4. At most 64 batches of a row are in flight, so each of them can still be found in the window.
+5. A queue whose split is accepted accepts nothing more, and QueueSealed is said of applied splits
+   only: what gets that answer is not in the queue and never will be.
 
 Not here: the overlay (`spec.py`), parked batches and their order (`parking.py`), locks and commits
 (decided at apply).
@@ -33,12 +35,13 @@ from typing import Final
 
 from semel.broker.state.expired import Expired
 from semel.broker.state.locks import unknown_queue
-from semel.broker.state.machine import State, queue_key_of
+from semel.broker.state.machine import FEATURE_LEVEL_MAX, State, queue_key_of
 from semel.broker.state.parking import Parking
 from semel.broker.state.producers import WINDOW_BATCHES, OutcomeKind
-from semel.broker.state.queues import SLOTS, QueueSettings
+from semel.broker.state.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.results import ApplyResult
 from semel.broker.state.spec import InFlight, RecordUse, Spec, SpecQueue, SpecRow
+from semel.broker.state.splits import SPLIT_LEVEL, children_of, sealed_error, split_trouble
 from semel.broker.state.verdicts import (
     Accepted,
     BatchKey,
@@ -62,8 +65,17 @@ from semel.protos.errors import (
     SemelError,
     SequenceConflict,
     Throttled,
+    Unavailable,
 )
-from semel.protos.ids import NO_SEQUENCE, Offset, ProducerId, QueueKey, Sequence, Term
+from semel.protos.ids import (
+    NO_SEQUENCE,
+    Offset,
+    ProducerId,
+    QueueId,
+    QueueKey,
+    Sequence,
+    Term,
+)
 from semel.protos.v1 import control_pb2
 
 IN_FLIGHT_BATCHES_MAX: Final = WINDOW_BATCHES
@@ -107,7 +119,7 @@ class Judge:
         queue = self._spec.queue(key)
         if queue is None:
             return Refused(unknown_queue(key))
-        if header.batch_length > queue.batch_bytes_max:
+        if header.batch_length > queue.batch_bytes_max and self._sealed(key) is None:
             return Refused(
                 MessageTooLarge(
                     f"batch of {header.batch_length} bytes; queue {key.queue_id} takes"
@@ -119,8 +131,21 @@ class Judge:
         if not row.exists or header.epoch != row.epoch or header.session != row.session:
             return Refused(_incarnation_error(header, queue, row))
         if header.previous_sequence == row.last:
-            return self._accept(header, queue, row)
+            return self._ended(queue) or self._accept(header, queue, row)
         return self._judge_unchained(header, row, now_ms)
+
+    def _sealed(self, key: QueueKey) -> QueueState | None:
+        """The queue, if it is split for certain."""
+        queue = self._state.queues.get(key)
+        return queue if queue is not None and queue.sealed else None
+
+    def _ended(self, queue: SpecQueue) -> Refused | None:
+        """The refusal of what a split queue does not hold; None for a queue that goes on. Final
+        only once the split is applied: until then it may be lost, and the queue go on."""
+        sealed = self._sealed(queue.key)
+        if sealed is not None:
+            return Refused(sealed_error(sealed))
+        return _come_back("the queue is being split") if queue.splitting else None
 
     def _accept(self, header: BatchHeader, queue: SpecQueue, row: SpecRow) -> BatchVerdict:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
@@ -139,6 +164,10 @@ class Judge:
             return verdict
         if header.base_sequence <= row.last:
             return self._judge_in_flight(header, row)
+        queue = self._spec.queue(header.queue_key)
+        ended = None if queue is None else self._ended(queue)
+        if ended is not None:
+            return ended
         if header.previous_sequence > row.last:
             return self._park(header, now_ms)
         if row.in_flight:
@@ -152,10 +181,11 @@ class Judge:
             return None
         base, last = header.base_sequence, header.last_sequence
         entry = applied.find(base)
-        if entry is not None and (entry.base_sequence, entry.last_sequence, entry.count) == (
-            base,
-            last,
-            header.count,
+        if (
+            entry is not None
+            and not entry.inherited
+            and (entry.base_sequence, entry.last_sequence, entry.count)
+            == (base, last, header.count)
         ):
             if entry.content_crc == header.content_crc:
                 return Duplicate(entry.base_offset)
@@ -244,6 +274,12 @@ class Judge:
                 return Refused(_expired(queue, producer_id))
             if row.exists and (record.epoch, record.session) < (row.epoch, row.session):
                 return Refused(_fenced(producer_id, record.epoch, record.session, row))
+            ended = self._ended(queue)
+            asks = row.exists and record.epoch == row.epoch and self._sealed(key) is not None
+            if ended is not None and not asks:
+                # A new incarnation has nothing to write here. That of the row may ask, once the
+                # split is applied, what became of its batches.
+                return ended
             chosen[key] = queue, row
         for _, row in chosen.values():
             row.exists = True
@@ -276,6 +312,46 @@ class Judge:
         queue = self._spec.queue_or_deleting(key) or SpecQueue(key, 0, 0, Expired())
         queue.deleted = True
         self._spec.use(RecordUse.DELETE, (queue,), ())
+        return Accepted()
+
+    def judge_split(self, record: control_pb2.SplitQueue) -> ControlVerdict:
+        """Idempotent once it is applied; refused when malformed, or split in another way."""
+        key = queue_key_of(record.queue)
+        queue, children = self._spec.queue(key), children_of(record)
+        if queue is None:
+            return Refused(unknown_queue(key))
+        if self._state.feature_level < SPLIT_LEVEL:
+            return Refused(
+                Unavailable(f"queue {key.queue_id} cannot be split before feature level 2")
+            )
+        applied = self._state.queues.get(key)
+        if queue.splitting and (applied is None or not applied.sealed):
+            return _come_back("the queue is being split")
+        if applied is None:
+            return _come_back("the queue is being created")
+        if applied.sealed:
+            if applied.children != children:
+                return Refused(sealed_error(applied))
+        else:
+            trouble = split_trouble(children, key.queue_id, applied.slot_start, applied.slot_end)
+            if trouble is not None:
+                return Refused(InvalidRequest(f"queue {key.queue_id}: {trouble}"))
+            for child in children:
+                known = QueueKey(key.topic_id, QueueId(child.queue_id))
+                if self._spec.queue_or_deleting(known) is not None:
+                    return Refused(InvalidRequest(f"queue {child.queue_id} exists already"))
+        queue.splitting = True
+        self._spec.use(RecordUse.SPLIT, (queue,), ())
+        return Accepted()
+
+    def judge_feature_level(self, record: control_pb2.FeatureLevel) -> ControlVerdict:
+        """Whoever asks has made sure that every member knows the level's rules."""
+        if record.level > FEATURE_LEVEL_MAX:
+            return Refused(
+                InvalidRequest(
+                    f"feature level {record.level} is not known here, only {FEATURE_LEVEL_MAX}"
+                )
+            )
         return Accepted()
 
     def judge_alter_topic(self, record: control_pb2.AlterTopic) -> ControlVerdict:

@@ -33,6 +33,7 @@ from semel.protos.errors import (
     InvalidRequest,
     LockLost,
     OffsetOutOfRange,
+    ParentUnread,
     QueueLocked,
     SemelError,
     StaleGeneration,
@@ -94,10 +95,23 @@ class ConsumerGroups:
             queues[queue.key] = GroupQueue(token=queue.token_floor)
         return queues[queue.key]
 
+    def inherit(self, key: QueueKey, children: list[QueueState]) -> None:
+        """A queue is split: groups that have read it begin its children at their start, whatever
+        they would do with a queue they never heard of."""
+        for group, queues in self._groups.items():
+            if key in queues:
+                for child in children:
+                    self._at(group, child).committed_offset = 0
+
     def acquire(
-        self, record: control_pb2.AcquireLock, key: QueueKey, queue: QueueState | None
+        self,
+        record: control_pb2.AcquireLock,
+        key: QueueKey,
+        queue: QueueState | None,
+        unread: ParentUnread | None,
     ) -> LockGranted | LockRefused:
-        """Grants an unlocked queue, or one that the member holds already, under a new token."""
+        """Grants an unlocked queue, or one that the member holds already, under a new token; not
+        one that is `unread` further up."""
         error: SemelError | None = None
         state = self.lookup(record.group, key)
         if queue is None:
@@ -114,6 +128,8 @@ class ConsumerGroups:
                 f"queue {key.queue_id} is locked by {state.owner!r} of group {record.group!r}",
                 owner=state.owner,
             )
+        elif unread is not None:
+            error = unread
         if error is not None or queue is None:
             assert error is not None
             return LockRefused(group=record.group, queue_key=key, error=error)

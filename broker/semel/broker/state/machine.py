@@ -30,7 +30,7 @@ from google.protobuf.message import DecodeError
 from semel.broker.state.codec import Reader, pack_text
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import Outcome, OutcomeKind, Row, SequenceTable
-from semel.broker.state.queues import SLOTS, QueueSettings, QueueState
+from semel.broker.state.queues import SLOTS, Child, QueueSettings, QueueState
 from semel.broker.state.results import (
     ApplyResult,
     BatchApplied,
@@ -43,6 +43,7 @@ from semel.broker.state.results import (
     ProducerState,
     StateDiverged,
 )
+from semel.broker.state.splits import SPLIT_LEVEL, children_of, split_trouble, unread_error
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     HEADER_BYTES,
@@ -63,8 +64,8 @@ from semel.protos.ids import (
 from semel.protos.v1 import common_pb2, control_pb2
 
 STATE_MAGIC: Final = b"SMST"
-STATE_VERSION: Final = 1
-FEATURE_LEVEL_MAX: Final = 1
+STATE_VERSION_MAX: Final = 2
+FEATURE_LEVEL_MAX: Final = 2
 """The highest level whose rules this version knows."""
 _STORED: Final = struct.Struct("<qqQ8x8xI8xIQIIQIIqqq48x")
 """What the fold needs of both headers of a stored batch. Their CRCs were checked with the frame,
@@ -104,6 +105,7 @@ class State:
             "create_queue": self._create_queue,
             "delete_queue": self._delete_queue,
             "alter_topic": self._alter_topic,
+            "split_queue": self._split_queue,
             "fence": self._fence,
             "trim": self._trim,
             "expire_producers": self._expire_producers,
@@ -185,6 +187,7 @@ class State:
             or base <= previous
             or last < base
             or base_offset != queue.log_end_offset
+            or queue.children
             or term != frame.term
             or not queue.last_append_us <= append_time_us <= frame.time_us
             or length != BROKER_HEADER_BYTES + HEADER_BYTES + body_length
@@ -259,6 +262,31 @@ class State:
                 queue.settings = settings
         return Done(what="alter_topic")
 
+    def _split_queue(self, record: control_pb2.SplitQueue) -> Done:
+        key = queue_key_of(record.queue)
+        queue = self.queues.get(key)
+        children = children_of(record)
+        if queue is None or self.feature_level < SPLIT_LEVEL:
+            raise StateDiverged(f"queue {key} cannot be split at level {self.feature_level}")
+        if not queue.sealed or queue.children != children:
+            trouble = split_trouble(children, key.queue_id, queue.slot_start, queue.slot_end)
+            keys = [QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children]
+            if queue.sealed or trouble or any(child in self.queues for child in keys):
+                raise StateDiverged(f"queue {key} of {queue.children} cannot become {children}")
+            queue.children = children
+            made = [self._make_child(queue, child) for child in children]
+            self.groups.inherit(key, made)
+        return Done(what="split_queue", queue_key=key)
+
+    def _make_child(self, parent: QueueState, child: Child) -> QueueState:
+        key = QueueKey(parent.key.topic_id, QueueId(child.queue_id))
+        queue = QueueState(key, parent.topic, child.slot_start, child.slot_end, parent.settings)
+        queue.parent = parent.key.queue_id
+        queue.expired = parent.expired.copy()
+        self.queues[key] = queue
+        self.producers.inherit(parent.key, key)
+        return queue
+
     def _trim(self, record: control_pb2.Trim) -> Done:
         key = queue_key_of(record.queue)
         queue = self.queues.get(key)
@@ -287,6 +315,8 @@ class State:
                     producer_id, record.epoch, after_expiry=record.after_expiry
                 )
             ):
+                raise StateDiverged(f"fence of producer {producer_id} by {incarnation} on {key}")
+            if queue.sealed and (row is None or row.epoch != record.epoch):
                 raise StateDiverged(f"fence of producer {producer_id} by {incarnation} on {key}")
             if row is None:
                 row = Row(record.epoch, record.session, self.log_time_us)
@@ -323,7 +353,11 @@ class State:
 
     def _acquire_lock(self, record: control_pb2.AcquireLock) -> ApplyResult:
         key = queue_key_of(record.queue)
-        return self.groups.acquire(record, key, self.queues.get(key))
+        queue = self.queues.get(key)
+        unread = None
+        if queue is not None and queue.parent is not None:
+            unread = unread_error(self.queues, self.groups, record.group, queue)
+        return self.groups.acquire(record, key, queue, unread)
 
     def _release_lock(self, record: control_pb2.ReleaseLock) -> ApplyResult:
         return self.groups.release(record, queue_key_of(record.queue))
@@ -379,10 +413,11 @@ class State:
     def to_parts(self) -> list[bytes]:
         """Canonical bytes in parts; the last one is the CRC of all others."""
         members = self.membership
+        version = _version_of(self.feature_level)
         parts = [
             _HEAD.pack(
                 STATE_MAGIC,
-                STATE_VERSION,
+                version,
                 self.applied_index,
                 self.applied_term,
                 self.log_time_us,
@@ -394,7 +429,7 @@ class State:
             parts.append(_NODE.pack(node.node_id) + pack_text(node.address) + pack_text(node.rack))
         parts.append(_COUNT.pack(len(self.queues)))
         for key in sorted(self.queues):
-            parts += self.queues[key].parts()
+            parts += self.queues[key].parts(lineage=version >= 2)
         parts += self.producers.parts()
         parts += self.groups.parts()
         crc = 0
@@ -414,10 +449,10 @@ class State:
             raise CorruptSegment("replicated state is damaged: its CRC does not match")
         reader = Reader(body)
         _, version, index, term, time_us, level = reader.unpack(_HEAD)
-        if version != STATE_VERSION or level > FEATURE_LEVEL_MAX:
+        if version != _version_of(level) or level > FEATURE_LEVEL_MAX:
             raise CorruptSegment(
                 f"replicated state has version {version} and feature level {level}; this program"
-                f" knows {STATE_VERSION} and {FEATURE_LEVEL_MAX}; upgrade it"
+                f" knows {STATE_VERSION_MAX} and {FEATURE_LEVEL_MAX}; upgrade it"
             )
         state = cls()
         state.applied_index, state.applied_term = Index(index), Term(term)
@@ -429,7 +464,7 @@ class State:
             learners=tuple(_read_node(reader) for _ in range(learners)),
         )
         for _ in range(reader.unpack(_COUNT)[0]):
-            queue = QueueState.read_parts(reader)
+            queue = QueueState.read_parts(reader, lineage=version >= 2)
             state.queues[queue.key] = queue
         state.producers = SequenceTable.read_parts(reader)
         state.groups = ConsumerGroups.read_parts(reader)
@@ -447,6 +482,12 @@ class State:
 def queue_key_of(reference: common_pb2.QueueRef) -> QueueKey:
     """The queue that a message names."""
     return QueueKey(TopicId(reference.topic_id), QueueId(reference.queue_id))
+
+
+def _version_of(level: int) -> int:
+    """Version of the bytes at a feature level: what nodes of both versions of the program keep must
+    be the same until the group has agreed on the newer rules."""
+    return STATE_VERSION_MAX if level >= SPLIT_LEVEL else 1
 
 
 def _node(message: common_pb2.NodeAddress) -> NodeRef:

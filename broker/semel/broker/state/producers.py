@@ -10,6 +10,8 @@ Invariants
 1. Sequences in a window rise strictly; the last entry ends at the row's last sequence.
 2. A window with fewer than 64 entries holds everything the row ever stored.
 3. A name is kept once, as long as a row of its producer exists.
+4. A row that a split copied begins with one *inherited* entry: sequences up to its last one were
+   decided at the parent, which knows their offsets; here they are stored, at offset -1.
 
 Format of a row. producer_id u64, epoch u32, session u32, last_sequence i64, last_time_us i64,
 entries u32, then for each entry base_sequence i64, last_sequence i64, base_offset i64, count u32,
@@ -114,6 +116,9 @@ class Row:
             kind = OutcomeKind.TOO_OLD if forgotten else OutcomeKind.NOT_COMMITTED
             return Outcome(kind, -1, last)
         base, end, count = entry.base_sequence, entry.last_sequence, entry.count
+        if entry.inherited:
+            kind = OutcomeKind.TOO_OLD if sequence <= end else OutcomeKind.NOT_COMMITTED
+            return Outcome(kind, -1, last)
         if sequence > end or not count:
             return Outcome(OutcomeKind.NOT_COMMITTED, -1, last)
         if count == end - base + 1 or sequence == base:
@@ -125,6 +130,14 @@ class Row:
         else:
             offset = -1
         return Outcome(OutcomeKind.COMMITTED, offset, last)
+
+    def inherited(self) -> Row:
+        """The row as a child's begins: it knows that all was stored, and not where."""
+        row = Row(self.epoch, self.session, self.last_time_us)
+        if self.last_sequence != NO_SEQUENCE:
+            row.last_sequence = self.last_sequence
+            row.window = ENTRY.pack(0, self.last_sequence, -1, 0, 0)
+        return row
 
     def entries(self) -> tuple[WindowEntry, ...]:
         """The window, oldest first."""
@@ -178,6 +191,11 @@ class SequenceTable:
             del self._queues[key]
         self._forget(producer_id)
         return row
+
+    def inherit(self, key: QueueKey, child: QueueKey) -> None:
+        """A new queue begins with the rows of its parent."""
+        for producer_id, row in self._queues.get(key, {}).items():
+            self.create(child, producer_id, row.inherited())
 
     def remove_queue(self, key: QueueKey) -> None:
         """All rows of a queue end."""

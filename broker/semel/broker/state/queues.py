@@ -4,6 +4,7 @@ Invariants
 1. Offsets are dense: the next batch begins at `log_end_offset`, whatever was trimmed.
 2. `log_start_offset` and `log_end_offset` never fall; start <= end.
 3. Trimming never touches the sequence table: a retry of a trimmed batch is still a duplicate.
+4. A queue with children is sealed: `log_end_offset` stays where it is.
 
 Not here: the columns (`extents.py`), what is known of expired rows (`expired.py`), the rows of the
 sequence table (`producers.py`).
@@ -14,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from semel.broker.state.codec import Reader, pack_text
 from semel.broker.state.expired import Expired
@@ -26,6 +27,16 @@ from semel.protos.v1 import common_pb2
 
 SLOTS: Final = 65_536
 _FIXED: Final = struct.Struct("<QIIIqqIIqqqqQQQ")
+_LINEAGE: Final = struct.Struct("<qI")
+_CHILD: Final = struct.Struct("<III")
+
+
+class Child(NamedTuple):
+    """A queue that a split made."""
+
+    queue_id: int
+    slot_start: int
+    slot_end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +65,14 @@ class QueueState:
 
     __slots__ = (
         "bytes",
+        "children",
         "expired",
         "extents",
         "key",
         "last_append_us",
         "log_end_offset",
         "log_start_offset",
+        "parent",
         "settings",
         "slot_end",
         "slot_start",
@@ -89,6 +102,15 @@ class QueueState:
         self.token_floor = 0
         """Fencing tokens of a group that begins anew are above this."""
         self.extents = Extents()
+        self.parent: int | None = None
+        """Number of the queue that was split to make this one."""
+        self.children: tuple[Child, ...] = ()
+        """What a split made of it, by rising slot."""
+
+    @property
+    def sealed(self) -> bool:
+        """It was split: nothing is appended any more."""
+        return bool(self.children)
 
     def append(
         self, count: int, index: int, position: int, length: int, append_time_us: int
@@ -168,8 +190,8 @@ class QueueState:
         """(index, position, length) of records in entries `[lo_index, hi_index)` still needed."""
         return self.extents.records(lo_index, hi_index)
 
-    def parts(self) -> list[bytes]:
-        """Canonical bytes."""
+    def parts(self, *, lineage: bool) -> list[bytes]:
+        """Canonical bytes, with parent and children from version 2 of the state on."""
         settings = self.settings
         fixed = _FIXED.pack(
             self.key.topic_id,
@@ -188,10 +210,15 @@ class QueueState:
             self.extents.first,
             self.extents.total,
         )
-        return [fixed + pack_text(self.topic) + self.expired.pack(), *self.extents.parts()]
+        head = fixed + pack_text(self.topic) + self.expired.pack()
+        if lineage:
+            parent = -1 if self.parent is None else self.parent
+            head += _LINEAGE.pack(parent, len(self.children))
+            head += b"".join(_CHILD.pack(*child) for child in self.children)
+        return [head, *self.extents.parts()]
 
     @classmethod
-    def read_parts(cls, reader: Reader) -> QueueState:
+    def read_parts(cls, reader: Reader, *, lineage: bool) -> QueueState:
         """The inverse of `parts`. Raises CorruptSegment."""
         (
             topic_id,
@@ -224,5 +251,9 @@ class QueueState:
         queue.last_append_us = last_append_us
         queue.token_floor = token_floor
         queue.expired = Expired.read(reader)
+        if lineage:
+            parent, count = reader.unpack(_LINEAGE)
+            queue.parent = None if parent < 0 else parent
+            queue.children = tuple(Child(*reader.unpack(_CHILD)) for _ in range(count))
         queue.extents = Extents.read_parts(reader, first, total)
         return queue

@@ -26,13 +26,19 @@ class StateDiverged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WindowEntry:
-    """One batch that the window remembers; `count` 0 is a position mark."""
+    """One batch that the window remembers; `count` 0 is a position mark, or what was inherited."""
 
     base_sequence: Sequence
     last_sequence: Sequence
     base_offset: Offset
+    """-1 in an inherited entry."""
     count: int
     content_crc: int
+
+    @property
+    def inherited(self) -> bool:
+        """It stands for everything that the parent had stored when it was split."""
+        return self.base_offset < 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +120,8 @@ class LockGranted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRefused:
-    """The member does not own the queue: QueueLocked, StaleGeneration or UnknownQueue."""
+    """The member does not own the queue: QueueLocked, StaleGeneration, ParentUnread or
+    UnknownQueue."""
 
     group: str
     queue_key: QueueKey

@@ -73,6 +73,7 @@ class SpecQueue:
         "key",
         "log_end_offset",
         "rows",
+        "splitting",
         "uses",
     )
 
@@ -85,6 +86,8 @@ class SpecQueue:
         self.expired = expired
         """The state's own, or a copy that knows more: replaced, never changed."""
         self.deleted = False
+        self.splitting = False
+        """A split of it was accepted; whether it is applied, the state says."""
         self.rows: dict[int, SpecRow] = {}
         self.uses = 0
         """Accepted, unapplied records that concern the queue or one of its rows."""
@@ -97,6 +100,7 @@ class RecordUse(Enum):
     FENCE = "fence"
     CREATE = "create_queue"
     DELETE = "delete_queue"
+    SPLIT = "split_queue"
     EXPIRE = "expire_producers"
 
 
@@ -109,7 +113,10 @@ class _Unapplied(NamedTuple):
     """One a queue, for a fence or a batch; any number of the only queue, for an expiry."""
 
 
-_DONE: Final = {use.value: use for use in (RecordUse.CREATE, RecordUse.DELETE, RecordUse.EXPIRE)}
+_DONE: Final = {
+    use.value: use
+    for use in (RecordUse.CREATE, RecordUse.DELETE, RecordUse.SPLIT, RecordUse.EXPIRE)
+}
 
 
 class Spec:

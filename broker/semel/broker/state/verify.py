@@ -5,7 +5,8 @@ the fold and the judge: plain dicts, no shared rules.
 
 - `BatchVerifier` reads one queue's stored batches from its start to its end, also where the entries
   around them are gone: offsets dense, every CRC good, each producer's sequences rising without a
-  repetition, contiguous ones without a gap, incarnations never going back.
+  repetition, contiguous ones without a gap, incarnations never going back. A child of a split is
+  read after what its parent had stored: whatever is in both was stored twice.
 - `TableVerifier` reads whole entries from a checkpoint's state (or the first one) on and rebuilds
   the sequence table; its digests must equal `SequenceTable.queue_digest` at the same index. It also
   follows position marks, which leave no batch behind, so it checks every link of every chain.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,7 +38,7 @@ from semel.protos.batch import (
 )
 from semel.protos.errors import CorruptBatch, CorruptSegment
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
-from semel.protos.ids import QueueKey
+from semel.protos.ids import QueueId, QueueKey
 from semel.protos.v1 import control_pb2
 
 PROBLEMS_MAX: Final = 20
@@ -74,6 +76,8 @@ class _Seen:
     epoch: int
     session: int
     last: int
+    whole: bool = True
+    """Everything since `last` was read, too."""
 
 
 class BatchVerifier:
@@ -86,13 +90,19 @@ class BatchVerifier:
         log_end_offset: int,
         *,
         expired_epoch_floor: int = 0,
+        inherited: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
+        """`inherited` says for a child with which epoch and last sequence each producer's row in
+        the parent ended."""
         self._key = key
         self._start = log_start_offset
         self._end = log_end_offset
         self._floor = expired_epoch_floor
         self._next = log_start_offset
-        self._seen: dict[int, _Seen] = {}
+        self._seen = {
+            producer: _Seen(epoch, 0, last, whole=not log_start_offset)
+            for producer, (epoch, last) in (inherited or {}).items()
+        }
         self._messages = 0
         self._duplicates = 0
         self._missing = 0
@@ -153,7 +163,7 @@ class BatchVerifier:
                 f" {batch.last_sequence} after {seen.last}"
             )
             self._seen[producer].last = max(seen.last, batch.last_sequence)
-        elif contiguous and batch.previous_sequence != seen.last:
+        elif contiguous and batch.previous_sequence != seen.last and seen.whole:
             self._gap(offset, batch, seen.last)
 
     def _gap(self, offset: int, batch: BatchHeader, last: int) -> None:
@@ -208,7 +218,9 @@ class TableVerifier:
         """Broken chains, writes of fenced incarnations, rows out of nowhere."""
         self._tables: dict[QueueKey, dict[int, _TableRow]] = {}
         self._ends: dict[QueueKey, int] = {}
+        self._sealed: set[QueueKey] = set()
         if start is not None:
+            self._sealed = {key for key, queue in start.queues.items() if queue.sealed}
             self._ends = {key: queue.log_end_offset for key, queue in start.queues.items()}
             for row in start.producers.rows():
                 self._tables.setdefault(row.queue_key, {})[row.producer_id] = _TableRow(
@@ -248,6 +260,8 @@ class TableVerifier:
             return
         if (batch.epoch, batch.session) != (row.epoch, row.session):
             self._problem(f"{where}: a batch of an incarnation that is not the current one")
+        if key in self._sealed:
+            self._problem(f"{where}: a batch after the queue was split")
         if batch.previous_sequence != row.last:
             self._problem(f"{where}: {batch.base_sequence} follows {row.last}, chain broken")
         if offset != self._ends.get(key):
@@ -273,9 +287,33 @@ class TableVerifier:
                 rows.pop(producer_id, None)
         elif record.HasField("create_queue"):
             self._ends.setdefault(queue_key_of(record.create_queue.queue), 0)
+        elif record.HasField("split_queue"):
+            self._split(record.split_queue)
         elif record.HasField("delete_queue"):
+            self._sealed.discard(queue_key_of(record.delete_queue.queue))
             self._ends.pop(queue_key_of(record.delete_queue.queue), None)
             self._tables.pop(queue_key_of(record.delete_queue.queue), None)
+
+    def _split(self, record: control_pb2.SplitQueue) -> None:
+        """Children begin with their parent's rows, which know that all was stored, not where."""
+        key = queue_key_of(record.queue)
+        if key in self._sealed:
+            return
+        self._sealed.add(key)
+        for child in record.children:
+            rows = {
+                producer_id: _TableRow(
+                    row.epoch,
+                    row.session,
+                    row.last,
+                    row.time_us,
+                    [(0, row.last, -1, 0, 0)] if row.last >= 0 else [],
+                )
+                for producer_id, row in self._tables.get(key, {}).items()
+            }
+            child_key = QueueKey(key.topic_id, QueueId(child.queue_id))
+            self._tables[child_key] = rows
+            self._ends[child_key] = 0
 
     def _problem(self, text: str) -> None:
         if len(self.problems) < PROBLEMS_MAX:

@@ -107,18 +107,20 @@ class BatchRange(_message.Message):
     def __init__(self, length: _Optional[int] = ..., base_offset: _Optional[int] = ..., row_start: _Optional[int] = ..., row_end: _Optional[int] = ...) -> None: ...
 
 class FetchResult(_message.Message):
-    __slots__ = ("queue", "error", "log_start_offset", "high_watermark", "batches")
+    __slots__ = ("queue", "error", "log_start_offset", "high_watermark", "batches", "sealed")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     error: _errors_pb2.ErrorDetail
     log_start_offset: int
     high_watermark: int
     batches: _containers.RepeatedCompositeFieldContainer[BatchRange]
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchRange, _Mapping]]] = ...) -> None: ...
+    sealed: bool
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchRange, _Mapping]]] = ..., sealed: _Optional[bool] = ...) -> None: ...
 
 class FetchReplyHeader(_message.Message):
     __slots__ = ("correlation_id", "results", "error")

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ControlRecord(_message.Message):
-    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level")
+    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue")
     CREATE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     DELETE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     ALTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class ControlRecord(_message.Message):
     RESET_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DELETE_GROUP_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_QUEUE_FIELD_NUMBER: _ClassVar[int]
     create_queue: CreateQueue
     delete_queue: DeleteQueue
     alter_topic: AlterTopic
@@ -33,7 +34,8 @@ class ControlRecord(_message.Message):
     reset_offset: ResetOffset
     delete_group: DeleteGroup
     feature_level: FeatureLevel
-    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ...) -> None: ...
+    split_queue: SplitQueue
+    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ...) -> None: ...
 
 class CreateQueue(_message.Message):
     __slots__ = ("queue", "topic", "slot_start", "slot_end", "settings")
@@ -48,6 +50,24 @@ class CreateQueue(_message.Message):
     slot_end: int
     settings: _common_pb2.TopicSettings
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., topic: _Optional[str] = ..., slot_start: _Optional[int] = ..., slot_end: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ...) -> None: ...
+
+class ChildQueue(_message.Message):
+    __slots__ = ("queue_id", "slot_start", "slot_end")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOT_START_FIELD_NUMBER: _ClassVar[int]
+    SLOT_END_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    slot_start: int
+    slot_end: int
+    def __init__(self, queue_id: _Optional[int] = ..., slot_start: _Optional[int] = ..., slot_end: _Optional[int] = ...) -> None: ...
+
+class SplitQueue(_message.Message):
+    __slots__ = ("queue", "children")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    children: _containers.RepeatedCompositeFieldContainer[ChildQueue]
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., children: _Optional[_Iterable[_Union[ChildQueue, _Mapping]]] = ...) -> None: ...
 
 class DeleteQueue(_message.Message):
     __slots__ = ("queue",)

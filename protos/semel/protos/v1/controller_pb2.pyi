@@ -30,18 +30,30 @@ class CreateTopicReply(_message.Message):
     def __init__(self, topic: _Optional[_Union[TopicRoute, _Mapping]] = ..., created: _Optional[bool] = ...) -> None: ...
 
 class AlterTopicRequest(_message.Message):
-    __slots__ = ("name", "settings")
+    __slots__ = ("name", "settings", "queues")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
     name: str
     settings: _common_pb2.TopicSettings
-    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ...) -> None: ...
+    queues: int
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., queues: _Optional[int] = ...) -> None: ...
 
 class AlterTopicReply(_message.Message):
     __slots__ = ("topic",)
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     topic: TopicRoute
     def __init__(self, topic: _Optional[_Union[TopicRoute, _Mapping]] = ...) -> None: ...
+
+class SplitQueueRequest(_message.Message):
+    __slots__ = ("name", "queue_id", "children")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    queue_id: int
+    children: int
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., children: _Optional[int] = ...) -> None: ...
 
 class DeleteTopicRequest(_message.Message):
     __slots__ = ("name", "if_exists")
@@ -66,30 +78,34 @@ class GetRoutesRequest(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[str]] = ..., groups_only: _Optional[bool] = ...) -> None: ...
 
 class QueueRoute(_message.Message):
-    __slots__ = ("queue_id", "group_id", "slot_start", "slot_end")
+    __slots__ = ("queue_id", "group_id", "slot_start", "slot_end", "parent_id")
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_START_FIELD_NUMBER: _ClassVar[int]
     SLOT_END_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     queue_id: int
     group_id: int
     slot_start: int
     slot_end: int
-    def __init__(self, queue_id: _Optional[int] = ..., group_id: _Optional[int] = ..., slot_start: _Optional[int] = ..., slot_end: _Optional[int] = ...) -> None: ...
+    parent_id: int
+    def __init__(self, queue_id: _Optional[int] = ..., group_id: _Optional[int] = ..., slot_start: _Optional[int] = ..., slot_end: _Optional[int] = ..., parent_id: _Optional[int] = ...) -> None: ...
 
 class TopicRoute(_message.Message):
-    __slots__ = ("name", "topic_id", "settings", "queues", "created_us")
+    __slots__ = ("name", "topic_id", "settings", "queues", "created_us", "sealed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     CREATED_US_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: int
     settings: _common_pb2.TopicSettings
     queues: _containers.RepeatedCompositeFieldContainer[QueueRoute]
     created_us: int
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueRoute, _Mapping]]] = ..., created_us: _Optional[int] = ...) -> None: ...
+    sealed: _containers.RepeatedCompositeFieldContainer[QueueRoute]
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueRoute, _Mapping]]] = ..., created_us: _Optional[int] = ..., sealed: _Optional[_Iterable[_Union[QueueRoute, _Mapping]]] = ...) -> None: ...
 
 class GroupRoute(_message.Message):
     __slots__ = ("group_id", "nodes", "master_id", "term")

@@ -45,6 +45,11 @@ class ControllerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicReply.FromString,
                 _registered_method=True)
+        self.SplitQueue = channel.unary_unary(
+                '/semel.protos.v1.Controller/SplitQueue',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.SplitQueueRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicReply.FromString,
+                _registered_method=True)
         self.DeleteTopic = channel.unary_unary(
                 '/semel.protos.v1.Controller/DeleteTopic',
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.DeleteTopicRequest.SerializeToString,
@@ -120,6 +125,13 @@ class ControllerServicer:
 
     def AlterTopic(self, request, context):
         """Changes settings.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SplitQueue(self, request, context):
+        """Splits one queue of a topic.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -220,6 +232,11 @@ def add_ControllerServicer_to_server(servicer, server):
             'AlterTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.AlterTopic,
                     request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicReply.SerializeToString,
+            ),
+            'SplitQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.SplitQueue,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.SplitQueueRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicReply.SerializeToString,
             ),
             'DeleteTopic': grpc.unary_unary_rpc_method_handler(
@@ -337,6 +354,33 @@ class Controller:
             target,
             '/semel.protos.v1.Controller/AlterTopic',
             semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SplitQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/SplitQueue',
+            semel_dot_protos_dot_v1_dot_controller__pb2.SplitQueueRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicReply.FromString,
             options,
             channel_credentials,

@@ -32,6 +32,8 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_QUEUE_LOCKED: _ClassVar[ErrorCode]
     ERROR_CODE_UNAUTHENTICATED: _ClassVar[ErrorCode]
     ERROR_CODE_PERMISSION_DENIED: _ClassVar[ErrorCode]
+    ERROR_CODE_QUEUE_SEALED: _ClassVar[ErrorCode]
+    ERROR_CODE_PARENT_UNREAD: _ClassVar[ErrorCode]
     ERROR_CODE_CORRUPT_BATCH: _ClassVar[ErrorCode]
     ERROR_CODE_CORRUPT_SEGMENT: _ClassVar[ErrorCode]
     ERROR_CODE_CORRUPT_FRAME: _ClassVar[ErrorCode]
@@ -65,6 +67,8 @@ ERROR_CODE_UNKNOWN_PRODUCER: ErrorCode
 ERROR_CODE_QUEUE_LOCKED: ErrorCode
 ERROR_CODE_UNAUTHENTICATED: ErrorCode
 ERROR_CODE_PERMISSION_DENIED: ErrorCode
+ERROR_CODE_QUEUE_SEALED: ErrorCode
+ERROR_CODE_PARENT_UNREAD: ErrorCode
 ERROR_CODE_CORRUPT_BATCH: ErrorCode
 ERROR_CODE_CORRUPT_SEGMENT: ErrorCode
 ERROR_CODE_CORRUPT_FRAME: ErrorCode
@@ -75,7 +79,7 @@ ERROR_CODE_BUFFER_FULL: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("code", "message", "master_address", "master_id", "term", "route_version", "last_sequence", "retry_after_ms", "current_epoch", "current_session", "current_token", "epoch_floor", "log_start_offset", "log_end_offset", "limit_bytes", "owner")
+    __slots__ = ("code", "message", "master_address", "master_id", "term", "route_version", "last_sequence", "retry_after_ms", "current_epoch", "current_session", "current_token", "epoch_floor", "log_start_offset", "log_end_offset", "limit_bytes", "owner", "split_record")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     MASTER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +96,7 @@ class ErrorDetail(_message.Message):
     LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_RECORD_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     message: str
     master_address: str
@@ -108,4 +113,5 @@ class ErrorDetail(_message.Message):
     log_end_offset: int
     limit_bytes: int
     owner: str
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., master_address: _Optional[str] = ..., master_id: _Optional[int] = ..., term: _Optional[int] = ..., route_version: _Optional[int] = ..., last_sequence: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., current_epoch: _Optional[int] = ..., current_session: _Optional[int] = ..., current_token: _Optional[int] = ..., epoch_floor: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
+    split_record: bytes
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., master_address: _Optional[str] = ..., master_id: _Optional[int] = ..., term: _Optional[int] = ..., route_version: _Optional[int] = ..., last_sequence: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., current_epoch: _Optional[int] = ..., current_session: _Optional[int] = ..., current_token: _Optional[int] = ..., epoch_floor: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., owner: _Optional[str] = ..., split_record: _Optional[bytes] = ...) -> None: ...

@@ -30,7 +30,7 @@ class ClusterRecord(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., created_us: _Optional[int] = ..., terms_of_office: _Optional[int] = ...) -> None: ...
 
 class TopicRecord(_message.Message):
-    __slots__ = ("name", "topic_id", "state", "settings", "placement", "created_us", "settings_pending")
+    __slots__ = ("name", "topic_id", "state", "settings", "placement", "created_us", "settings_pending", "queues", "splits")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,8 @@ class TopicRecord(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     CREATED_US_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_PENDING_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: int
     state: TopicState
@@ -45,7 +47,31 @@ class TopicRecord(_message.Message):
     placement: _containers.RepeatedScalarFieldContainer[int]
     created_us: int
     settings_pending: bool
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., state: _Optional[_Union[TopicState, str]] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., placement: _Optional[_Iterable[int]] = ..., created_us: _Optional[int] = ..., settings_pending: _Optional[bool] = ...) -> None: ...
+    queues: _containers.RepeatedCompositeFieldContainer[QueueRecord]
+    splits: _containers.RepeatedCompositeFieldContainer[SplitRecord]
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., state: _Optional[_Union[TopicState, str]] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., placement: _Optional[_Iterable[int]] = ..., created_us: _Optional[int] = ..., settings_pending: _Optional[bool] = ..., queues: _Optional[_Iterable[_Union[QueueRecord, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[SplitRecord, _Mapping]]] = ...) -> None: ...
+
+class QueueRecord(_message.Message):
+    __slots__ = ("slot_start", "slot_end", "sealed", "parent_id")
+    SLOT_START_FIELD_NUMBER: _ClassVar[int]
+    SLOT_END_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    slot_start: int
+    slot_end: int
+    sealed: bool
+    parent_id: int
+    def __init__(self, slot_start: _Optional[int] = ..., slot_end: _Optional[int] = ..., sealed: _Optional[bool] = ..., parent_id: _Optional[int] = ...) -> None: ...
+
+class SplitRecord(_message.Message):
+    __slots__ = ("queue_id", "child_ids", "slot_starts")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHILD_IDS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_STARTS_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    child_ids: _containers.RepeatedScalarFieldContainer[int]
+    slot_starts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, queue_id: _Optional[int] = ..., child_ids: _Optional[_Iterable[int]] = ..., slot_starts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BrokerGroupRecord(_message.Message):
     __slots__ = ("group_id", "nodes", "term", "master_id")

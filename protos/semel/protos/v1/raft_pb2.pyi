@@ -33,12 +33,14 @@ class OpenStreamRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ...) -> None: ...
 
 class OpenStreamReply(_message.Message):
-    __slots__ = ("port", "ticket")
+    __slots__ = ("port", "ticket", "feature_level_max")
     PORT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LEVEL_MAX_FIELD_NUMBER: _ClassVar[int]
     port: int
     ticket: bytes
-    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    feature_level_max: int
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., feature_level_max: _Optional[int] = ...) -> None: ...
 
 class PullCheckpointRequest(_message.Message):
     __slots__ = ("index", "position")
