@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from semel.client.cluster import Cluster
-from semel.client.core.routing import TopicRoute, topic_route
+from semel.client.core.routing import topic_route
 from semel.client.model import (
     BrokerGroupDescription,
     ClusterStatus,
@@ -78,8 +78,7 @@ class AdminCore:
         groups: list[int] | None,
     ) -> bool:
         """True when it is new."""
-        if not isinstance(queues, int) or isinstance(queues, bool) or not 1 <= queues <= SLOT_COUNT:
-            raise InvalidRequest(f"queues must be from 1 to {SLOT_COUNT}, not {queues!r}")
+        _check_queues(queues)
         request = controller_pb2.CreateTopicRequest(
             name=name,
             queues=queues,
@@ -90,17 +89,35 @@ class AdminCore:
         reply = await self._cluster.controller("CreateTopic", request)
         return bool(reply.created)
 
-    async def alter_topic(self, name: str, settings: dict[str, int | None]) -> TopicSettings:
-        if all(value is None for value in settings.values()):
-            raise InvalidRequest("nothing to alter: name a setting")
-        now = (await self._routes([name])).topics[0].settings
-        changed = common_pb2.TopicSettings()
-        changed.CopyFrom(now)
-        changed.MergeFrom(_settings(settings))
-        reply = await self._cluster.controller(
-            "AlterTopic", controller_pb2.AlterTopicRequest(name=name, settings=changed)
-        )
+    async def alter_topic(
+        self, name: str, settings: dict[str, int | None], queues: int | None
+    ) -> TopicSettings:
+        request = controller_pb2.AlterTopicRequest(name=name)
+        if any(value is not None for value in settings.values()):
+            request.settings.CopyFrom((await self._routes([name])).topics[0].settings)
+            request.settings.MergeFrom(_settings(settings))
+        elif queues is None:
+            raise InvalidRequest("nothing to alter: name a setting, or a number of queues")
+        if queues is not None:
+            _check_queues(queues)
+            request.queues = queues
+        reply = await self._cluster.controller("AlterTopic", request)
         return TopicSettings.of(reply.topic.settings)
+
+    async def split_queue(self, topic: str, queue: int, children: int) -> list[int]:
+        """Numbers of the queues that it became."""
+        for what, number in (("queue", queue), ("children", children)):
+            if not isinstance(number, int) or not 0 <= number <= SLOT_COUNT:
+                raise InvalidRequest(f"{what} must be a whole number, not {number!r}")
+        reply = await self._cluster.controller(
+            "SplitQueue",
+            controller_pb2.SplitQueueRequest(name=topic, queue_id=queue, children=children),
+        )
+        return [
+            each.queue_id
+            for each in (*reply.topic.queues, *reply.topic.sealed)
+            if each.HasField("parent_id") and each.parent_id == queue
+        ]
 
     async def delete_topic(self, name: str, if_exists: bool) -> bool:
         """False when there was none."""
@@ -127,7 +144,7 @@ class AdminCore:
     async def describe_topic(self, name: str) -> TopicDescription:
         (topic,) = (await self._routes([name])).topics
         route = topic_route(topic)
-        offsets = await list_offsets(self._cluster, list(route.queues))
+        offsets = await list_offsets(self._cluster, list(route.every))
         return TopicDescription(
             name=topic.name,
             topic_id=topic.topic_id,
@@ -142,8 +159,10 @@ class AdminCore:
                     log_start_offset=offsets[queue.key.queue_id].log_start_offset,
                     log_end_offset=offsets[queue.key.queue_id].log_end_offset,
                     bytes=offsets[queue.key.queue_id].bytes,
+                    sealed=queue.sealed,
+                    parent=queue.parent,
                 )
-                for queue in route.queues
+                for queue in route.every
             ],
         )
 
@@ -312,9 +331,9 @@ class AdminCore:
         """Moves the group's progress; its running consumers lose their locks."""
         check_places("to", to)
         route = await self._cluster.topic(topic, refresh=True)
-        offsets = await resolve_places(self._cluster, route, list(route.queues), to)
+        offsets = await resolve_places(self._cluster, route, list(route.every), to)
         commits: dict[GroupId, Any] = {}
-        for queue in route.queues:
+        for queue in route.every:
             if queue.key.queue_id in offsets:
                 request = commits.setdefault(
                     queue.group_id, broker_pb2.ResetOffsetsRequest(group=group)
@@ -393,8 +412,9 @@ class AdminCore:
     ) -> ProduceOutcome:
         info = await self._producer(name)
         route = await self._cluster.topic(topic, refresh=True)
-        place = self._place(route, queue)
-        owner = route.queues[place]
+        owner = route.find(queue)
+        if owner is None:
+            raise UnknownQueue(f"topic {topic!r} has no queue {queue}")
         reply = await self._cluster.call_master(
             owner.group_id,
             "GetProduceOutcome",
@@ -407,12 +427,6 @@ class AdminCore:
             offset=reply.offset,
             last_sequence=reply.last_sequence,
         )
-
-    def _place(self, route: TopicRoute, queue: int) -> int:
-        place = route.position_of(queue)
-        if place is None:
-            raise UnknownQueue(f"topic {route.name!r} has no queue {queue}")
-        return place
 
     async def _producer(self, name: str) -> ProducerSummary:
         if not name:
@@ -439,6 +453,11 @@ def _producer(info: controller_pb2.ProducerInfo) -> ProducerSummary:
         epoch=info.epoch,
         opened_us=info.opened_us,
     )
+
+
+def _check_queues(queues: object) -> None:
+    if not isinstance(queues, int) or isinstance(queues, bool) or not 1 <= queues <= SLOT_COUNT:
+        raise InvalidRequest(f"queues must be from 1 to {SLOT_COUNT}, not {queues!r}")
 
 
 def _settings(settings: dict[str, int | None]) -> common_pb2.TopicSettings:

@@ -39,6 +39,7 @@ from semel.protos.errors import (
     LockLost,
     MemberFenced,
     OffsetOutOfRange,
+    ParentUnread,
     QueueLocked,
     SemelError,
     StaleGeneration,
@@ -102,7 +103,7 @@ class ConsumerCore:
         """Held, not assigned any more: until when their commits are waited for."""
         self._retry_at: dict[QueueKey, float] = {}
         self._refusals: dict[QueueKey, int] = {}
-        """How often in a row another member still had the lock."""
+        """How often in a row another member still had the lock, or an ancestor was unread."""
         self._lost: dict[QueueKey, LockLost] = {}
         """Lost with something uncommitted; told by the next commit."""
         self._paused: set[QueueKey] = set()
@@ -222,7 +223,7 @@ class ConsumerCore:
                 continue
             error = from_detail(grant.error)
             wait = LOCK_RETRY_MAX_S
-            if isinstance(error, QueueLocked):
+            if isinstance(error, QueueLocked | ParentUnread):
                 # Each attempt is an entry of the group's log, and the other member may be slow.
                 refusals = self._refusals[key] = self._refusals.get(key, 0) + 1
                 wait = min(LOCK_RETRY_MIN_S * 2 ** min(refusals - 1, 8), LOCKED_RETRY_MAX_S)
@@ -401,6 +402,10 @@ class ConsumerCore:
         self.feed.remove(queue.key)
         if self._retrying is not None:
             self._retrying.drop(queue)
+
+    def on_queue_end(self, queue: FeedQueue) -> None:
+        """What comes after it is in its children, which the broker gives to the group once it has
+        committed this queue's end."""
 
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
         """The broker refuses a fetch."""

@@ -96,6 +96,8 @@ class FeedQueue:
         """Part of a poll that is under way."""
         self.buffered = 0
         self.high_watermark = 0
+        self.at_end = False
+        """The queue was split, and all it will ever hold was fetched."""
 
     @property
     def ended(self) -> bool:
@@ -104,7 +106,7 @@ class FeedQueue:
     def restart(self, offset: int) -> None:
         """Forgets what was fetched; the next delivery begins at `offset`."""
         self.turn += 1
-        self.asked = False
+        self.asked = self.at_end = False
         self.due = None
         self.offset = self.delivered = offset
 
@@ -150,6 +152,9 @@ class FeedOwner(Protocol):
 
     group: str
     """Consumer group; empty for none."""
+
+    def on_queue_end(self, queue: FeedQueue) -> None:
+        """The queue was split, and everything it holds was fetched; it is not asked for again."""
 
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
         """The broker refuses to read the queue; it is not asked for again until `Feed.wake`."""
@@ -220,6 +225,7 @@ class Feed:
             and not queue.asked
             and not queue.paused
             and not queue.ended
+            and not queue.at_end
             and not queue.waits(now)
             and queue.buffered < (1 if queue.delay_ms else share)
         ]
@@ -471,6 +477,9 @@ class _FetchLink:
             queue.due = None
             for batch, stored in zip(batches, some, strict=True):
                 cut(deliveries, queue, turn, batch, stored)
+            if result.sealed and queue.offset >= result.high_watermark and not queue.at_end:
+                queue.at_end = True
+                self._feed.owner.on_queue_end(queue)
         if deliveries or any(each.queue.ended for each in turns.values()):
             self._feed.deliver(deliveries)
         self._wake.set()

@@ -161,6 +161,6 @@ class Membership:
         known = {
             queue.key: (topic.name, queue)
             for topic in self._cluster.routes.topics()
-            for queue in topic.queues
+            for queue in topic.every
         }
         return {key: known[key] for key in keys if key in known}

@@ -65,6 +65,10 @@ class QueueDescription(Described):
     log_start_offset: int
     log_end_offset: int
     bytes: int
+    sealed: bool = False
+    """It was split: it takes nothing new."""
+    parent: int | None = None
+    """The queue that was split to make it."""
 
     @property
     def messages(self) -> int:

@@ -4,7 +4,9 @@ How it works. Chunks come from the door (`intake.py`), are routed to lanes (`lan
 back as outcomes. A topic is *opened* before its first message goes out: its route is fetched, and a
 named producer fences all its queues, whose replies say what earlier incarnations wrote. An
 anonymous producer fences a queue when it first uses it. Later fences settle doubts (see
-`core/sequences.py`).
+`core/sequences.py`). A queue that was split is left for its children: they are fenced, whose rows
+begin where the parent's ended, and what the parent does not hold goes to them by slot, in order and
+ahead of everything that comes later (`splits.py`).
 
 Invariants
 1. Nothing is sent to a queue before a fence of this incarnation was applied there.
@@ -29,15 +31,17 @@ import numpy as np
 from semel.client.cluster import Cluster
 from semel.client.config import ProducerConfig
 from semel.client.core.batching import Chunk, Outcome, Part, route
-from semel.client.core.routing import TopicRoute
+from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.core.sequences import (
     Decision,
     Failed,
     Fatal,
     Fence,
+    InFlight,
     Known,
     Moved,
     Retry,
+    Sealed,
     SendWindow,
     Settled,
 )
@@ -46,18 +50,20 @@ from semel.client.identity import Identity
 from semel.client.intake import SEAL_BYTES_MAX, Intake, TopicIntake
 from semel.client.lanes import Lane, Link
 from semel.client.producer_topic import ProducerStats, ProducerTopic
+from semel.client.splits import hand_over, open_children
 from semel.protos.errors import (
     Closed,
     DedupStateExpired,
     InvalidRequest,
     ProducerFenced,
+    QueueSealed,
     SemelError,
     TimedOut,
     UnknownQueue,
     UnknownTopic,
 )
 from semel.protos.ids import GroupId
-from semel.protos.v1 import broker_pb2
+from semel.protos.v1 import broker_pb2, control_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -179,20 +185,17 @@ class ProducerCore:
         if self.identity.name:
             try:
                 try:
-                    await self._fence(lanes)
+                    route, lanes = await self._fence_all(route, lanes)
                 except (UnknownQueue, UnknownTopic):
                     # The route may be of a topic that was deleted and created again.
                     route = await self._cluster.topic(name, refresh=True)
-                    lanes = self._lanes_of(route)
-                    await self._fence(lanes)
+                    route, lanes = await self._fence_all(route, self._lanes_of(route))
             except DedupStateExpired as error:
                 raise self.identity.forgotten(name, error) from None
             except ProducerFenced as error:
                 self.fail(error)
                 raise
         topic = ProducerTopic(route, lanes, self.config)
-        if topic.resume is not None:
-            topic.resume[:] = [lane.resume for lane in lanes]
         intake = self.intake.topic(name)
         intake.message_bytes_max = topic.message_bytes_max
         intake.seal_bytes = topic.batch_bytes
@@ -204,18 +207,33 @@ class ProducerCore:
             lane.link.add(lane)
         return topic
 
+    async def _fence_all(
+        self, route: TopicRoute, lanes: list[Lane]
+    ) -> tuple[TopicRoute, list[Lane]]:
+        """Fences every open queue of a topic, also if the route is older than a split."""
+        while True:
+            try:
+                await self.fence(lanes)
+                return route, lanes
+            except QueueSealed as error:
+                split = control_pb2.SplitQueue.FromString(error.split_record)
+                route = route.after_split(split)
+                self._cluster.routes.on_split(route.name, split)
+                lanes = self._lanes_of(route)
+
     def _lanes_of(self, route: TopicRoute) -> list[Lane]:
-        lanes = []
-        for queue in route.queues:
-            link = self._links.get(queue.group_id)
-            if link is None:
-                link = self._links[queue.group_id] = Link(self, self._cluster, queue.group_id)
-            lanes.append(Lane(self, queue, link))
-        return lanes
+        return [self.lane_to(queue) for queue in route.queues]
+
+    def lane_to(self, queue: QueueRoute) -> Lane:
+        """A new lane, not yet part of its link."""
+        link = self._links.get(queue.group_id)
+        if link is None:
+            link = self._links[queue.group_id] = Link(self, self._cluster, queue.group_id)
+        return Lane(self, queue, link)
 
     # --- fences ---------------------------------------------------------------------------------
 
-    async def _fence(self, lanes: list[Lane]) -> None:
+    async def fence(self, lanes: list[Lane]) -> None:
         """The first FENCE of lanes: gives each its window. Raises SemelError."""
         session = max(lane.session for lane in lanes) + 1
         for lane in lanes:
@@ -265,7 +283,16 @@ class ProducerCore:
 
     async def _first_fences(self, lanes: list[Lane]) -> None:
         try:
-            await self._fence(lanes)
+            await self.fence(lanes)
+        except QueueSealed as error:
+            split = control_pb2.SplitQueue.FromString(error.split_record)
+            for lane in lanes:
+                lane.fencing = False
+                if lane.key == (split.queue.topic_id, split.queue.queue_id):
+                    self._leave(lane, split, ())
+                else:
+                    self._fence_later(lane)
+            return
         except SemelError as error:
             for lane in lanes:
                 lane.fencing = False
@@ -305,6 +332,11 @@ class ProducerCore:
                 told = self.identity.forgotten(self._name_of(lane), error)
             self._fail_lane(lane, told)
             return
+        except QueueSealed as error:
+            lane.fencing = False
+            split = control_pb2.SplitQueue.FromString(error.split_record)
+            self.perform(lane, window.on_fence_sealed(split))
+            return
         except SemelError as error:
             lane.fencing = False
             self._fail_lane(lane, error)
@@ -325,6 +357,65 @@ class ProducerCore:
         lane.link.restart()
         self.perform(lane, decisions)
         lane.link.on_ready(lane)
+
+    # --- splits ---------------------------------------------------------------------------------
+
+    def _leave(
+        self, lane: Lane, split: control_pb2.SplitQueue, batches: tuple[InFlight, ...]
+    ) -> None:
+        """The lane's queue was split and holds none of `batches`."""
+        lane.fencing = True  # nothing goes out any more
+        for batch in batches:
+            lane.link.on_settled(lane, batch)
+        self._cluster.spawn(self._move_on(lane, split, batches), "semel-split")
+
+    async def _move_on(
+        self, lane: Lane, split: control_pb2.SplitQueue, batches: tuple[InFlight, ...]
+    ) -> None:
+        topic = next((each for each in self._topics.values() if lane in each.lanes), None)
+        try:
+            if topic is None:
+                raise UnknownTopic("the topic was deleted")
+            children, splits = await open_children(self, lane, split)
+        except ProducerFenced as error:
+            self.fail(error)
+            return
+        except SemelError as error:
+            told = error
+            if topic is not None and self.identity.name and isinstance(error, DedupStateExpired):
+                told = self.identity.forgotten(topic.route.name, error)
+            lane.fencing = False
+            for batch in batches:
+                assert isinstance(batch.tag, Part)
+                self.settle(batch.tag, Outcome(error=told))
+            self._fail_lane(lane, told)
+            return
+        if self._done or lane not in topic.lanes:
+            return  # whoever ended the producer or the topic has settled everything
+        route = topic.route
+        for each in splits:
+            route = route.after_split(each)
+            self._cluster.routes.on_split(route.name, each)
+        topic.replace(lane, children, route)
+        lane.link.remove(lane)
+        for child in children:
+            child.link.add(child)
+        logger.info(
+            "queue was split topic=%s queue=%s children=%s",
+            route.name,
+            lane.key.queue_id,
+            [child.key.queue_id for child in children],
+        )
+        for parts, done in hand_over(lane, batches, children):
+            topic.unsettled += len(parts) - 1
+            self.stats.duplicates += sum(part.count for part in done)
+            for part in parts:
+                topic.by_key[part.queue].put(part)
+            for part in done[:1]:
+                part.chunk.wake()
+                if part.chunk.settled:
+                    self._finish(part.chunk)
+        self._pump_soon()
 
     def _fail_lane(self, lane: Lane, error: SemelError) -> None:
         """The queue cannot be written: what waits for it fails; a deleted topic is forgotten."""
@@ -477,6 +568,8 @@ class ProducerCore:
                     if not lane.fencing:
                         lane.fencing = True
                         self._cluster.spawn(self._fence_again(lane, decision.reopen), "semel-fence")
+                case Sealed():
+                    self._leave(lane, decision.split, decision.batches)
                 case Fatal():
                     self.fail(decision.error)
                 case Moved():

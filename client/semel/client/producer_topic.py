@@ -57,4 +57,14 @@ class ProducerTopic:
         self.batch_bytes = max(1, min(config.batch_bytes, batch_bytes_max - _BODY_ROOM))
         self.message_bytes_max = min(message_bytes_max, MESSAGE_BYTES_MAX)
         if config.source_positions:
-            self.resume = np.full(len(lanes), -1, np.int64)
+            self.resume = np.array([lane.resume for lane in lanes], np.int64)
+
+    def replace(self, parent: Lane, children: list[Lane], route: TopicRoute) -> None:
+        """A queue was split: its children's lanes take its place."""
+        lanes = {lane.key: lane for lane in [*self.lanes, *children] if lane is not parent}
+        self.route = route
+        self.lanes = [lanes[queue.key] for queue in route.queues]
+        self.by_key = lanes
+        self.turn = 0
+        if self.resume is not None:
+            self.resume = np.array([lane.resume for lane in self.lanes], np.int64)

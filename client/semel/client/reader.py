@@ -2,24 +2,32 @@
 
 How it works. The start (and the end, if one is wanted) is turned into one offset a queue before
 the first fetch; then the feed does the rest. A queue that is trimmed behind a slow reader ends the
-reading with OffsetOutOfRange: messages are never left out silently.
+reading with OffsetOutOfRange: messages are never left out silently. A reader without an end that
+reads all queues goes on with the children of one that is split meanwhile.
 
 Not here: the API (`sync.py`, `aio.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
+from typing import Final
 
 from semel.client.cluster import Cluster
 from semel.client.config import ReaderConfig
+from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.fetch import Feed, FeedQueue
 from semel.client.offsets import Places, check_places, resolve_places
 from semel.client.pulling import Puller
 from semel.client.runtime import Runtime
-from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.errors import InvalidRequest, SemelError, UnknownTopic
+from semel.protos.ids import QueueKey
 
 logger = logging.getLogger(__name__)
+
+FOLLOW_POLICY: Final = BackoffPolicy(initial_ms=50, max_ms=1_000)
 
 
 class ReaderCore:
@@ -37,6 +45,10 @@ class ReaderCore:
             call_soon=runtime.call_soon,
         )
         self.puller = Puller(self.feed)
+        self._topic = ""
+        self._follows = False
+        self._known: set[QueueKey] = set()
+        """Queues that were there when it was opened, or were found since."""
 
     async def open(
         self, topic: str, queues: list[int] | None, start: Places, end: Places | None
@@ -45,15 +57,18 @@ class ReaderCore:
         check_places("start", start)
         if end is not None:
             check_places("end", end)
-        route = await self._cluster.topic(topic)
-        chosen = list(route.queues)
+        route = await self._cluster.topic(topic, refresh=True)
+        self._topic = topic
+        self._follows = queues is None and end is None
+        self._known = {queue.key for queue in route.every}
+        chosen = list(route.every)
         if queues is not None:
             chosen = []
             for number in queues:
-                place = route.position_of(number)
-                if place is None:
+                found = route.find(number)
+                if found is None:
                     raise InvalidRequest(f"topic {topic!r} has no queue {number!r}")
-                chosen.append(route.queues[place])
+                chosen.append(found)
         starts = await resolve_places(self._cluster, route, chosen, start)
         ends = await resolve_places(self._cluster, route, chosen, end) if end is not None else None
         for queue in chosen:
@@ -66,6 +81,32 @@ class ReaderCore:
             self.feed.add(entry)
         if not self.feed.queues:
             raise InvalidRequest("the reader has no queue to read")
+
+    def on_queue_end(self, queue: FeedQueue) -> None:
+        """What comes after it is in the queues that it was split into."""
+        if self._follows:
+            self._cluster.spawn(self._follow(queue.key), "semel-reader-split")
+
+    async def _follow(self, parent: QueueKey) -> None:
+        """Begins to read children as soon as the controllers know them."""
+        backoff = Backoff(FOLLOW_POLICY, random.random)
+        while not self.feed.ended:
+            try:
+                route = await self._cluster.topic(self._topic, refresh=True)
+            except UnknownTopic as error:
+                self.feed.fail(error)
+                return
+            except SemelError as error:
+                logger.info("children not found queue=%s error=%s", parent, error.message)
+            else:
+                children = [each for each in route.every if each.parent == parent.queue_id]
+                for child in children:
+                    if child.key not in self._known:
+                        self._known.add(child.key)
+                        self.feed.add(FeedQueue(self._topic, child.key, child.group_id, 0))
+                if children:
+                    return
+            await asyncio.sleep(backoff.next_ms() / 1000)
 
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
         self.feed.fail(error)

@@ -73,15 +73,25 @@ class Admin:
         retention_bytes: int | None = None,
         message_bytes_max: int | None = None,
         batch_bytes_max: int | None = None,
+        queues: int | None = None,
     ) -> TopicSettings:
-        """Changes the settings that are given. Raises UnknownTopic, InvalidRequest."""
+        """Changes the settings that are given. More `queues` are made by splitting those there are;
+        fewer cannot be. Returns once they can be written. Raises UnknownTopic, InvalidRequest."""
         settings = {
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
             "message_bytes_max": message_bytes_max,
             "batch_bytes_max": batch_bytes_max,
         }
-        return self._session.run(self._session.admin.alter_topic(name, settings))
+        return self._session.run(self._session.admin.alter_topic(name, settings, queues))
+
+    def split_queue(self, topic: str, queue: int, *, children: int = 2) -> list[int]:
+        """Splits one queue and returns the numbers of what it became. It is read to its end before
+        its children are; asked for again, the same is success.
+
+        Raises UnknownTopic, UnknownQueue, InvalidRequest.
+        """
+        return self._session.run(self._session.admin.split_queue(topic, queue, children))
 
     def delete_topic(self, name: str, *, if_exists: bool = False) -> bool:
         """Deletes a topic and its data, for good. False when there was none."""

@@ -56,7 +56,7 @@ class Verification:
         """Raises UnknownTopic; Unavailable when a group has no master."""
         deadline = time.monotonic() + timeout_s
         route = await self._cluster.topic(name, refresh=True)
-        groups = sorted({queue.group_id for queue in route.queues})
+        groups = sorted({queue.group_id for queue in route.every})
         nodes = {group: self._cluster.routes.nodes(group) for group in groups}
         total = sum(len(members) for members in nodes.values())
         found: dict[tuple[GroupId, NodeId], dict[int, Any]] = {}
@@ -77,7 +77,7 @@ class Verification:
                 for node, address in nodes[group].items():
                     tasks.create_task(one(group, node, address, status.commit_index))
         queues = [
-            self._queue(route, queue.key.queue_id, queue.group_id, found) for queue in route.queues
+            self._queue(route, queue.key.queue_id, queue.group_id, found) for queue in route.every
         ]
         messages = sum(queue.messages for queue in queues)
         duplicates = sum(queue.duplicates for queue in queues)
@@ -132,7 +132,7 @@ class Verification:
                 raise late or SemelError(f"it is behind: entry {index} is not applied there yet")
             await asyncio.sleep(0.2)
         request = broker_pb2.VerifyQueuesRequest(
-            queues=[queue_ref(queue.key) for queue in route.queues if queue.group_id == group],
+            queues=[queue_ref(queue.key) for queue in route.every if queue.group_id == group],
             index=index,
         )
         found: dict[int, Any] = {}
@@ -154,7 +154,7 @@ class Verification:
                 self._problem(
                     f"node {node}, queue {number}: the sequence table is not the fold of the log"
                 )
-        for each in route.queues:
+        for each in route.every:
             if each.group_id == group and each.key.queue_id not in found:
                 self._problem(f"node {node} did not report on queue {each.key.queue_id}")
         return found

@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "broker": ("semel.console.nodes:broker", "One broker node."),
     "controller": ("semel.console.nodes:controller", "One controller."),
     "topic": ("semel.console.topic:topic", "Create, list, describe, alter and delete topics."),
+    "queue": ("semel.console.queue:queue", "A topic's queues: list them, split one."),
     "produce": ("semel.console.produce:produce", "Send lines or JSON objects to a topic."),
     "consume": ("semel.console.consume:consume", "Read messages from a topic."),
     "group": ("semel.console.group:group", "Consumer groups, their members and their lag."),

@@ -12,7 +12,9 @@ from semel.console.options import client_options, confirm, examples, open_client
 from semel.console.units import Duration, Size, duration
 
 if TYPE_CHECKING:
-    from semel.client.model import TopicSettings
+    from rich.table import Table
+
+    from semel.client.model import QueueDescription, TopicSettings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -89,8 +91,48 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     """Shows a topic's settings and its queues: owner, slots, offsets."""
     with open_client(bootstrap) as client:
         found = client.admin.describe_topic(name)
-    drawn = render.table(
-        ["queue", "group", "slots", "start", "end", "messages", "size"],
+    drawn = queue_table(
+        found.queues,
+        title=f"{found.name} · retention {_retention(found.settings)}"
+        f" · messages up to {render.size(found.settings.message_bytes_max)}",
+    )
+    render.Output(as_json=as_json).show(found.as_dict(), drawn)
+
+
+@topic.command(
+    epilog=examples(
+        "semel topic alter orders --retention 12h", "semel topic alter orders --queues 16"
+    )
+)
+@click.argument("name", shell_complete=completion.topics)
+@click.option(
+    "--queues",
+    type=click.IntRange(1, 65_536),
+    help="So many open queues, by splitting the widest ones; never fewer than there are.",
+)
+@_settings_options
+@client_options
+def alter(name: str, bootstrap: str, as_json: bool, **settings: Any) -> None:
+    """Changes a topic's settings; those that are left out stay."""
+    if all(value is None for value in settings.values()):
+        raise click.UsageError("nothing to alter: name a setting, or --queues")
+    with open_client(bootstrap) as client:
+        client.admin.alter_topic(name, **settings)
+        found = client.admin.describe_topic(name)
+    out = render.Output(as_json=as_json)
+    opened = sum(not queue.sealed for queue in found.queues)
+    text = f"topic {name} altered: {opened} queues, retention {_retention(found.settings)}"
+    out.show(found.as_dict(), text)
+
+
+def queue_table(queues: list[QueueDescription], *, title: str) -> Table:
+    """Queues with their slots and offsets; with their state once any of them was split."""
+    split = any(queue.sealed for queue in queues)
+    children: dict[int | None, list[int]] = {}
+    for queue in queues:
+        children.setdefault(queue.parent, []).append(queue.queue)
+    return render.table(
+        ["queue", "group", "slots", "start", "end", "messages", "size"] + ["state"] * split,
         [
             [
                 queue.queue,
@@ -101,27 +143,17 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
                 queue.messages,
                 render.size(queue.bytes),
             ]
-            for queue in found.queues
+            + [_state(queue, children)] * split
+            for queue in queues
         ],
-        title=f"{found.name} · retention {_retention(found.settings)}"
-        f" · messages up to {render.size(found.settings.message_bytes_max)}",
+        title=title,
     )
-    render.Output(as_json=as_json).show(found.as_dict(), drawn)
 
 
-@topic.command(epilog=examples("semel topic alter orders --retention 12h"))
-@click.argument("name", shell_complete=completion.topics)
-@_settings_options
-@client_options
-def alter(name: str, bootstrap: str, as_json: bool, **settings: Any) -> None:
-    """Changes a topic's settings; those that are left out stay."""
-    if all(value is None for value in settings.values()):
-        raise click.UsageError("nothing to alter: name a setting")
-    with open_client(bootstrap) as client:
-        client.admin.alter_topic(name, **settings)
-        found = client.admin.describe_topic(name)
-    out = render.Output(as_json=as_json)
-    out.show(found.as_dict(), f"topic {name} altered: retention {_retention(found.settings)}")
+def _state(queue: QueueDescription, children: dict[int | None, list[int]]) -> str:
+    if not queue.sealed:
+        return "open"
+    return f"split into {', '.join(map(str, children.get(queue.queue, [])))}"
 
 
 @topic.command(epilog=examples("semel topic delete orders --yes"))

@@ -226,7 +226,8 @@ class MembershipService:
         found = {name: self._routes.topic(name) for name in group.topics()}
         return {
             name: [
-                QueueKey(TopicId(topic.topic_id), QueueId(queue.queue_id)) for queue in topic.queues
+                QueueKey(TopicId(topic.topic_id), QueueId(number))
+                for number in sorted(each.queue_id for each in (*topic.sealed, *topic.queues))
             ]
             for name, topic in found.items()
             if topic is not None

@@ -100,7 +100,14 @@ class ControllerService(ControllerServicer):
     @in_office
     async def AlterTopic(self, request: pb.AlterTopicRequest, context: Any) -> pb.AlterTopicReply:
         patience_s = self._patience_s(context)
-        topic = await self._topics.alter(request.name, request.settings, patience_s)
+        settings = request.settings if request.HasField("settings") else None
+        topic = await self._topics.alter(request.name, settings, request.queues, patience_s)
+        return pb.AlterTopicReply(topic=topic)
+
+    async def SplitQueue(self, request: pb.SplitQueueRequest, context: Any) -> pb.AlterTopicReply:
+        topic = await self._topics.split(
+            request.name, request.queue_id, request.children, self._patience_s(context)
+        )
         return pb.AlterTopicReply(topic=topic)
 
     @in_office

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from semel.controller.splits import Queue, after_splits, queues_of, split_records
 from semel.protos.errors import InvalidRequest
-from semel.protos.slots import split_slots
 from semel.protos.v1.common_pb2 import QueueRef, TopicSettings
 from semel.protos.v1.control_pb2 import AlterTopic, ControlRecord, CreateQueue, DeleteQueue
 from semel.protos.v1.controller_pb2 import QueueRoute, TopicRoute
@@ -76,17 +76,24 @@ def complete_settings(given: TopicSettings) -> TopicSettings:
 
 def topic_route(record: TopicRecord) -> TopicRoute:
     """The topic as clients see it."""
+    queues = queues_of(record)
     return TopicRoute(
         name=record.name,
         topic_id=record.topic_id,
         settings=record.settings,
-        queues=[
-            QueueRoute(queue_id=queue_id, group_id=group_id, slot_start=start, slot_end=end)
-            for queue_id, (group_id, (start, end)) in enumerate(
-                zip(record.placement, split_slots(len(record.placement)), strict=True)
-            )
-        ],
+        queues=[_queue_route(queue) for queue in queues if not queue.sealed],
+        sealed=[_queue_route(queue) for queue in queues if queue.sealed],
         created_us=record.created_us,
+    )
+
+
+def _queue_route(queue: Queue) -> QueueRoute:
+    return QueueRoute(
+        queue_id=queue.queue_id,
+        group_id=queue.group_id,
+        slot_start=queue.slot_start,
+        slot_end=queue.slot_end,
+        parent_id=queue.parent_id,
     )
 
 
@@ -100,17 +107,15 @@ def create_records(record: TopicRecord, group_id: int) -> Iterator[list[ControlR
     queues = [
         ControlRecord(
             create_queue=CreateQueue(
-                queue=QueueRef(topic_id=record.topic_id, queue_id=queue_id),
+                queue=QueueRef(topic_id=record.topic_id, queue_id=queue.queue_id),
                 topic=record.name,
-                slot_start=start,
-                slot_end=end,
+                slot_start=queue.slot_start,
+                slot_end=queue.slot_end,
                 settings=record.settings,
             )
         )
-        for queue_id, (owner, (start, end)) in enumerate(
-            zip(record.placement, split_slots(len(record.placement)), strict=True)
-        )
-        if owner == group_id
+        for queue in queues_of(record)
+        if queue.group_id == group_id
     ]
     return _calls(queues)
 
@@ -122,15 +127,23 @@ def alter_records(record: TopicRecord) -> Iterator[list[ControlRecord]]:
 
 
 def delete_records(record: TopicRecord, group_id: int) -> Iterator[list[ControlRecord]]:
-    """What deletes the group's queues of the topic, one list a call."""
+    """What deletes the group's queues of the topic, one list a call; also those that a split may
+    have made which is not known to be done."""
     queues = [
         ControlRecord(
-            delete_queue=DeleteQueue(queue=QueueRef(topic_id=record.topic_id, queue_id=queue_id))
+            delete_queue=DeleteQueue(
+                queue=QueueRef(topic_id=record.topic_id, queue_id=queue.queue_id)
+            )
         )
-        for queue_id, owner in enumerate(record.placement)
-        if owner == group_id
+        for queue in queues_of(after_splits(record))
+        if queue.group_id == group_id
     ]
     return _calls(queues)
+
+
+def split_calls(record: TopicRecord, group_id: int) -> Iterator[list[ControlRecord]]:
+    """What brings decided splits to a group, one list a call."""
+    return _calls(list(split_records(record, group_id)))
 
 
 def _calls(all_records: Sequence[ControlRecord]) -> Iterator[list[ControlRecord]]:

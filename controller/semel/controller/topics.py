@@ -6,6 +6,7 @@ does the next step:
 
     creating               create the queues on every group        → active
     active, settings new   send the settings to every group        → active
+    active, splits         split the queues on their groups        → active, with their children
     deleting               delete the queues on every group        → (no record)
 
 Steps are idempotent and are repeated until they succeed: after an error with growing pauses, at
@@ -35,14 +36,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from semel.controller import records, topic_rules
+from semel.controller import records, splits, topic_rules
 from semel.controller.office import Office, unbroken
 from semel.controller.placement import place
 from semel.controller.routes import RouteTable
 from semel.controller.store import StoreFailed, VersionConflict
 from semel.protos.errors import (
     Closed,
+    InvalidRequest,
     SemelError,
+    Throttled,
     TimedOut,
     TopicExists,
     Unavailable,
@@ -64,6 +67,7 @@ log = logging.getLogger(__name__)
 
 RETRY_MS_FIRST: Final = 50
 RETRY_MS_LAST: Final = 2_000
+_GONE: Final = TopicRecord(state=TOPIC_STATE_DELETING)
 _STEPS: Final = {
     TOPIC_STATE_CREATING: "creating",
     TOPIC_STATE_ACTIVE: "altering",
@@ -101,7 +105,8 @@ class _Known:
 
     @property
     def unfinished(self) -> bool:
-        return self.record.state != TOPIC_STATE_ACTIVE or self.record.settings_pending
+        record = self.record
+        return record.state != TOPIC_STATE_ACTIVE or record.settings_pending or bool(record.splits)
 
 
 class TopicService:
@@ -199,11 +204,48 @@ class TopicService:
             raise UnknownTopic(f"topic {request.name!r} was deleted while it was created")
         return route, created
 
-    async def alter(self, name: str, settings: TopicSettings, timeout_s: float) -> TopicRoute:
-        """Gives a topic new settings. Raises InvalidRequest, UnknownTopic, TimedOut."""
-        complete = topic_rules.complete_settings(settings)
-        topic_id = await unbroken(self._begin_alter(name, complete))
-        await self._settled(topic_id, timeout_s, f"the settings of {name!r} are stored")
+    async def alter(
+        self, name: str, settings: TopicSettings | None, queues: int, timeout_s: float
+    ) -> TopicRoute:
+        """Gives a topic new settings, or more open queues (0: as many as there are).
+
+        Raises InvalidRequest, UnknownTopic, Throttled while other splits go on, TimedOut.
+        """
+        if settings is None and not queues:
+            raise InvalidRequest("nothing to alter: give settings, or a number of queues")
+        complete = None if settings is None else topic_rules.complete_settings(settings)
+        if queues:
+            topic_rules.check_queues(queues)
+
+        def change(record: TopicRecord) -> None:
+            if queues and not _leads_to(record, queues):
+                _require_no_splits(record)
+                record.splits.extend(splits.plan_count(record, queues))
+            if complete is not None:
+                record.settings.CopyFrom(complete)
+                record.settings_pending = True
+
+        topic_id = await unbroken(self._begin_alter(name, change))
+        await self._settled(topic_id, timeout_s, f"the change of {name!r} is stored")
+        return topic_rules.topic_route(self._find(name).record)
+
+    async def split(self, name: str, queue_id: int, children: int, timeout_s: float) -> TopicRoute:
+        """Splits one queue; again the same is success.
+
+        Raises InvalidRequest, UnknownTopic, UnknownQueue, Throttled while other splits go on,
+        TimedOut.
+        """
+
+        def change(record: TopicRecord) -> None:
+            pending = [len(each.child_ids) for each in record.splits if each.queue_id == queue_id]
+            if pending != [children]:
+                plan = splits.plan_queue(record, queue_id, children)
+                if plan:
+                    _require_no_splits(record)
+                record.splits.extend(plan)
+
+        topic_id = await unbroken(self._begin_alter(name, change))
+        await self._settled(topic_id, timeout_s, f"the split of queue {queue_id} is decided")
         return topic_rules.topic_route(self._find(name).record)
 
     async def delete(self, name: str, *, if_exists: bool, timeout_s: float) -> bool:
@@ -246,13 +288,12 @@ class TopicService:
             self._drive(record.topic_id)
             return record.topic_id, True
 
-    async def _begin_alter(self, name: str, settings: TopicSettings) -> int:
+    async def _begin_alter(self, name: str, change: Callable[[TopicRecord], None]) -> int:
         while True:
             known = self._find(name)
             record = _copy(known.record)
-            record.settings.CopyFrom(settings)
-            record.settings_pending = True
-            if await self._replace(known, record):
+            change(record)
+            if record == known.record or await self._replace(known, record):
                 self._drive(record.topic_id)
                 return record.topic_id
 
@@ -272,10 +313,10 @@ class TopicService:
         doing = "exists" if record.state == TOPIC_STATE_ACTIVE else "is being created"
         if not request.if_not_exists:
             raise TopicExists(f"topic {request.name!r} {doing}")
-        if len(record.placement) != request.queues:
+        present = len(splits.open_queues(record))
+        if present != request.queues:
             raise TopicExists(
-                f"topic {request.name!r} {doing} with {len(record.placement)} queues, "
-                f"not {request.queues}"
+                f"topic {request.name!r} {doing} with {present} queues, not {request.queues}"
             )
 
     def _loads(self, request: CreateTopicRequest) -> dict[GroupId, int]:
@@ -326,8 +367,8 @@ class TopicService:
     def _absorb(self, known: _Known) -> None:
         """Takes a stored record into the index and the routes."""
         record = known.record
-        before = self._known.get(record.topic_id)
-        state = TOPIC_STATE_DELETING if before is None else before.record.state
+        known_before = self._known.get(record.topic_id)
+        before = _GONE if known_before is None else known_before.record
         self._known[record.topic_id] = known
         if record.state == TOPIC_STATE_DELETING:
             if self._ids.get(record.name) == record.topic_id:
@@ -337,14 +378,13 @@ class TopicService:
             self._ids[record.name] = record.topic_id
         if record.state == TOPIC_STATE_ACTIVE:
             self._routes.set_topic(topic_rules.topic_route(record))
-        _count(
-            self._promised,
-            record,
-            (record.state != TOPIC_STATE_DELETING) - (state != TOPIC_STATE_DELETING),
-        )
-        change = (record.state == TOPIC_STATE_ACTIVE) - (state == TOPIC_STATE_ACTIVE)
-        if change:
-            _count(self._placed, record, change)
+        for each, sign in ((before, -1), (record, 1)):
+            if each.state != TOPIC_STATE_DELETING:
+                _count(self._promised, each, sign)
+            if each.state == TOPIC_STATE_ACTIVE:
+                _count(self._placed, each, sign)
+        actives = [each.state == TOPIC_STATE_ACTIVE for each in (before, record)]
+        if actives[0] != actives[1] or before.queues != record.queues:
             self._on_change(record.name)
 
     # The drivers.
@@ -399,6 +439,10 @@ class TopicService:
             await self._on_all(record, lambda group: topic_rules.create_records(record, group))
             done.state = TOPIC_STATE_ACTIVE
             log.info("topic is active topic=%s", record.name)
+        elif record.splits:
+            await self._on_all(record, lambda group: topic_rules.split_calls(record, group))
+            done = splits.after_splits(record)
+            log.info("queues are split topic=%s queues=%d", record.name, len(done.placement))
         else:
             await self._on_all(record, lambda _: topic_rules.alter_records(record))
             done.settings_pending = False
@@ -436,8 +480,20 @@ class TopicService:
 
 def _count(counter: Counter[int], record: TopicRecord, sign: int) -> None:
     """Adds (1) or removes (-1) the topic's queues."""
-    for group_id in record.placement if sign else ():
+    for group_id in record.placement:
         counter[group_id] += sign
+
+
+def _leads_to(record: TopicRecord, queues: int) -> bool:
+    """What is decided already makes so many open queues."""
+    return bool(record.splits) and len(splits.open_queues(splits.after_splits(record))) == queues
+
+
+def _require_no_splits(record: TopicRecord) -> None:
+    if record.splits:
+        raise Throttled(
+            f"queues of topic {record.name!r} are being split; ask again", retry_after_ms=100
+        )
 
 
 def _copy(record: TopicRecord) -> TopicRecord:

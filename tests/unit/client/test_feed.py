@@ -45,6 +45,7 @@ class Box:
 
     def __init__(self, prefetch_bytes: int = 1 << 20) -> None:
         self.woken = 0
+        self.ended: list[QueueKey] = []
         self.feed = Feed(
             self,
             None,  # type: ignore[arg-type]
@@ -58,6 +59,9 @@ class Box:
 
     def _wake(self) -> None:
         self.woken += 1
+
+    def on_queue_end(self, queue: FeedQueue) -> None:
+        self.ended.append(queue.key)
 
     def on_queue_error(self, queue: FeedQueue, error: Exception) -> None:
         raise AssertionError("not asked for")

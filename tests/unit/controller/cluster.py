@@ -64,6 +64,15 @@ class FakeBroker(BrokerServicer):
             case "create_queue":
                 create = record.create_queue
                 self.queues.setdefault((create.queue.topic_id, create.queue.queue_id), create)
+            case "split_queue":
+                split = record.split_queue
+                parent = self.queues[split.queue.topic_id, split.queue.queue_id]
+                for child in split.children:
+                    made = control_pb2.CreateQueue()
+                    made.CopyFrom(parent)
+                    made.queue.queue_id = child.queue_id
+                    made.slot_start, made.slot_end = child.slot_start, child.slot_end
+                    self.queues.setdefault((split.queue.topic_id, child.queue_id), made)
             case "delete_queue":
                 queue = record.delete_queue.queue
                 self.queues.pop((queue.topic_id, queue.queue_id), None)

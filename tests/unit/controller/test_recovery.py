@@ -85,7 +85,7 @@ async def settled(cluster: Cluster, within_s: float = 5.0) -> None:
             **await cluster.store.scan("/deleting/"),
         }
         records = [TopicRecord.FromString(entry.value) for entry in entries.values()]
-        return any(r.state != TOPIC_STATE_ACTIVE or r.settings_pending for r in records)
+        return any(r.state != TOPIC_STATE_ACTIVE or r.settings_pending or r.splits for r in records)
 
     async with asyncio.timeout(within_s):
         while await unfinished():

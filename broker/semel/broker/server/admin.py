@@ -32,6 +32,7 @@ from semel.broker.state import (
     ProducerState,
     queue_key_of,
     row_message,
+    unread_error,
 )
 from semel.protos.control_records import queue_ref
 from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue, to_detail
@@ -135,12 +136,18 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
                 raise InvalidRequest(
                     f"{name} is {value}, it must be between {_LOCK_MS[0]} and {_LOCK_MS[1]}"
                 )
+        await self._replica.wait_master()
         grants = await asyncio.gather(*(self._acquire(request, ref) for ref in request.queues))
         return broker_pb2.AcquireLocksReply(grants=grants)
 
     async def _acquire(
         self, request: broker_pb2.AcquireLocksRequest, ref: common_pb2.QueueRef
     ) -> broker_pb2.LockGrant:
+        state, key = self._replica.state, queue_key_of(ref)
+        if key in state.queues:
+            unread = unread_error(state.queues, state.groups, request.group, state.queues[key])
+            if unread is not None:  # told without an entry: it is asked again and again
+                return broker_pb2.LockGrant(queue=ref, error=to_detail(unread))
         record = control_pb2.AcquireLock(
             group=request.group,
             queue=ref,

@@ -32,7 +32,7 @@ from semel.broker.state.results import (
     StateDiverged,
     WindowEntry,
 )
-from semel.broker.state.splits import SPLIT_LEVEL
+from semel.broker.state.splits import SPLIT_LEVEL, unread_error
 from semel.broker.state.verdicts import (
     Accepted,
     BatchKey,
@@ -96,4 +96,5 @@ __all__ = [
     "majority_time_us",
     "queue_key_of",
     "row_message",
+    "unread_error",
 ]

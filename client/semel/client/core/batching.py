@@ -11,6 +11,7 @@ Invariants
 3. With source positions the queue of a row is a pure function of its key or position, and rows at
    or below what the queue held when the producer was opened are *skipped*: they are parts that are
    settled as duplicates and never sent.
+4. Whoever reads a chunk on another thread looks at `parts` before `order`: see `splitting.py`.
 
 Not here: bytes (`encoding.py`), sequences and retries (`sequences.py`), who may append to a chunk
 (`../intake.py`).
@@ -120,7 +121,8 @@ class Chunk:
         """None until routed."""
         self.order: Rows | None = None
         """Rows sorted by queue; None: as they are."""
-        self.inverse: Rows | None = None
+        self.inverse: tuple[Rows, Rows] | None = None
+        """An order, and where it puts each row."""
         self.open_parts = 0
         """Parts without an outcome."""
         self.outcome: Outcome | None = None
@@ -139,43 +141,46 @@ class Chunk:
         """Outcome, part and place in the part of a row; None while it is not settled."""
         if self.outcome is not None:
             return self.outcome, None, row
-        if self.parts is None:
+        parts = self.parts
+        if parts is None:
             return None
-        place = row
-        if self.order is not None:
-            if self.inverse is None:
+        place, order = row, self.order
+        if order is not None:
+            known = self.inverse
+            if known is None or known[0] is not order:
                 inverse = np.empty(self.count, np.int64)
-                inverse[self.order] = np.arange(self.count)
-                self.inverse = inverse
-            place = int(self.inverse[row])
-        low, high = 0, len(self.parts)
+                inverse[order] = np.arange(self.count)
+                known = self.inverse = order, inverse
+            place = int(known[1][row])
+        low, high = 0, len(parts)
         while high - low > 1:
             middle = (low + high) // 2
-            if self.parts[middle].first <= place:
+            if parts[middle].first <= place:
                 low = middle
             else:
                 high = middle
-        part = self.parts[low]
+        part = parts[low]
         return None if part.outcome is None else (part.outcome, part, place - part.first)
 
     def outcomes(self, start: int, end: int) -> list[tuple[int, Outcome]] | None:
         """How many of rows `[start, end)` share which outcome; None while one has none."""
         if self.outcome is not None:
             return [(end - start, self.outcome)]
-        if self.parts is None:
+        parts = self.parts
+        if parts is None:
             return None
-        if self.order is None or end - start == self.count:
+        order = self.order
+        if order is None or end - start == self.count:
             ranges = [
-                (min(end, part.first + part.count) - max(start, part.first), part)
-                for part in self.parts
+                (min(end, part.first + part.count) - max(start, part.first), part) for part in parts
             ]
-            if self.order is not None:
-                ranges = [(part.count, part) for part in self.parts]
+            if order is not None:
+                ranges = [(part.count, part) for part in parts]
         else:
-            wanted = (self.order >= start) & (self.order < end)
+            wanted = (order >= start) & (order < end)
             ranges = [
                 (int(np.count_nonzero(wanted[part.first : part.first + part.count])), part)
-                for part in self.parts
+                for part in parts
             ]
         found = [(count, part.outcome) for count, part in ranges if count > 0]
         if any(outcome is None for _, outcome in found):
@@ -252,7 +257,7 @@ def route(
     else:
         order = np.argsort(owners, kind="stable")
         chunk.order = order
-        columns = _take(columns, order)
+        columns = take_rows(columns, order)
         positions = positions[order] if positions is not None else None
         sorted_owners = owners[order]
         bounds = np.flatnonzero(np.diff(sorted_owners)) + 1
@@ -330,11 +335,18 @@ def _owners(
 def _place(topic: TopicRoute, queue_id: int) -> int:
     place = topic.position_of(queue_id)
     if place is None:
+        found = topic.find(queue_id)
+        if found is not None:
+            raise UnknownQueue(
+                f"queue {queue_id} of topic {topic.name!r} was split and takes nothing new;"
+                f" open are {', '.join(str(queue.key.queue_id) for queue in topic.queues)}"
+            )
         raise UnknownQueue(f"topic {topic.name!r} has no queue {queue_id}")
     return place
 
 
-def _take(columns: Columns, order: Rows) -> Columns:
+def take_rows(columns: Columns, order: Rows) -> Columns:
+    """The rows in another order."""
     indices = pa.array(order)
 
     def taken(column: pa.Array | None) -> pa.Array | None:

@@ -16,13 +16,13 @@ Not here: asking anybody (`../cluster.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from semel.protos.ids import GroupId, NodeId, QueueId, QueueKey, Term, TopicId
-from semel.protos.v1 import broker_pb2, controller_pb2
+from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,10 @@ class QueueRoute:
     group_id: GroupId
     slot_start: int
     slot_end: int
+    parent: int | None = None
+    """Number of the queue that was split to make it."""
+    sealed: bool = False
+    """It was split: it takes nothing new and is read to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,9 @@ class TopicRoute:
     name: str
     topic_id: TopicId
     queues: tuple[QueueRoute, ...]
-    """By queue number."""
+    """Open ones, by queue number; every slot belongs to one of them."""
+    sealed: tuple[QueueRoute, ...] = ()
+    """Those that were split, by queue number."""
     message_bytes_max: int
     """0: the default."""
     batch_bytes_max: int
@@ -58,8 +64,34 @@ class TopicRoute:
         owners: npt.NDArray[np.int32] = self.by_slot[at]
         return owners
 
+    @property
+    def every(self) -> tuple[QueueRoute, ...]:
+        """All queues that hold messages, by number."""
+        if not self.sealed:
+            return self.queues
+        return tuple(sorted(self.queues + self.sealed, key=_number))
+
+    def find(self, queue_id: int) -> QueueRoute | None:
+        """The queue of that number, open or sealed."""
+        return next((queue for queue in self.every if queue.key.queue_id == queue_id), None)
+
+    def after_split(self, split: control_pb2.SplitQueue) -> TopicRoute:
+        """The route once the broker has told of a split; the same if that is known."""
+        place = self.position_of(split.queue.queue_id)
+        if place is None or split.queue.topic_id != self.topic_id:
+            return self
+        parent = self.queues[place]
+        children = children_of(parent, split)
+        return _assemble(
+            replace(
+                self,
+                sealed=tuple(sorted((*self.sealed, replace(parent, sealed=True)), key=_number)),
+            ),
+            (*self.queues[:place], *self.queues[place + 1 :], *children),
+        )
+
     def position_of(self, queue_id: int) -> int | None:
-        """Position in `queues` of a queue number."""
+        """Position in `queues` of the number of an open queue."""
         if queue_id < len(self.queues) and self.queues[queue_id].key.queue_id == queue_id:
             return queue_id
         for position, queue in enumerate(self.queues):
@@ -90,26 +122,58 @@ class _Group:
 def topic_route(topic: controller_pb2.TopicRoute) -> TopicRoute:
     """The route of one topic from its message."""
     topic_id = TopicId(topic.topic_id)
-    queues = tuple(
-        QueueRoute(
-            key=QueueKey(topic_id, QueueId(queue.queue_id)),
-            group_id=GroupId(queue.group_id),
-            slot_start=queue.slot_start,
-            slot_end=queue.slot_end,
-        )
-        for queue in sorted(topic.queues, key=lambda queue: queue.queue_id)
-    )
-    starts = np.array([queue.slot_start for queue in queues], np.int32)
-    by_slot = np.argsort(starts, kind="stable").astype(np.int32)
-    return TopicRoute(
+
+    def routes(messages: Iterable[controller_pb2.QueueRoute], *, sealed: bool) -> list[QueueRoute]:
+        return [
+            QueueRoute(
+                key=QueueKey(topic_id, QueueId(queue.queue_id)),
+                group_id=GroupId(queue.group_id),
+                slot_start=queue.slot_start,
+                slot_end=queue.slot_end,
+                parent=queue.parent_id if queue.HasField("parent_id") else None,
+                sealed=sealed,
+            )
+            for queue in messages
+        ]
+
+    empty = np.empty(0, np.int32)
+    bare = TopicRoute(
         name=topic.name,
         topic_id=topic_id,
-        queues=queues,
+        queues=(),
+        sealed=tuple(sorted(routes(topic.sealed, sealed=True), key=_number)),
         message_bytes_max=topic.settings.message_bytes_max,
         batch_bytes_max=topic.settings.batch_bytes_max,
-        by_slot=by_slot,
-        slot_starts=starts[by_slot],
+        by_slot=empty,
+        slot_starts=empty,
     )
+    return _assemble(bare, routes(topic.queues, sealed=False))
+
+
+def children_of(parent: QueueRoute, split: control_pb2.SplitQueue) -> list[QueueRoute]:
+    """The queues that a split made, by rising slot: in the parent's group, until they are moved."""
+    return [
+        QueueRoute(
+            key=QueueKey(parent.key.topic_id, QueueId(child.queue_id)),
+            group_id=parent.group_id,
+            slot_start=child.slot_start,
+            slot_end=child.slot_end,
+            parent=parent.key.queue_id,
+        )
+        for child in split.children
+    ]
+
+
+def _number(queue: QueueRoute) -> int:
+    return queue.key.queue_id
+
+
+def _assemble(topic: TopicRoute, queues: Iterable[QueueRoute]) -> TopicRoute:
+    """The topic with these open queues."""
+    ordered = tuple(sorted(queues, key=_number))
+    starts = np.array([queue.slot_start for queue in ordered], np.int32)
+    by_slot = np.argsort(starts, kind="stable").astype(np.int32)
+    return replace(topic, queues=ordered, by_slot=by_slot, slot_starts=starts[by_slot])
 
 
 class RouteTable:
@@ -174,6 +238,12 @@ class RouteTable:
         topic = self._topics.get(name)
         if topic is not None and topic.topic_id == topic_id:
             del self._topics[name]
+
+    def on_split(self, name: str, split: control_pb2.SplitQueue) -> None:
+        """A broker tells of a split that the controllers may not have published yet."""
+        topic = self._topics.get(name)
+        if topic is not None:
+            self._topics[name] = topic.after_split(split)
 
     def topic(self, name: str) -> TopicRoute | None:
         return self._topics.get(name)

@@ -12,6 +12,7 @@ turns doubt into "not stored"; then what is left gets new sequences behind the q
     out of order                    Retry; at the head of the window again and again: Fence
     partial overlap                 rows that are stored are cut off, the rest goes out again
     dedup state expired             Fence(reopen): a new epoch first
+    queue sealed                    once the oldest batch hears it: Sealed, with all that is left
     producer fenced                 Fatal
     any other refusal               Fence: the batch has failed, its successors are chained anew
 
@@ -21,7 +22,9 @@ Invariants
 2. A batch leaves the window only settled: stored for certain, or absent for certain (a fence said
    so), or reported as unknown (its dedup state expired). Absence is never guessed.
 3. While a fence is wanted nothing goes out.
-4. `in_flight` never holds more than `max_in_flight` batches.
+4. A queue that is sealed takes nothing new, and each batch names the one before it: when the oldest
+   one in flight is not there, none of the later ones is, or ever will be.
+5. `in_flight` never holds more than `max_in_flight` batches.
 
 Not here: bytes of batches (`encoding.py`), streams and clocks (`../lanes.py`).
 """
@@ -42,6 +45,7 @@ from semel.protos.errors import (
     OutOfOrderSequence,
     PartialOverlap,
     ProducerFenced,
+    QueueSealed,
     SemelError,
     SequenceConflict,
     Throttled,
@@ -49,6 +53,7 @@ from semel.protos.errors import (
     Unavailable,
 )
 from semel.protos.ids import ProducerId, Sequence
+from semel.protos.v1 import control_pb2
 
 HEAD_REFUSALS_MAX: Final = 5
 """So many "out of order" for the oldest batch in a row: ask by a fence what the queue has."""
@@ -71,6 +76,7 @@ class InFlight:
         "size",
         "tag",
         "trimmed",
+        "turned_away",
     )
 
     def __init__(
@@ -104,6 +110,8 @@ class InFlight:
         """Why it was refused for good."""
         self.trimmed = 0
         """Rows cut off because they were stored before."""
+        self.turned_away = False
+        """The queue is sealed and does not hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +155,22 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """The queue was split. The window is at its end; what was left in it is certainly not stored
+    there, and goes to the children, oldest first."""
+
+    split: control_pb2.SplitQueue
+    batches: tuple[InFlight, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fatal:
     """The producer is at its end."""
 
     error: SemelError
 
 
-Decision: TypeAlias = Settled | Failed | Retry | Moved | Fence | Fatal
+Decision: TypeAlias = Settled | Failed | Retry | Moved | Fence | Sealed | Fatal
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +212,8 @@ class SendWindow:
         self._in_flight: dict[Sequence, InFlight] = {}
         self._outgoing: deque[InFlight] = deque()
         self._head_refusals = 0
+        self._split: control_pb2.SplitQueue | None = None
+        """What became of the queue."""
 
     @property
     def in_flight(self) -> int:
@@ -203,7 +222,7 @@ class SendWindow:
     @property
     def room(self) -> bool:
         """A new batch may be added."""
-        return len(self._in_flight) < self._max and not self.fence_wanted
+        return len(self._in_flight) < self._max and not self.fence_wanted and self._split is None
 
     @property
     def answers_open(self) -> bool:
@@ -259,7 +278,10 @@ class SendWindow:
         if batch is None:
             return []
         self._head_refusals = 0
-        return [self._settle(batch, base_offset, append_time_us, duplicate)]
+        return [
+            self._settle(batch, base_offset, append_time_us, duplicate),
+            *self._maybe_sealed(),
+        ]
 
     def on_refused(self, base: int, last: int, error: SemelError) -> list[Decision]:
         """FAILED with `error`."""
@@ -280,6 +302,10 @@ class SendWindow:
                 # must not be forgotten.
                 self._note_refusal(batch, error)
                 return []
+            case QueueSealed():
+                batch.turned_away = True
+                self._split = control_pb2.SplitQueue.FromString(error.split_record)
+                return self._maybe_sealed()
             case NotMaster():
                 return [Moved(error)]
             case Throttled():
@@ -347,9 +373,39 @@ class SendWindow:
                 chain = self._chain(batch, chain)
         self.last_settled = last_sequence
         self.last_assigned = chain
+        if self._split is not None and not self._in_flight:
+            decisions.append(self._end(self._split, []))
         return decisions
 
+    def on_fence_sealed(self, split: control_pb2.SplitQueue) -> list[Decision]:
+        """The queue was split and has forgotten the producer: a FENCE cannot tell any more what it
+        holds, and only what was refused for certain may go to the children."""
+        decisions: list[Decision] = []
+        absent: list[InFlight] = []
+        for batch in self.batches():
+            if batch.error is not None and not isinstance(batch.error, DedupStateExpired):
+                decisions.append(Failed(batch, batch.error))
+            elif batch.turned_away or _surely_absent(batch):
+                absent.append(batch)
+            else:
+                decisions.append(Failed(batch, _unknown_fate(batch)))
+        self._split = split
+        return [*decisions, self._end(split, absent)]
+
     # --- inside ---------------------------------------------------------------------------------
+
+    def _maybe_sealed(self) -> list[Decision]:
+        """The end of the window, if the oldest batch was turned away."""
+        if self._split is None or not self._in_flight:
+            return []
+        batches = self.batches()
+        return [self._end(self._split, batches)] if batches[0].turned_away else []
+
+    def _end(self, split: control_pb2.SplitQueue, batches: list[InFlight]) -> Sealed:
+        self._in_flight.clear()
+        self._outgoing.clear()
+        self.fence_wanted = self.reopen_wanted = False
+        return Sealed(split, tuple(batches))
 
     def _match(self, base: int, last: int) -> InFlight | None:
         """The batch an answer is for; answers to earlier shapes of it are void."""
@@ -369,7 +425,7 @@ class SendWindow:
             batch.refused = True
             batch.error = error
         elif not error.retriable and not isinstance(
-            error, OutOfOrderSequence | PartialOverlap | InternalError | DiskFull
+            error, OutOfOrderSequence | PartialOverlap | QueueSealed | InternalError | DiskFull
         ):
             batch.error = error
 
@@ -411,7 +467,7 @@ class SendWindow:
             last_sequence=batch.last,
         )
         batch.sends = batch.open_answers = 0
-        batch.refused = False
+        batch.refused = batch.turned_away = False
         batch.error = None
         batch.queued = True
         self._in_flight[batch.base] = batch

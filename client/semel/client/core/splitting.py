@@ -1,0 +1,179 @@
+"""Parts of a queue that was split become parts of its children.
+
+How it works. The rows of a part go to the children by slot, as `batching.py` would have sent them;
+rows that may go anywhere go to one child together. The chunk's order is changed inside the part's
+own places, so that every handle still finds its message.
+
+Invariants
+1. Rows of one child keep their order, and a part is taken apart only when its queue certainly does
+   not hold its rows and never will.
+2. Readers of a chunk on other threads see the old parts, of which the one in question has no
+   outcome, or the new ones with the new order: the order is replaced before the parts are.
+
+Not here: what is certain (`sequences.py`), fences of the children (`../producer.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from semel.client.core.batching import (
+    ROW_BYTES,
+    Outcome,
+    Part,
+    Rows,
+    message_sizes,
+    take_rows,
+)
+from semel.protos.batch import decode_header
+from semel.protos.columns import Columns, decode_columns
+from semel.protos.ids import QueueKey
+from semel.protos.slots import queue_for_slots, slot_of_key, slots_of_positions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heir:
+    """One child of a queue, as far as parts are concerned."""
+
+    key: QueueKey
+    slot_start: int
+    last_sequence: int
+    """With source positions, rows at or below it are stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inheritance:
+    """What the parent did not store of one part."""
+
+    part: Part
+    columns: Columns | None
+    """The rows that are left; None for a position mark."""
+    stored: int = 0
+    """So many rows in front of them are in the parent."""
+    base_sequence: int = -1
+    """Of the part's first row, if any is stored."""
+
+
+def of_waiting(part: Part) -> Inheritance:
+    """A part that was never encoded."""
+    return Inheritance(part=part, columns=part.columns)
+
+
+def of_encoded(part: Part, payload: bytes, trimmed: int) -> Inheritance:
+    """A part that is a batch by now, of which `trimmed` rows were cut off."""
+    header = decode_header(payload)
+    columns = decode_columns(payload, header) if part.count else None
+    return Inheritance(
+        part=part,
+        columns=columns and _without_sequences(columns),
+        stored=trimmed,
+        base_sequence=header.base_sequence - trimmed,
+    )
+
+
+def divide(inheritance: Inheritance, heirs: Sequence[Heir], anywhere: int) -> list[Part]:
+    """Puts new parts into the chunk in place of the part and returns them; those that are stored
+    already have their outcome.
+
+    `heirs` stand by rising slot; `anywhere` is the place of the one for rows that any may have.
+    """
+    part = inheritance.part
+    assert part.outcome is None, "a part with an outcome is not taken apart"
+    made = (
+        _marks(part, heirs) if inheritance.columns is None else _rows(inheritance, heirs, anywhere)
+    )
+    chunk = part.chunk
+    assert chunk.parts is not None
+    place = next(at for at, each in enumerate(chunk.parts) if each is part)
+    chunk.open_parts += sum(each.outcome is None for each in made) - 1
+    chunk.parts = [*chunk.parts[:place], *made, *chunk.parts[place + 1 :]]
+    return made
+
+
+def _marks(part: Part, heirs: Sequence[Heir]) -> list[Part]:
+    assert part.positions is not None
+    made = []
+    for heir in heirs:
+        mark = Part(part.chunk, heir.key, part.first, 0, 0)
+        mark.positions = part.positions
+        if int(part.positions[0]) <= heir.last_sequence:
+            mark.outcome = Outcome(duplicate=True)
+        made.append(mark)
+    return made
+
+
+def _rows(inheritance: Inheritance, heirs: Sequence[Heir], anywhere: int) -> list[Part]:
+    part, columns, stored = inheritance.part, inheritance.columns, inheritance.stored
+    assert columns is not None
+    chunk, count = part.chunk, part.count - stored
+    positions = None if part.positions is None else part.positions[stored:]
+    owners = _owners(columns, positions, heirs, anywhere)
+    if positions is not None:
+        lasts = np.array([heir.last_sequence for heir in heirs], np.int64)
+        owners = owners + len(heirs) * (positions <= lasts[owners])
+    turned = np.argsort(owners, kind="stable")
+    owners = owners[turned]
+    columns = take_rows(columns, turned)
+    if positions is not None:
+        positions = positions[turned]
+    first = part.first + stored
+    order = np.arange(chunk.count, dtype=np.int64) if chunk.order is None else chunk.order.copy()
+    order[first : first + count] = order[first : first + count][turned]
+    made = []
+    if stored:
+        made.append(_done(part, part.first, stored, part.queue, inheritance.base_sequence))
+        made[-1].positions = None if part.positions is None else part.positions[:stored]
+    bounds = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), count]
+    sizes = np.concatenate(([0], np.cumsum(message_sizes(columns) + ROW_BYTES)))
+    for low, high in pairwise(bounds):
+        owner = int(owners[low])
+        heir = heirs[owner % len(heirs)]
+        if owner >= len(heirs):
+            assert positions is not None
+            new = _done(part, first + low, high - low, heir.key, int(positions[low]))
+        else:
+            size = int(sizes[high] - sizes[low])
+            new = Part(chunk, heir.key, first + low, high - low, size)
+            new.columns = columns.slice(low, high)
+        new.positions = None if positions is None else positions[low:high]
+        made.append(new)
+    chunk.order = order
+    return made
+
+
+def _owners(
+    columns: Columns, positions: Rows | None, heirs: Sequence[Heir], anywhere: int
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Place of each row's heir. Rows that were sent to the parent by its number, whatever their
+    slot, go to the first or the last one: those of one key stay together."""
+    starts = [heir.slot_start for heir in heirs]
+    count = len(columns)
+    keys = [None] * count if columns.keys is None else columns.keys.to_pylist()
+    free = np.array([key is None for key in keys], bool)
+    slots = np.array([0 if key is None else slot_of_key(key) for key in keys], np.int64)
+    if positions is not None:
+        slots = np.where(free, slots_of_positions(positions), slots)
+        free[:] = False
+    owners = np.clip(queue_for_slots(starts, slots), 0, len(heirs) - 1)
+    return np.where(free, anywhere, owners)
+
+
+def _done(part: Part, first: int, count: int, queue: QueueKey, base_sequence: int) -> Part:
+    done = Part(part.chunk, queue, first, count, 0)
+    done.outcome = Outcome(duplicate=True, base_sequence=base_sequence)
+    return done
+
+
+def _without_sequences(columns: Columns) -> Columns:
+    """As it was before it was encoded: positions are kept in the part."""
+    return Columns(
+        values=columns.values,
+        keys=columns.keys,
+        headers=columns.headers,
+        timestamps=columns.timestamps,
+    )

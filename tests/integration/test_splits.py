@@ -1,0 +1,256 @@
+"""Queues are split while everything goes on: nothing lost, twice, or out of order by key."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from semel.client import Client, Producer, SendFuture, connect
+from semel.protos.errors import InvalidRequest, UnknownQueue, UnknownTopic
+from tests.integration.cluster import Cluster
+
+KEYS = 40
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Client]:
+    with connect(cluster.bootstrap) as connected:
+        connected.admin.create_topic("t", queues=2)
+        yield connected
+
+
+class Load:
+    """Sends from a thread until stopped: mostly keyed messages, each key's values rising."""
+
+    def __init__(self, producer: Producer, name: bytes, *, positions: bool) -> None:
+        self.sent: dict[bytes, SendFuture] = {}
+        self._producer = producer
+        self._name = name
+        self._positions = positions
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            for _ in range(20):
+                self.send(number)
+                number += 1
+            time.sleep(0.002)
+
+    def send(self, number: int) -> SendFuture:
+        value = self._name + b":%08d" % number
+        key = self._name + b"%d" % (number % KEYS) if number % 7 else None
+        future = self._producer.send(
+            "t", value, key=key, position=number if self._positions else None
+        )
+        self.sent.setdefault(value, future)
+        return future
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        self._producer.flush()
+
+
+class Group:
+    """Consumers of one group, each in a thread; `delivered` is in the order of processing."""
+
+    def __init__(self, client: Client, members: int) -> None:
+        self.delivered: list[tuple[bytes | None, bytes]] = []
+        self._client = client
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(members)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self) -> None:
+        with self._client.consumer("g", ["t"]) as consumer:
+            while not self._stop.is_set():
+                messages = consumer.poll(timeout=0.2, max_messages=200)
+                for message in messages:
+                    self.delivered.append((message.key, message.value))
+                if messages:
+                    consumer.commit()
+
+    def wait_for(self, count: int, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while len(set(self.delivered)) < count:
+            assert time.monotonic() < deadline, f"{len(set(self.delivered))} of {count} delivered"
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+
+def first_deliveries(delivered: list[tuple[bytes | None, bytes]]) -> dict[bytes, list[bytes]]:
+    """What each key's reader saw for the first time, in order."""
+    found: dict[bytes, dict[bytes, None]] = {}
+    for key, value in delivered:
+        if key is not None:
+            found.setdefault(key, {})[value] = None
+    return {key: list(values) for key, values in found.items()}
+
+
+def wait_stored(client: Client) -> None:
+    """Returns once every open queue has something."""
+    deadline = time.monotonic() + 60
+    while not all(q.messages for q in client.admin.describe_topic("t").queues if not q.sealed):
+        assert time.monotonic() < deadline, "the load stands still"
+        time.sleep(0.02)
+
+
+def check_stored(client: Client, sent: dict[bytes, SendFuture]) -> None:
+    """Every message is stored once, where its future says, each key in order: a parent, whose
+    number is lower, stands before its children."""
+    with client.reader("t", end="latest") as reader:
+        messages = list(reader)
+    values = [message.value for message in messages]
+    assert len(set(values)) == len(values), "stored twice"
+    assert set(values) == set(sent), "lost, or invented"
+    newest: dict[bytes, bytes] = {}
+    for message in sorted(messages, key=lambda each: (each.queue, each.offset)):
+        metadata = sent[message.value].result(0)
+        assert metadata.queue == message.queue
+        assert metadata.offset in (message.offset, -1)
+        if message.key is not None:
+            assert newest.get(message.key, b"") < message.value, "reordered"
+            newest[message.key] = message.value
+
+
+def test_splits_under_load_with_a_killed_master(cluster: Cluster, client: Client) -> None:
+    group = Group(client, members=2)
+    loads = [
+        Load(client.producer(), b"anonymous", positions=False),
+        Load(client.producer("counted"), b"counted", positions=False),
+        Load(client.producer("loader", source_positions=True), b"loader", positions=True),
+    ]
+    try:
+        wait_stored(client)
+        client.admin.alter_topic("t", queues=3)
+        killed = cluster.master()
+        cluster.kill(killed)
+        made = client.admin.split_queue("t", client.admin.describe_topic("t").queues[-1].queue)
+        client.admin.alter_topic("t", queues=6)
+        cluster.start_node(killed)
+        wait_stored(client)
+    finally:
+        for load in loads:
+            load.stop()
+    sent = {value: future for load in loads for value, future in load.sent.items()}
+    try:
+        group.wait_for(len(sent), 60)
+    finally:
+        group.stop()
+    check_stored(client, sent)
+    for key, values in first_deliveries(group.delivered).items():
+        assert values == sorted(values), f"key {key!r} was read out of order"
+    assert {value for _, value in group.delivered} == set(sent)
+
+    queues = client.admin.describe_topic("t").queues
+    assert sum(not queue.sealed for queue in queues) == 6
+    assert {queue.queue for queue in queues if queue.parent == queues[made[0]].parent} == set(made)
+    assert sum(queue.sealed for queue in queues) == 3
+
+    # A loader that starts again finds its place from the children, and stores nothing twice.
+    loader = loads[2]
+    last = len(loader.sent) - 1
+    with client.producer("loader", source_positions=True) as again:
+        assert min(again.last_sequences("t").values()) <= last
+        assert max(again.last_sequences("t").values()) == last
+        for value in sorted(loader.sent):
+            number = int(value.rpartition(b":")[2])
+            key = b"loader%d" % (number % KEYS) if number % 7 else None
+            again.send("t", value, key=key, position=number)
+        again.flush()
+        assert again.stats.stored == 0
+    verified = client.admin.verify("t")
+    assert verified.ok, verified.problems
+    assert verified.messages == len(sent)
+    assert len(verified.queues) == len(queues)
+
+
+@pytest.fixture(scope="module")
+def calm(shared_cluster: Cluster) -> Iterator[Client]:
+    """A client of a cluster in which nothing dies."""
+    with connect(shared_cluster.bootstrap) as connected:
+        yield connected
+
+
+def test_splits_are_asked_for_in_words_that_can_be_repeated(calm: Client) -> None:
+    calm.admin.create_topic("words", queues=2)
+    future = calm.producer().send("words", b"v", key=b"k")
+    home = future.result(10).queue
+    assert calm.admin.split_queue("words", home, children=3) == [2, 3, 4]
+    assert calm.admin.split_queue("words", home, children=3) == [2, 3, 4]
+    with pytest.raises(InvalidRequest, match="split into 3 before"):
+        calm.admin.split_queue("words", home)
+    with pytest.raises(UnknownQueue):
+        calm.admin.split_queue("words", 9)
+    with pytest.raises(InvalidRequest, match="queues are not merged"):
+        calm.admin.alter_topic("words", queues=3)
+    calm.admin.alter_topic("words", queues=4, retention_ms=60_000)
+    calm.admin.alter_topic("words", queues=6)
+    described = calm.admin.describe_topic("words")
+    assert described.settings.retention_ms == 60_000
+    assert sum(not queue.sealed for queue in described.queues) == 6
+    with calm.producer() as producer:
+        with pytest.raises(UnknownQueue, match="was split"):
+            producer.send("words", b"w", queue=home).result(10)
+        moved = producer.send("words", b"w", key=b"k").result(10)
+        assert moved.queue > home
+        last = next(queue for queue in reversed(described.queues) if not queue.sealed)
+        assert producer.send("words", b"x", queue=last.queue).result(10).queue == last.queue
+
+
+def test_a_reader_without_an_end_goes_on_with_the_children(calm: Client) -> None:
+    calm.admin.create_topic("endless", queues=2)
+    with calm.producer() as producer, calm.reader("endless") as reader:
+        producer.send("endless", b"before", key=b"k").result(10)
+        assert [message.value for message in reader.poll(timeout=10)] == [b"before"]
+        calm.admin.alter_topic("endless", queues=8)
+        producer.send("endless", b"after", key=b"k").result(10)
+        assert [message.value for message in reader.poll(timeout=10)] == [b"after"]
+
+
+def test_what_waits_in_a_queue_is_read_before_its_children_are(calm: Client) -> None:
+    """A group that has not read the parent gets nothing of the child, whoever asks."""
+    calm.admin.create_topic("lineage", queues=2)
+    with calm.producer() as producer:
+        for number in range(10):
+            producer.send("lineage", b"%d" % number, key=b"k").result(10)
+        calm.admin.alter_topic("lineage", queues=4)
+        for number in range(10, 20):
+            producer.send("lineage", b"%d" % number, key=b"k").result(10)
+    with calm.consumer("g", ["lineage"]) as consumer:
+        seen: list[int] = []
+        while len(seen) < 10:
+            seen += [int(message.value or b"") for message in consumer.poll(timeout=10)]
+        assert seen == list(range(10)), "the child was given before its parent's end is committed"
+        consumer.commit()
+        while len(seen) < 20:
+            seen += [int(message.value or b"") for message in consumer.poll(timeout=10)]
+            consumer.commit()
+    assert seen == list(range(20))
+
+
+def test_a_split_topic_is_deleted_whole_and_may_come_again(calm: Client) -> None:
+    calm.admin.create_topic("again", queues=1)
+    with calm.producer() as producer:
+        producer.send("again", b"1", key=b"k").result(10)
+        calm.admin.split_queue("again", 0)
+        producer.send("again", b"2", key=b"k").result(10)
+        calm.admin.delete_topic("again")
+        calm.admin.create_topic("again", queues=1)
+        with calm.reader("again", end="latest") as reader:
+            assert list(reader) == []
+        with pytest.raises((UnknownQueue, UnknownTopic)):
+            producer.send("again", b"3", key=b"k").result(10)
+        assert producer.send("again", b"3", key=b"k").result(10).queue == 0
+    assert calm.admin.verify("again").messages == 1
