@@ -26,9 +26,10 @@ async def die(*_: Any, **__: Any) -> NoReturn:
     raise AssertionError("unreachable")
 
 
-def main() -> None:
-    bootstrap, topic, group, step = sys.argv[1:]
+def sort_out(bootstrap: str, topic: str, group: str, step: str) -> list[int]:
+    """Runs until nothing comes any more, or to the step; returns what it processed."""
     armed = [False]
+    processed: list[int] = []
     real = {
         "copies": (Retrying, "publish"),
         "commit": (ConsumerCore, "_commit_at"),
@@ -59,11 +60,13 @@ def main() -> None:
                 if int(message.value) % 3 == 0:
                     consumer.reject(message, f"{step}: {message.value.decode()}")
                 else:
+                    processed.append(int(message.value))
                     print(message.value.decode(), flush=True)
             seen += len(messages)
             armed[0] = seen > 40
             consumer.commit()
+    return processed
 
 
 if __name__ == "__main__":
-    main()
+    sort_out(*sys.argv[1:])

@@ -20,6 +20,7 @@ from semel.client.members import DrainResult, MemberProgress, MembershipResult
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
 from semel.client.producer_topic import ProducerStats
 from semel.client.resets import OffsetReset, Shift
+from semel.client.sql_offsets import SqlOffsets
 from semel.client.sync import Client, Producer, connect
 from semel.client.sync_admin import Admin
 from semel.client.sync_reading import Consumer, Reader
@@ -56,6 +57,7 @@ __all__ = [
     "SemelError",
     "SendFuture",
     "Shift",
+    "SqlOffsets",
     "VerifyProgress",
     "connect",
     "connect_async",

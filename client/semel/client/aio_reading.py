@@ -23,6 +23,7 @@ from semel.client.message import Message
 from semel.client.pulling import Puller, await_ready
 from semel.client.reader import ReaderCore
 from semel.client.session import Session
+from semel.client.transactions import AsyncTransaction
 from semel.protos.errors import Closed, SemelError
 
 
@@ -176,6 +177,10 @@ class AsyncConsumer(_AsyncPulling):
     def reject(self, message: Message, reason: str = "") -> None:
         """The message will never be processed: it becomes a dead letter. Otherwise like `retry`."""
         self._core.note(message, reason, rejected=True)
+
+    def transaction(self, connection: Any, message: Message | None = None) -> AsyncTransaction:
+        """See `Consumer.transaction`: `async with consumer.transaction(connection): …`."""
+        return AsyncTransaction(self._session, self._core, connection, message)
 
     async def assignment(self) -> list[tuple[str, int]]:
         """Queues held now, as (topic, queue)."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeVar
 
+from semel.client.sql_offsets import SqlOffsets
 from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, Codec
 from semel.protos.errors import InvalidRequest
 
@@ -181,8 +182,14 @@ class ConsumerConfig:
     """For people who list the group; empty gives host and process."""
     retry: RetryPolicy | None = None
     """What `consumer.retry` and `consumer.reject` do; without one they are errors."""
+    offset_store: SqlOffsets | None = None
+    """Database that holds the offsets, for `consumer.transaction`; None: the brokers hold them."""
 
     def __post_init__(self) -> None:
+        _require(
+            self.offset_store is None or isinstance(self.offset_store, SqlOffsets),
+            f"offset_store must be SqlOffsets, not {self.offset_store!r}",
+        )
         _require(
             self.retry is None or isinstance(self.retry, RetryPolicy),
             f"retry must be a RetryPolicy, not {self.retry!r}",

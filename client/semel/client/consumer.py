@@ -12,7 +12,9 @@ Invariants
 2. A commit carries the token under which its messages were fetched; the broker refuses stale ones.
 3. What was delivered and not committed when a lock is lost is reported by the next commit.
 
-Not here: fetching (`fetch.py`), the API (`sync_reading.py`, `aio_reading.py`).
+Not here: fetching (`fetch.py`), where a queue begins (`beginnings.py`), copies (`retrying.py`), the
+API (`sync_reading.py`, `aio_reading.py`, `transactions.py`). It is one file of more than 600 lines
+because locks, commits and transactions are about the same few queues that are held.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import logging
 import time
 from typing import Any, Final
 
+from semel.client.beginnings import StoredOffsets, start_of
 from semel.client.cluster import Cluster
 from semel.client.config import ConsumerConfig
 from semel.client.core.routing import QueueRoute
@@ -33,6 +36,7 @@ from semel.client.offsets import queue_ref
 from semel.client.pulling import Puller
 from semel.client.retrying import Retrying
 from semel.client.runtime import Runtime
+from semel.client.sql_offsets import Progress, SqlOffsets
 from semel.protos.errors import (
     FencedError,
     InvalidRequest,
@@ -43,6 +47,7 @@ from semel.protos.errors import (
     QueueLocked,
     SemelError,
     StaleGeneration,
+    Unavailable,
     UnknownQueue,
     UnknownTopic,
     from_detail,
@@ -97,6 +102,12 @@ class ConsumerCore:
         self._retrying = (
             Retrying(cluster, runtime, group, config.retry) if config.retry is not None else None
         )
+        self._stored = (
+            StoredOffsets(config.offset_store, group) if config.offset_store is not None else None
+        )
+        self._behind: dict[QueueKey, tuple[int, int]] = {}
+        """Stored in the user's database, and the brokers are not told yet."""
+        self._telling: asyncio.Task[None] | None = None
         self._fenced: MemberFenced | None = None
         self._held: dict[QueueKey, FeedQueue] = {}
         self._leaving: dict[QueueKey, float] = {}
@@ -119,6 +130,8 @@ class ConsumerCore:
         if self._retrying is not None:
             await self._retrying.open()
             self._subscribed[:] = dict.fromkeys([*self.topics, *self._retrying.topics])
+        if self._stored is not None:
+            self._stored.cluster_id = self._cluster.routes.cluster_id
         await self._membership.join()
         for coroutine, name in (
             (self._membership.run(), "beat"),
@@ -134,6 +147,8 @@ class ConsumerCore:
         self.feed.end()
         with contextlib.suppress(SemelError, TimeoutError):
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                if self._telling is not None:
+                    await asyncio.wait([self._telling])
                 await self._release(list(self._held.values()))
         self._held.clear()
         self.feed.close()
@@ -254,14 +269,7 @@ class ConsumerCore:
     async def _begin(self, queue: FeedQueue, grant: broker_pb2.LockGrant) -> None:
         """Finds out where the queue begins, then fetches it."""
         try:
-            offset = self._start_of(queue, grant)
-            queue.offset = queue.delivered = queue.committed = offset
-            if grant.committed_offset < 0 and self.config.auto_offset_reset == "latest":
-                # The place where a group begins must last: whoever takes the queue over before the
-                # first commit would otherwise find a later end, and skip what came in between.
-                await self._commit_at(queue.group_id, self._commit_request({queue.key: offset}))
-            if self._retrying is not None:
-                offset = await self._take_over(queue, offset, self._retrying)
+            await self._prepare(queue, grant)
         except SemelError as error:
             if self._held.get(queue.key) is not queue:
                 return
@@ -277,36 +285,36 @@ class ConsumerCore:
         if self._held.get(queue.key) is queue:
             self.feed.add(queue)
 
-    async def _take_over(self, queue: FeedQueue, offset: int, retrying: Retrying) -> int:
-        """Where to go on behind what an earlier owner has copied and not committed."""
-        queue.delay_ms = retrying.delay_ms_of(queue.topic)
-        covered = await retrying.take_over(queue, offset)
-        if covered > offset and self._held.get(queue.key) is queue:
-            await self._commit_at(queue.group_id, self._commit_request({queue.key: covered}))
-            await retrying.on_committed(queue, covered)
-        queue.offset = queue.delivered = queue.committed = covered
-        return covered
-
-    def _start_of(self, queue: FeedQueue, grant: broker_pb2.LockGrant) -> int:
-        """The first offset to read. Raises OffsetOutOfRange when the caller wants to be told."""
-        offset = grant.committed_offset
-        if offset >= grant.log_start_offset:
-            return offset
-        never = offset < 0
-        if not never:
-            logger.warning(
-                "committed offset was trimmed away group=%s topic=%s queue=%s offset=%s"
-                " log_start_offset=%s",
-                self.group,
-                queue.topic,
-                queue.key.queue_id,
-                offset,
-                grant.log_start_offset,
-            )
-        if self.config.auto_offset_reset == "error":
-            raise _no_offset(self.group, queue.topic, queue.key, never, grant)
-        latest = self.config.auto_offset_reset == "latest" and never
-        return grant.high_watermark if latest else grant.log_start_offset
+    async def _prepare(self, queue: FeedQueue, grant: broker_pb2.LockGrant) -> None:
+        """Sets the queue's offsets. Raises SemelError."""
+        reset = self.config.auto_offset_reset
+        offset = start_of(self.group, queue, grant.committed_offset, grant, reset)
+        queue.begin_at(offset)
+        if self._stored is not None:
+            try:
+                stored = await self._stored.claim(queue, offset, self.member_id)
+            except Unavailable as error:
+                self.feed.fail(error)  # nobody but the caller can mend the database
+                raise
+            offset = start_of(self.group, queue, stored, grant, reset)
+            queue.begin_at(offset)
+        begins_late = grant.committed_offset < 0 and reset == "latest"
+        if begins_late or (self._stored is not None and offset > grant.committed_offset):
+            # Where a group begins at the end must last: whoever takes the queue over before the
+            # first commit would otherwise find a later end, and skip what came in between. And the
+            # brokers may know less than the database, for as long as nothing new comes.
+            if self._held.get(queue.key) is not queue:
+                return
+            await self._commit_at(queue.group_id, self._commit_request({queue.key: offset}))
+        if self._retrying is not None:
+            queue.delay_ms = self._retrying.delay_ms_of(queue.topic)
+            covered = await self._retrying.take_over(queue, offset)
+            if covered > offset and self._held.get(queue.key) is queue:
+                if self._stored is not None:
+                    await self._stored.move(queue, covered)
+                await self._commit_at(queue.group_id, self._commit_request({queue.key: covered}))
+                await self._retrying.on_committed(queue, covered)
+                queue.begin_at(covered)
 
     async def _let_go(self, now: float) -> None:
         """Releases queues that are not assigned any more and have nothing uncommitted."""
@@ -326,12 +334,12 @@ class ConsumerCore:
                 self._leaving[key] = now + RELEASE_GRACE_S
                 queue.paused = True
                 queue.turn += 1
-            if queue.delivered <= queue.committed or now >= self._leaving[key]:
+            if queue.delivered <= queue.done or now >= self._leaving[key]:
                 ready.append(queue)
         if not ready:
             return
         for queue in ready:
-            if queue.delivered > queue.committed:
+            if queue.delivered > queue.done:
                 self._lost[queue.key] = _lost_with(queue, "had to go to another member")
             self._forget(queue)
         with contextlib.suppress(SemelError):
@@ -391,7 +399,7 @@ class ConsumerCore:
         if queue is None or queue.token != token:
             return
         logger.info("lock lost group=%s topic=%s queue=%s", self.group, queue.topic, key.queue_id)
-        if queue.delivered > queue.committed:
+        if queue.delivered > queue.done:
             self._lost[key] = error or _lost_with(queue, "was lost")
         self._forget(queue)
         self._changed.set()
@@ -438,6 +446,16 @@ class ConsumerCore:
 
         Raises LockLost when some of it belongs to another owner by now; the rest is committed.
         """
+        if self._stored is not None:
+            raise InvalidRequest(
+                "this consumer's offsets are in a database: with consumer.transaction(connection)"
+            )
+        await self._commit(progress)
+
+    def _wanted(
+        self, progress: dict[QueueKey, tuple[int, int]] | None
+    ) -> tuple[list[tuple[FeedQueue, int]], SemelError | None]:
+        """Queues that are held, with their next offset, and what is to be told of the others."""
         if self._fenced is not None:
             raise self._fenced
         problem: SemelError | None = None
@@ -445,7 +463,7 @@ class ConsumerCore:
             progress = {
                 key: (queue.token, queue.delivered)
                 for key, queue in self._held.items()
-                if queue.delivered > queue.committed or self._noted(queue)
+                if queue.delivered > queue.done or self._noted(queue)
             }
             for key in list(self._lost):
                 problem = self._lost.pop(key)
@@ -459,6 +477,10 @@ class ConsumerCore:
                 )
                 continue
             wanted.append((held, offset))
+        return wanted, problem
+
+    async def _commit(self, progress: dict[QueueKey, tuple[int, int]] | None) -> None:
+        wanted, problem = self._wanted(progress)
         if self._retrying is not None:
             wanted, failure = await self._publish(wanted, self._retrying)
             problem = failure or problem
@@ -547,6 +569,76 @@ class ConsumerCore:
         if problem is not None:
             raise problem
 
+    # --- for transactions in the user's database ------------------------------------------------
+
+    @property
+    def store(self) -> SqlOffsets:
+        """Where the offsets are. Raises InvalidRequest."""
+        if self._stored is None:
+            raise InvalidRequest(
+                "a transaction needs to know the database when a queue is acquired:"
+                " consumer(…, offset_store=SqlOffsets(connect))"
+            )
+        return self._stored.store
+
+    async def progress(self, message: Message | None) -> list[Progress]:
+        """What a transaction is to store, its copies made. All or nothing: the results of what
+        belongs to another owner must not be committed.
+
+        Raises LockLost and whatever copying raises.
+        """
+        assert self._stored is not None
+        wanted, problem = self._wanted(None if message is None else self.progress_of(message))
+        if problem is not None:
+            raise problem
+        if self._retrying is not None:
+            wanted, problem = await self._publish(wanted, self._retrying)
+            if problem is not None:
+                raise problem
+        return [
+            Progress(self._stored.place(queue), queue.token, offset)
+            for queue, offset in wanted
+            if offset > queue.done
+        ]
+
+    async def on_stored(self, progress: list[Progress]) -> None:
+        """A transaction is committed; the brokers are told in the background."""
+        for place, token, offset in progress:
+            key = QueueKey(TopicId(place.topic_id), QueueId(place.queue_id))
+            queue = self._held.get(key)
+            if queue is not None and queue.token == token:
+                queue.stored = max(queue.stored, offset)
+                self._behind[key] = (token, offset)
+        if self._leaving:
+            self._changed.set()
+        if self._behind and (self._telling is None or self._telling.done()):
+            self._telling = self._cluster.spawn(self._tell(), "semel-consumer-tell")
+
+    async def _tell(self) -> None:
+        while self._behind:
+            progress, self._behind = self._behind, {}
+            try:
+                await self._commit(progress)
+            except SemelError as error:
+                logger.info("brokers not told group=%s error=%s", self.group, error.message)
+
+    async def rewind(self) -> None:
+        """A transaction was rolled back: what was given out since the last one comes again."""
+        for queue in self._held.values():
+            if queue.delivered > queue.done:
+                queue.restart(queue.done)
+                if self._retrying is not None:
+                    self._retrying.on_seek(queue, queue.done)
+        self.feed.wake()
+
+    async def give_up(self) -> None:
+        """Nobody knows what is stored: all queues are acquired, and their offsets read, again."""
+        for queue in list(self._held.values()):
+            self._forget(queue)
+        self._changed.set()
+
+    # --- places ---------------------------------------------------------------------------------
+
     def progress_of(self, message: Message) -> dict[QueueKey, tuple[int, int]]:
         """What committing up to and including `message` means."""
         return {message.rows.queue: (message.rows.token, message.offset + 1)}
@@ -611,17 +703,5 @@ def _lock_ref(queue: FeedQueue) -> broker_pb2.LockRef:
 def _lost_with(queue: FeedQueue, what: str) -> LockLost:
     return LockLost(
         f"the lock of queue {queue.key.queue_id} of topic {queue.topic!r} {what} with offsets"
-        f" {queue.committed} to {queue.delivered} uncommitted; they are delivered again"
-    )
-
-
-def _no_offset(
-    group: str, topic: str, key: QueueKey, never: bool, grant: broker_pb2.LockGrant
-) -> OffsetOutOfRange:
-    what = "never committed" if never else f"committed {grant.committed_offset}, trimmed away,"
-    return OffsetOutOfRange(
-        f"group {group!r} {what} on queue {key.queue_id} of topic {topic!r}, and"
-        " auto_offset_reset is 'error'; reset its offsets or choose where to begin",
-        log_start_offset=grant.log_start_offset,
-        log_end_offset=grant.high_watermark,
+        f" {queue.done} to {queue.delivered} uncommitted; they are delivered again"
     )

@@ -80,6 +80,8 @@ class FeedQueue:
         """One past the last message the caller was given; written by the caller's thread."""
         self.committed = offset
         """Next offset by the group's last commit; used by consumers."""
+        self.stored = offset
+        """Next offset by the user's own database, with consumers that keep it there."""
         self.end: int | None = None
         """Stop here."""
         self.token = 0
@@ -102,6 +104,15 @@ class FeedQueue:
     @property
     def ended(self) -> bool:
         return self.end is not None and self.offset >= self.end
+
+    @property
+    def done(self) -> int:
+        """Next offset that is durable anywhere."""
+        return max(self.committed, self.stored)
+
+    def begin_at(self, offset: int) -> None:
+        """Before anything is fetched: everything below `offset` is done."""
+        self.offset = self.delivered = self.committed = self.stored = offset
 
     def restart(self, offset: int) -> None:
         """Forgets what was fetched; the next delivery begins at `offset`."""

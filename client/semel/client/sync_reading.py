@@ -12,7 +12,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from semel.client.message import Message
 from semel.client.pulling import Puller, wait_ready
 from semel.client.reader import ReaderCore
 from semel.client.session import Session
+from semel.client.transactions import Transaction
 from semel.protos.errors import Closed, SemelError, TimedOut
 
 
@@ -154,6 +155,17 @@ class Consumer(_Pulling):
     def reject(self, message: Message, reason: str = "") -> None:
         """The message will never be processed: it becomes a dead letter. Otherwise like `retry`."""
         self._core.note(message, reason, rejected=True)
+
+    def transaction(self, connection: Any, message: Message | None = None) -> Transaction:
+        """Results and progress in one transaction of your own database: `with consumer.transaction(
+        connection): …` stores the offsets of everything that was given out so far, or up to and
+        including `message`, with what the block has written, and commits. An exception rolls back,
+        and what was given out since the last transaction is given out again.
+
+        Needs the option `offset_store`. Raises InvalidRequest, LockLost (the transaction is rolled
+        back then), whatever the database raises.
+        """
+        return Transaction(self._session, self._core, connection, message)
 
     def assignment(self) -> list[tuple[str, int]]:
         """Queues held now, as (topic, queue)."""
