@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from semel.client import Client, Producer, SendFuture, connect
+from semel.client.relay import Copy, Relay, relay_id
 from semel.protos.errors import InvalidRequest, UnknownQueue, UnknownTopic
+from semel.spark_connector.reader import _describe
 from tests.integration.cluster import Cluster
 
 KEYS = 40
@@ -238,6 +240,61 @@ def test_what_waits_in_a_queue_is_read_before_its_children_are(calm: Client) -> 
             seen += [int(message.value or b"") for message in consumer.poll(timeout=10)]
             consumer.commit()
     assert seen == list(range(20))
+
+
+def test_copies_of_a_dead_owner_are_found_in_a_queue_that_was_split(calm: Client) -> None:
+    """What a relay left unresolved stays where it was sent, and its mark goes to the children."""
+    calm.admin.create_topic("copies", queues=1)
+    session = calm._session
+
+    async def owners() -> None:
+        producer_id = await relay_id(session.cluster, "split-relay")
+
+        def owner(epoch: int) -> Relay:
+            return Relay(session.cluster, session.runtime, "split-relay", producer_id, epoch)
+
+        old = owner(1)
+        assert await old.take_over(["copies"]) == []
+        await old.wait(await old.send([Copy("copies", b"k", b"left", [], 1)]))
+        await session.admin.split_queue("copies", 0, 2)
+        new = owner(2)
+        assert [m.value for m in await new.take_over(["copies"])] == [b"left"]
+        await new.wait(await new.send([Copy("copies", b"k", b"more", [], 1)]))
+        old.close()
+        newer = owner(3)
+        found = await newer.take_over(["copies"])
+        assert sorted(m.value or b"" for m in found) == [b"left", b"more"]
+        await newer.resolve()
+        assert await owner(4).take_over(["copies"]) == [], "a mark says that they are committed"
+
+    session.run(owners())
+
+
+def test_a_group_is_reset_on_parents_and_children(calm: Client) -> None:
+    calm.admin.create_topic("resets", queues=1)
+    with calm.producer() as producer:
+        producer.send("resets", b"1", key=b"k").result(10)
+        calm.admin.split_queue("resets", 0)
+        producer.send("resets", b"2", key=b"k").result(10)
+    for _ in range(2):
+        with calm.consumer("again", ["resets"]) as consumer:
+            seen: list[bytes | None] = []
+            while len(seen) < 2:
+                seen += [message.value for message in consumer.poll(timeout=10)]
+                consumer.commit()
+        assert seen == [b"1", b"2"]
+        calm.admin.reset_offsets("again", "resets", "earliest")
+
+
+def test_spark_reads_parents_and_children(calm: Client) -> None:
+    calm.admin.create_topic("columns", queues=1)
+    with calm.producer() as producer:
+        producer.send("columns", b"1", key=b"k").result(10)
+        calm.admin.split_queue("columns", 0)
+        producer.send("columns", b"2", key=b"k").result(10)
+    states = {state.queue: state for state in _describe(calm, ("columns",))}
+    assert sorted(states) == [0, 1, 2]
+    assert sum(state.log_end_offset for state in states.values()) == 2
 
 
 def test_a_split_topic_is_deleted_whole_and_may_come_again(calm: Client) -> None:

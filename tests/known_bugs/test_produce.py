@@ -22,7 +22,7 @@ from semel.broker.state import (
 )
 from semel.broker.state.expired import Expired
 from semel.broker.state.machine import queue_key_of
-from semel.broker.state.producers import ENTRY, Row
+from semel.broker.state.producers import ENTRY, Row, SequenceTable
 from semel.broker.state.spec import Spec
 from semel.client.core.sequences import SendWindow
 from semel.protos import batch, errors
@@ -425,6 +425,33 @@ def test_a_queue_without_a_row_accepts_nothing() -> None:
             return row
 
         patch.setattr(Spec, "row", made_on_the_way)
+
+    breaks_when_planted(scenario, plant, match="stored in both")
+
+
+def test_a_retry_meets_the_table_of_the_parent_or_of_the_child() -> None:
+    """A queue that is split while a loader is away, which then sends everything again."""
+
+    def scenario() -> None:
+        group = fenced_group()
+        group.apply(control(feature_level=control_pb2.FeatureLevel(level=2)))
+        group.produce(header(-1, last=9))
+        children = [
+            control_pb2.ChildQueue(queue_id=5, slot_start=0, slot_end=9),
+            control_pb2.ChildQueue(queue_id=6, slot_start=9, slot_end=65_536),
+        ]
+        split = control_pb2.SplitQueue(queue=ref(KEY), children=children)
+        assert isinstance(group.judge.judge_split(split), Accepted)
+        group.entry.append(control(split_queue=split))
+        group.commit()
+        assert isinstance(group.produce(header(-1, last=9)), Duplicate)
+        child = QueueKey(KEY.topic_id, QueueId(5))
+        group.fence(epoch=2, keys=(child,), name="loader")
+        again = group.produce(header(-1, last=9, epoch=2, key=child))
+        assert isinstance(again, Duplicate), "stored in both"
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(SequenceTable, "inherit", lambda *_: None)
 
     breaks_when_planted(scenario, plant, match="stored in both")
 

@@ -23,6 +23,8 @@ Invariants
    epoch, so that the locks' order is the fences' order.
 3. Batches behind a mark are few (callers bound what they send before they `resolve`), so that the
    window of 64 holds them all.
+4. A queue that was split keeps its batches: they are looked for there, and a mark behind them
+   stands in one of the queues that it was split into.
 
 Where it ends. A crash between 2 and 3, followed by a reset of the progress before anybody took
 over: what the last copies were made of looks unresolved, and is left out of that one reprocessing.
@@ -40,7 +42,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -49,10 +51,12 @@ from semel.client.cluster import Cluster
 from semel.client.config import ProducerConfig, ReaderConfig
 from semel.client.core.batching import ROW_BYTES, Chunk, Rows, message_sizes
 from semel.client.core.letters import Headers
+from semel.client.core.routing import TopicRoute
 from semel.client.futures import await_settled
 from semel.client.identity import Identity
 from semel.client.intake import Intake
 from semel.client.message import Message
+from semel.client.offsets import queue_ref
 from semel.client.producer import ProducerCore
 from semel.client.producer_topic import ProducerTopic
 from semel.client.pulling import await_ready
@@ -60,9 +64,9 @@ from semel.client.reader import ReaderCore
 from semel.client.runtime import Runtime
 from semel.protos.batch import COPY_BYTES_MAX, MESSAGE_BYTES_MAX
 from semel.protos.columns import Columns
-from semel.protos.errors import OffsetOutOfRange, UnknownQueue, UnknownTopic
-from semel.protos.ids import ProducerId, QueueKey
-from semel.protos.v1 import broker_pb2, controller_pb2
+from semel.protos.errors import OffsetOutOfRange, QueueSealed, UnknownQueue, UnknownTopic
+from semel.protos.ids import GroupId, ProducerId, QueueKey
+from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +128,8 @@ class _RelayProducer(ProducerCore):
     def mark(self, name: str, queues: Iterable[int], position: int) -> Chunk:
         """Moves the last sequence of some queues of an open topic. Raises like `submit`."""
         topic = self._opened(name)
-        wanted = set(queues)
-        lanes = [lane for lane in topic.lanes if lane.key.queue_id in wanted]
+        wanted = {heir.key for queue in queues for heir in topic.route.heirs_of(queue)}
+        lanes = [lane for lane in topic.lanes if lane.key in wanted]
         return self._mark(topic, lanes, position)
 
     def _opened(self, name: str) -> ProducerTopic:
@@ -184,9 +188,43 @@ class Relay:
         return found
 
     async def _fence(self, topic: str, *, refresh: bool) -> list[broker_pb2.ProducerRow]:
-        route = await self._cluster.topic(topic, refresh=refresh)
+        """Rows of the open queues, and those of split ones behind which no mark came."""
         timeout_s = self._cluster.config.request_timeout_ms / 1000
-        return await self._identity.fence(list(route.queues), SESSION, timeout_s, after_expiry=True)
+        route = await self._cluster.topic(topic, refresh=refresh)
+        while True:
+            try:
+                rows = await self._identity.fence(
+                    list(route.queues), SESSION, timeout_s, after_expiry=True
+                )
+            except QueueSealed as error:
+                split = control_pb2.SplitQueue.FromString(error.split_record)
+                route = route.after_split(split)
+                self._cluster.routes.on_split(topic, split)
+                continue
+            return rows + await self._rows_of_split_queues(route, rows)
+
+    async def _rows_of_split_queues(
+        self, route: TopicRoute, open_rows: Sequence[broker_pb2.ProducerRow]
+    ) -> list[broker_pb2.ProducerRow]:
+        """They cannot be fenced and do not change any more."""
+        by_group: dict[GroupId, broker_pb2.DescribeProducersRequest] = {}
+        for queue in route.sealed:
+            request = by_group.setdefault(
+                queue.group_id,
+                broker_pb2.DescribeProducersRequest(
+                    producer_id=self._identity.producer_id, windows=True, confirmed=True
+                ),
+            )
+            request.queues.append(queue_ref(queue.key))
+        replies = await asyncio.gather(
+            *(
+                self._cluster.call_master(group_id, "DescribeProducers", request)
+                for group_id, request in by_group.items()
+            )
+        )
+        rows = [row for reply in replies for row in reply.rows]
+        known = {row.queue.queue_id: row for row in (*open_rows, *rows)}
+        return [row for row in rows if not _marked_later(row, route, known)]
 
     async def _read(self, topic: str, queue: int, start: int, end: int) -> list[Message]:
         """Rows `[start, end)` of a queue, as far as they exist. Raises SemelError."""
@@ -273,6 +311,22 @@ class Relay:
         if self._core is not None:
             self._core.close()
             self._core = None
+
+
+def _marked_later(
+    row: broker_pb2.ProducerRow, route: TopicRoute, known: Mapping[int, broker_pb2.ProducerRow]
+) -> bool:
+    """A queue that descends from the row's has a mark of its own: progress behind everything that
+    was sent before is durable."""
+    lineage = {row.queue.queue_id}
+    for queue in route.every:
+        number = queue.key.queue_id
+        if queue.parent in lineage:
+            lineage.add(number)
+            window = known[number].window if number in known else ()
+            if any(not entry.count and entry.base_offset >= 0 for entry in window):
+                return True
+    return False
 
 
 def _behind_last_mark(row: broker_pb2.ProducerRow) -> list[broker_pb2.WindowEntry]:

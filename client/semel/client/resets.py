@@ -23,7 +23,7 @@ from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.model import Described
 from semel.client.offsets import Place, check_places, list_offsets, queue_ref, resolve_places
 from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownQueue
-from semel.protos.ids import GroupId, QueueId
+from semel.protos.ids import GroupId
 from semel.protos.v1 import broker_pb2, controller_pb2
 
 
@@ -118,7 +118,7 @@ async def _plan_topic(
     to: Place | Shift,
     committed: dict[tuple[str, int], int],
 ) -> list[OffsetReset]:
-    queues = [each for each in route.queues if queue is None or each.key.queue_id == queue]
+    queues = [each for each in route.every if queue is None or each.key.queue_id == queue]
     if not queues:
         raise UnknownQueue(f"topic {route.name!r} has no queue {queue}")
     known = await list_offsets(cluster, queues)
@@ -159,7 +159,7 @@ async def carry_out(cluster: Cluster, group: str, plan: Sequence[OffsetReset]) -
 
 
 def _owner(route: TopicRoute, queue: int) -> QueueRoute:
-    position = route.position_of(QueueId(queue))
-    if position is None:
+    owner = route.find(queue)
+    if owner is None:
         raise UnknownQueue(f"topic {route.name!r} has no queue {queue}")
-    return route.queues[position]
+    return owner

@@ -104,6 +104,8 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
     async def DescribeProducers(  # noqa: N802
         self, request: broker_pb2.DescribeProducersRequest, context: object
     ) -> broker_pb2.DescribeProducersReply:
+        if request.confirmed:
+            await self._replica.confirm_read()
         state = self._replica.state
         keys = [queue_key_of(queue) for queue in request.queues] or sorted(state.queues)
         limit = request.limit or _ROWS_DEFAULT

@@ -75,6 +75,14 @@ class TopicRoute:
         """The queue of that number, open or sealed."""
         return next((queue for queue in self.every if queue.key.queue_id == queue_id), None)
 
+    def heirs_of(self, queue_id: int) -> tuple[QueueRoute, ...]:
+        """The open queues that own a queue's slots by now: itself, or what splits made of it."""
+        lineage = {queue_id}
+        for queue in self.every:  # children have higher numbers
+            if queue.parent in lineage:
+                lineage.add(queue.key.queue_id)
+        return tuple(queue for queue in self.queues if queue.key.queue_id in lineage)
+
     def after_split(self, split: control_pb2.SplitQueue) -> TopicRoute:
         """The route once the broker has told of a split; the same if that is known."""
         place = self.position_of(split.queue.queue_id)

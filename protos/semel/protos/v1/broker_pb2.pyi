@@ -217,16 +217,18 @@ class ProduceOutcomeReply(_message.Message):
     def __init__(self, outcome: _Optional[_Union[ProduceOutcomeReply.Outcome, str]] = ..., offset: _Optional[int] = ..., last_sequence: _Optional[int] = ...) -> None: ...
 
 class DescribeProducersRequest(_message.Message):
-    __slots__ = ("queues", "producer_id", "windows", "limit")
+    __slots__ = ("queues", "producer_id", "windows", "limit", "confirmed")
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
     producer_id: int
     windows: bool
     limit: int
-    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., producer_id: _Optional[int] = ..., windows: _Optional[bool] = ..., limit: _Optional[int] = ...) -> None: ...
+    confirmed: bool
+    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., producer_id: _Optional[int] = ..., windows: _Optional[bool] = ..., limit: _Optional[int] = ..., confirmed: _Optional[bool] = ...) -> None: ...
 
 class DescribeProducersReply(_message.Message):
     __slots__ = ("rows", "truncated")
