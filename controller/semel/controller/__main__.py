@@ -34,6 +34,10 @@ Example, a controller that brokers reach at its default address:
 The first of three, which replicate the metadata among themselves:
   python -m semel.controller --data data/controller-1 --controller-id 1 --cluster-id orders \\
       --listen 10.0.0.1:7070 --peers 1=10.0.0.1:7070,2=10.0.0.2:7070,3=10.0.0.3:7070
+\b
+The second of a group whose metadata is in ZooKeeper:
+  python -m semel.controller --data data/controller-2 --controller-id 2 --cluster-id orders \\
+      --listen 10.0.0.2:7070 --metadata zookeeper://zk1:2181,zk2:2181,zk3:2181/semel
 """
 
 
@@ -89,7 +93,8 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 )
 @click.option(
     "--metadata-auth",
-    help="USER:PASSWORD for ZooKeeper; better set as SEMEL_CONTROLLER_METADATA_AUTH.",
+    type=click.Path(path_type=Path),
+    help="File with USER:PASSWORD, for ZooKeeper's digest scheme.",
 )
 @click.option("--cluster-id", help="Refuse a data directory of another cluster.")
 @click.option(

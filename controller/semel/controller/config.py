@@ -46,8 +46,9 @@ class ControllerConfig:
     controllers replicate it), `zookeeper://HOST:PORT[,HOST:PORT…]/CHROOT`. Default: sqlite for a
     controller that is alone, else embedded."""
 
-    metadata_auth: str = ""
-    """USER:PASSWORD for ZooKeeper. Default: none."""
+    metadata_auth: Path | None = None
+    """File with USER:PASSWORD for ZooKeeper's digest scheme: what is stored is for this user alone.
+    A file, because others see a process's flags. Default: none, everybody may read and write it."""
 
     metrics_port: int | None = None
     """Port of `GET /metrics`, on the host of `listen`; 0 takes a free one. Default: none, the
@@ -84,6 +85,8 @@ class ControllerConfig:
             split_address(address)
         if self.metadata not in ("", SQLITE, EMBEDDED):
             split_zookeeper(self.metadata)
+        elif self.metadata_auth is not None:
+            raise InvalidRequest(f"metadata_auth is for ZooKeeper, not for {self.metadata_kind}")
         if self.metadata == SQLITE and len(self.peers) > 1:
             raise InvalidRequest("sqlite holds the metadata of one controller, not of several")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
@@ -111,8 +114,12 @@ class ControllerConfig:
 
 def split_zookeeper(url: str) -> tuple[tuple[str, ...], str]:
     """Servers and chroot of zookeeper://HOST:PORT[,HOST:PORT…]/CHROOT; raises InvalidRequest."""
-    servers, slash, chroot = url.removeprefix(ZOOKEEPER).partition("/")
-    if not url.startswith(ZOOKEEPER) or not slash or not chroot.strip("/"):
+    servers, slash, path = url.removeprefix(ZOOKEEPER).partition("/")
+    if "@" in servers:
+        raise InvalidRequest("user and password do not belong into the address: use metadata_auth")
+    parts = path.rstrip("/").split("/")
+    named = all(part not in ("", ".", "..") and part.isprintable() for part in parts)
+    if not url.startswith(ZOOKEEPER) or not slash or not named:
         raise InvalidRequest(
             f"{url!r} is no place for metadata: write sqlite, embedded or "
             "zookeeper://HOST:PORT[,HOST:PORT…]/CHROOT"
@@ -120,7 +127,7 @@ def split_zookeeper(url: str) -> tuple[tuple[str, ...], str]:
     hosts = tuple(servers.split(","))
     for host in hosts:
         split_address(host)
-    return hosts, f"/{chroot.strip('/')}"
+    return hosts, f"/{'/'.join(parts)}"
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -46,15 +46,37 @@ def test_the_number_of_controllers_chooses_unless_somebody_does(
         ({"metadata": "etcd"}, "no place for metadata"),
         ({"metadata": "zookeeper://a:1"}, "CHROOT"),
         ({"metadata": "zookeeper://a/b"}, "HOST:PORT"),
+        ({"metadata": "zookeeper://a:1,/b"}, "HOST:PORT"),
+        ({"metadata": "zookeeper://a:99999/b"}, "HOST:PORT"),
+        ({"metadata": "zookeeper:///b"}, "HOST:PORT"),
+        ({"metadata": "zookeeper://a:1/"}, "CHROOT"),
+        ({"metadata": "zookeeper://a:1//b"}, "CHROOT"),
+        ({"metadata": "zookeeper://a:1/b/../c"}, "CHROOT"),
+        ({"metadata": "zookeeper://a:1/b\0"}, "CHROOT"),
+        ({"metadata": "zookeeper://user:secret@a:1/b"}, "use metadata_auth"),
+        ({"metadata_auth": Path("file")}, "for ZooKeeper, not for sqlite"),
     ],
 )
 def test_senseless_groups_and_places_are_refused(settings: dict[str, Any], match: str) -> None:
-    with pytest.raises(InvalidRequest, match=match):
+    with pytest.raises(InvalidRequest, match=match) as caught:
         ControllerConfig(data=Path(), **settings)
+    assert "secret" not in caught.value.message
 
 
 def test_a_place_in_zookeeper_is_taken_apart() -> None:
     assert split_zookeeper("zookeeper://a:1,b:2/x/y/") == (("a:1", "b:2"), "/x/y")
+
+
+@pytest.mark.parametrize("content", [None, "", "user", "user:", ":password", "a:b\nc:d"])
+async def test_a_file_without_a_password_is_refused(tmp_path: Path, content: str | None) -> None:
+    secret = tmp_path / "secret"
+    if content is not None:
+        secret.write_text(content)
+    config = ControllerConfig(
+        data=tmp_path, metadata="zookeeper://127.0.0.1:1/semel", metadata_auth=secret
+    )
+    with pytest.raises(InvalidRequest, match="metadata_auth"):
+        await open_store(config)
 
 
 async def test_a_directory_of_the_other_kind_is_not_begun_anew(tmp_path: Path) -> None:

@@ -1,18 +1,25 @@
 """Which store a controller's settings ask for.
 
 How it works. The stores are imported when they are asked for: ZooKeeper and the replicated one
-bring libraries along that a single controller does not need.
+bring libraries along that a single controller does not need. Nobody begins a cluster anew beside
+the metadata that it has: an empty store of another kind is refused to a directory that holds one.
+
+Not here: what the stores do (`sqlite.py`, `embedded/`, `zookeeper/`).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
+from semel.controller import records
 from semel.controller.config import ControllerConfig, split_zookeeper
 from semel.controller.store.base import MetadataStore
 from semel.controller.store.sqlite import FILE_NAME as SQLITE_FILE
 from semel.controller.store.sqlite import SqliteStore
-from semel.protos.errors import DataDirectoryError
+from semel.protos.errors import DataDirectoryError, InvalidRequest
+
+EMBEDDED_FILE: Final = "IDENTITY"
 
 
 async def open_store(config: ControllerConfig) -> MetadataStore:
@@ -23,7 +30,7 @@ async def open_store(config: ControllerConfig) -> MetadataStore:
     """
     match config.metadata_kind:
         case "sqlite":
-            _refuse_other(config.data / "IDENTITY", "of a controller that replicates it")
+            _refuse_other(config.data / EMBEDDED_FILE, "of a controller that replicates it")
             return await SqliteStore.open(config.data)
         case "embedded":
             from semel.controller.store.embedded import EmbeddedStore
@@ -33,12 +40,55 @@ async def open_store(config: ControllerConfig) -> MetadataStore:
                 config.data, config.controller_id, config.peers, cluster_id=config.cluster_id
             )
         case _:
-            from semel.controller.store.zookeeper import ZooKeeperStore
+            return await _open_zookeeper(config)
 
-            hosts, chroot = split_zookeeper(config.metadata)
-            return await ZooKeeperStore.open(
-                hosts, chroot, cluster_id=config.cluster_id, auth=config.metadata_auth
-            )
+
+async def _open_zookeeper(config: ControllerConfig) -> MetadataStore:
+    """An empty one is made only for a controller that has no metadata in its own directory."""
+    try:
+        from semel.controller.store.zookeeper import ZooKeeperStore
+    except ImportError as error:
+        raise InvalidRequest(
+            "metadata in ZooKeeper needs kazoo: `pip install 'semel[broker]'`"
+        ) from error
+    hosts, chroot = split_zookeeper(config.metadata)
+    auth = "" if config.metadata_auth is None else _read_auth(config.metadata_auth)
+    own = [config.data / name for name in (SQLITE_FILE, EMBEDDED_FILE)]
+    held = next((path for path in own if path.exists()), None)
+    try:
+        store = await ZooKeeperStore.open(
+            hosts, chroot, cluster_id=config.cluster_id, auth=auth, make=held is None
+        )
+    except DataDirectoryError as error:
+        if held is None:
+            raise
+        raise DataDirectoryError(f"{error.message}. {_moved(held)}") from error
+    try:
+        if held is not None and await store.get(records.CLUSTER) is None:
+            raise DataDirectoryError(f"{chroot} in ZooKeeper is empty. {_moved(held)}")
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+def _moved(held: Path) -> str:
+    return (
+        f"{held} holds a cluster's metadata: move it with `semel controller export` and `import`, "
+        "or choose another --data"
+    )
+
+
+def _read_auth(path: Path) -> str:
+    """USER:PASSWORD from a file."""
+    try:
+        auth = path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"cannot read metadata_auth {path}: {error}") from error
+    user, _, password = auth.partition(":")
+    if not user or not password or "\n" in auth:
+        raise InvalidRequest(f"metadata_auth {path} must hold one line, USER:PASSWORD")
+    return auth
 
 
 def _refuse_other(mark: Path, whose: str) -> None:

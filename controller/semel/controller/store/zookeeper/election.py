@@ -87,7 +87,8 @@ class Election:
         self._incarnation = 0
         """Session for which `_nonce` was made."""
         self._nonce = ""
-        self._current = _NOBODY
+        self._current: Mastership | None = None
+        """None before the first look."""
         self._subscribers: set[asyncio.Queue[Mastership | None]] = set()
         self._changed = asyncio.Event()
         self._lease_end: asyncio.TimerHandle | None = None
@@ -96,12 +97,13 @@ class Election:
         """Nodes of our own id that are not ours, and when each was seen first."""
 
     def subscribe(self) -> asyncio.Queue[Mastership | None]:
-        """A queue with the present state and every change after it; None when there are no more.
+        """A queue with the state, once known, and every change; None when there are no more.
 
         `unsubscribe` it at the end. It is not bounded: a change costs a session or a lease.
         """
         queue: asyncio.Queue[Mastership | None] = asyncio.Queue()
-        queue.put_nowait(self._current)
+        if self._current is not None:
+            queue.put_nowait(self._current)
         self._subscribers.add(queue)
         return queue
 
@@ -231,7 +233,7 @@ class Election:
         if self._lease_end is not None:
             self._lease_end.cancel()
             self._lease_end = None
-        if self._current.mine:
+        if self._current is not None and self._current.mine:
             log.info("mastership is over, there is no lease from ZooKeeper any more")
             self._publish(_NOBODY)
 

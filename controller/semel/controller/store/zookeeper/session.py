@@ -313,11 +313,8 @@ class Session:
         if self._closed:
             return
         if state == KazooState.CONNECTED:
-            log.info(
-                "connected to ZooKeeper hosts=%s session_s=%.1f",
-                ",".join(self.hosts),
-                self.session_s,
-            )
+            if self.incarnation:
+                log.info("connected to ZooKeeper again hosts=%s", ",".join(self.hosts))
             self.incarnation += self.incarnation == 0
             self._connected.set()
         else:

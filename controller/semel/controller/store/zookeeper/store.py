@@ -104,20 +104,24 @@ class ZooKeeperStore:
         *,
         cluster_id: str = "",
         auth: str = "",
+        make: bool = True,
         session_ms: int = SESSION_MS,
         request_s: float = REQUEST_S,
     ) -> ZooKeeperStore:
         """Connects to the servers (HOST:PORT each) and opens or makes the store at `chroot`.
 
         `auth` is USER:PASSWORD: the store is made for this user alone. Only the last part of
-        `chroot` is made when it is missing. Raises Unavailable when no server can be used,
-        DataDirectoryError when the chroot cannot be, holds something else or another cluster, and
-        PermissionDenied.
+        `chroot` is made when it is missing; nothing is made without `make`.
+
+        Raises Unavailable when no server can be used, DataDirectoryError when the chroot cannot
+        be, holds something else or another cluster, and PermissionDenied.
         """
         store = cls(hosts, chroot, auth=auth, session_ms=session_ms, request_s=request_s)
         try:
             await store._session.connect(request_s)
-            await store._in_time(lambda: store._make(cluster_id), "opening the store")
+            await store._in_time(
+                lambda: store._make(cluster_id) if make else store._find(), "opening the store"
+            )
             await store._confirmed()
             found = store._copy.head.cluster_id
             if cluster_id and found not in ("", cluster_id):
@@ -175,6 +179,13 @@ class ZooKeeperStore:
         assert self._me is None
         self._me = me
         await self._in_time(lambda: self._enter(me), "entering the group")
+        log.info(
+            "in the group controller=%d chroot=%s hosts=%s session_s=%.1f",
+            me.controller_id,
+            self._paths.chroot,
+            ",".join(self._session.hosts),
+            self._session.session_s,
+        )
         self._election = Election(self._session, self._paths, me)
         self._standing = asyncio.ensure_future(self._stand(self._election))
 
@@ -305,6 +316,15 @@ class ZooKeeperStore:
                 self._copy.stale = True
 
     # The group.
+
+    async def _find(self) -> None:
+        """Raises DataDirectoryError where there is no store."""
+        await self._session.sync(self._paths.chroot)
+        if await self._session.read(self._paths.head) is None:
+            raise DataDirectoryError(
+                f"there is no store of Semel's at {self._paths.chroot} in ZooKeeper. Check the "
+                "address"
+            )
 
     async def _make(self, cluster_id: str) -> None:
         """Makes the chroot and what the store needs in it, unless it is there."""
