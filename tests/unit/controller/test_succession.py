@@ -228,6 +228,7 @@ async def test_a_call_under_way_ends_with_the_office_and_the_next_master_finishe
             go_on.set()
             await eventually(lambda: controllers.nodes[2].in_office)
             await eventually(lambda: len(node.queues) == 2)
+            await controllers.clients[2].create("orders", 2, if_not_exists=True)  # once active
             (topic,) = (await controllers.clients[2].routes()).topics
             assert {key[0] for key in node.queues} == {topic.topic_id}
 
