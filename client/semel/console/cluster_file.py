@@ -6,8 +6,10 @@ the replicas' membership, so the same directory must start the same cluster. Bro
 later are added, and those that left are marked, by the commands that change a group; a running
 `up` looks at the file and starts and stops them (`take_in`, `retire`).
 
-Format of `cluster.toml`: `version` (2 once a broker joined later, 1 before), `cluster_id`, and one
-table a node under `[[controllers]]` (`id`, `address`) and `[[brokers]]` (`id`, `group`, `address`;
+Format of `cluster.toml`: `version` (3 with metadata in ZooKeeper, else 2 once a broker joined
+later, else 1), `cluster_id`, `metadata` if it is in ZooKeeper (`zookeeper` for one of our own, else
+its address), and one table a node under `[[zookeepers]]` and `[[controllers]]` (`id`, `address`)
+and `[[brokers]]` (`id`, `group`, `address`;
 `joined` for one that did not found its group, `replaces` with the node whose place it takes,
 `retired` for one that is not run any more).
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import json
 import os
 import random
 import secrets
@@ -32,15 +35,21 @@ from typing import Any, Final, Literal
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 
 FILE_NAME: Final = "cluster.toml"
-VERSION: Final = 2
+VERSION: Final = 3
 CONTROLLER_PORT: Final = 7070
 BROKER_PORT_STEP: Final = 101
 """Brokers listen from the first controller's port + 101 up: 7070 and 7171."""
+ZOOKEEPER_PORT_STEP: Final = 90
+"""A ZooKeeper of our own listens on the first controller's port + 90: 7160."""
+ZOOKEEPER: Final = "zookeeper"
+"""`metadata` of a cluster that brings a ZooKeeper of its own."""
+ZOOKEEPER_HOST: Final = "127.0.0.1"
+"""Only the controllers beside it reach it: it asks nobody who he is."""
 PRIVATE_PORTS: Final = range(15_000, 32_000)
 """Where `--port 0` looks: below the ports that the kernel gives to outgoing connections, which
 could otherwise take a stopped node's place."""
 
-Kind = Literal["controller", "broker"]
+Kind = Literal["zookeeper", "controller", "broker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +60,7 @@ class NodePlan:
     id: int
     """Counts brokers over all groups, and controllers apart from them; 1 and up."""
     group: int | None
-    """Broker group; None for a controller."""
+    """Broker group; None for what is no broker."""
     address: str
     """HOST:PORT it listens on."""
     joined: bool = False
@@ -74,11 +83,22 @@ class ClusterPlan:
     cluster_id: str
     controllers: tuple[NodePlan, ...]
     brokers: tuple[NodePlan, ...]
+    metadata: str = ""
+    """Empty when the controllers keep it, `zookeeper` for `zookeepers`, else somebody's address."""
+    zookeepers: tuple[NodePlan, ...] = ()
 
     @property
     def nodes(self) -> tuple[NodePlan, ...]:
         """Those that run, in the order in which they are started."""
-        return self.controllers + tuple(node for node in self.brokers if not node.retired)
+        brokers = tuple(node for node in self.brokers if not node.retired)
+        return self.zookeepers + self.controllers + brokers
+
+    @property
+    def metadata_address(self) -> str:
+        """Where the controllers find the metadata; empty when they keep it."""
+        if self.zookeepers:
+            return f"zookeeper://{','.join(node.address for node in self.zookeepers)}/semel"
+        return self.metadata
 
     @property
     def bootstrap(self) -> str:
@@ -100,10 +120,23 @@ class ClusterPlan:
 
 
 def plan_cluster(
-    *, controllers: int, groups: int, brokers: int, host: str, port: int | None
+    *,
+    controllers: int,
+    groups: int,
+    brokers: int,
+    host: str,
+    port: int | None,
+    metadata: str = "",
 ) -> ClusterPlan:
     """A new cluster: `groups` broker groups of `brokers` nodes each; port 0 takes free ones."""
-    ports = _ports(host, CONTROLLER_PORT if port is None else port, controllers, groups * brokers)
+    first = CONTROLLER_PORT if port is None else port
+    ports = _ports(host, first, controllers, groups * brokers)
+    zookeepers: tuple[NodePlan, ...] = ()
+    if metadata == ZOOKEEPER:
+        own = first + ZOOKEEPER_PORT_STEP if first else next(ports)
+        zookeepers = (
+            NodePlan(kind="zookeeper", id=1, group=None, address=f"{ZOOKEEPER_HOST}:{own}"),
+        )
     return ClusterPlan(
         cluster_id=secrets.token_hex(8),
         controllers=tuple(
@@ -116,6 +149,8 @@ def plan_cluster(
             )
             for i in range(groups * brokers)
         ),
+        metadata=metadata,
+        zookeepers=zookeepers,
     )
 
 
@@ -164,6 +199,8 @@ def load(directory: Path) -> ClusterPlan | None:
             cluster_id=str(table["cluster_id"]),
             controllers=tuple(_node("controller", row) for row in table["controllers"]),
             brokers=tuple(_node("broker", row) for row in table["brokers"]),
+            metadata=str(table.get("metadata", "")),
+            zookeepers=tuple(_node("zookeeper", row) for row in table.get("zookeepers", ())),
         )
     except FileNotFoundError:
         return None
@@ -188,12 +225,14 @@ def _node(kind: Kind, row: dict[str, Any]) -> NodePlan:
 
 def save(directory: Path, plan: ClusterPlan) -> None:
     """Writes the plan durably."""
+    version = 3 if plan.metadata else 2 if any(node.joined for node in plan.brokers) else 1
     lines = [
         "# Written by `semel up`: the same directory starts the same cluster again.",
-        f"version = {VERSION if any(node.joined for node in plan.brokers) else 1}",
+        f"version = {version}",
         f'cluster_id = "{plan.cluster_id}"',
     ]
-    for node in plan.controllers + plan.brokers:
+    lines += [f"metadata = {json.dumps(plan.metadata)}"] if plan.metadata else []
+    for node in plan.zookeepers + plan.controllers + plan.brokers:
         lines += ["", f"[[{node.kind}s]]", f"id = {node.id}"]
         lines += [f"group = {node.group}"] if node.group is not None else []
         lines += [f'address = "{node.address}"']

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal
 
-from semel.console import targets
+from semel.console import targets, zookeeper
 from semel.console.cluster_file import ClusterPlan, NodePlan
 from semel.protos.errors import Unavailable
 
@@ -166,6 +166,8 @@ class Supervisor:
         """Runs one node for ever, or until it is not to be started again."""
         restarts = Restarts()
         while not self._stopping.is_set() and node.name in self._kept:
+            if not await self._needs_met(node):
+                return
             process = await self._start(node)
             restarts.on_started(_now_ms())
             status = await process.wait()
@@ -180,6 +182,18 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_ms / 1000):
                     await self._stopping.wait()
+
+    async def _needs_met(self, node: NodePlan) -> bool:
+        """Returns when what the node needs listens: a controller, its ZooKeeper. False at the end.
+
+        A controller would wait some seconds and then give up, and a JVM may take longer.
+        """
+        for other in self._plan.zookeepers if node.kind == "controller" else ():
+            while not await _listens(other.address):
+                if self._stopping.is_set() or node.name not in self._kept:
+                    return False
+                await asyncio.sleep(0.05)
+        return True
 
     async def _start(self, node: NodePlan) -> asyncio.subprocess.Process:
         launcher = Path(__file__).with_name("launcher.py")
@@ -243,12 +257,16 @@ class Supervisor:
 
 def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str]:
     """The command line of a node's own program."""
+    if node.kind == "zookeeper":
+        return zookeeper.prepare(directory / node.name, node.address)
     command = [sys.executable, "-P", "-m", f"semel.{node.kind}"]
     command += ["--data", str(directory / node.name), "--listen", node.address]
     command += ["--cluster-id", plan.cluster_id]
     if node.kind == "controller":
         command += ["--controller-id", str(node.id)]
-        if len(plan.controllers) > 1:
+        if plan.metadata_address:
+            command += ["--metadata", plan.metadata_address]
+        elif len(plan.controllers) > 1:
             peers = ",".join(f"{other.id}={other.address}" for other in plan.controllers)
             command += ["--peers", peers]
     if node.kind == "broker":
@@ -266,7 +284,21 @@ def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str
 
 def measured_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str]:
     """The same, with a port for its metrics, which the directory remembers."""
-    return [*node_command(plan, node, directory), *targets.options(plan, node, directory)]
+    measured = [] if node.kind == "zookeeper" else targets.options(plan, node, directory)
+    return [*node_command(plan, node, directory), *measured]
+
+
+async def _listens(address: str) -> bool:
+    """Somebody takes connections at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError:
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
 
 
 def _now_ms() -> int:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from semel.console import cluster_file, render
+from semel.console import cluster_file, render, zookeeper
 from semel.console.cluster_file import ClusterPlan
 from semel.console.options import examples, json_option
 from semel.console.supervisor import Supervisor
@@ -46,6 +46,7 @@ LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 @click.command(
     epilog=examples(
         "semel up",
+        "semel up --controllers 3 --metadata zookeeper",
         "semel up --data /var/lib/semel --brokers 3 --groups 2 --port 7070",
         more="Brokers listen on the controller's port + 101 and up; metrics are served 1000 above"
         " each port, and DIR/prometheus.json lists them.",
@@ -62,6 +63,12 @@ LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 @click.option("--controllers", type=int, help="Controllers: 1, 3 or 5. [default: 1]")
 @click.option("--groups", type=int, help="Broker groups. [default: 1]")
 @click.option(
+    "--metadata",
+    metavar="WHERE",
+    help="Where the controllers keep it: zookeeper starts one beside them, zookeeper://HOST:PORT"
+    "[,…]/CHROOT uses yours. [default: in their own directories]",
+)
+@click.option(
     "--port",
     type=click.IntRange(0, 65_535),
     help="Of the first controller; brokers take port + 101 and up. 0 takes free ones."
@@ -75,6 +82,7 @@ def up(
     brokers: int | None,
     controllers: int | None,
     groups: int | None,
+    metadata: str | None,
     port: int | None,
     host: str | None,
     no_restart: bool,
@@ -82,10 +90,11 @@ def up(
 ) -> int:
     """Runs a whole cluster on this machine until Ctrl-C."""
     _check_counts(brokers, controllers, groups)
+    _check_metadata(metadata)
     data = data.absolute()
     data.mkdir(parents=True, exist_ok=True)
     with _locked(data):
-        plan = _plan(data, brokers, controllers, groups, port, host)
+        plan = _plan(data, brokers, controllers, groups, metadata, port, host)
         return asyncio.run(_run(plan, data, restart=not no_restart, as_json=as_json))
 
 
@@ -96,6 +105,16 @@ def _check_counts(brokers: int | None, controllers: int | None, groups: int | No
         raise click.UsageError(f"--controllers {controllers}: a cluster has 1, 3 or 5")
     if groups is not None and not 1 <= groups <= 64:
         raise click.UsageError(f"--groups {groups}: choose 1 to 64")
+
+
+def _check_metadata(metadata: str | None) -> None:
+    """Whether it can be had shows before anything is written."""
+    if metadata == cluster_file.ZOOKEEPER:
+        zookeeper.check()
+    elif metadata is not None and not metadata.startswith("zookeeper://"):
+        raise click.UsageError(
+            f"--metadata {metadata}: write zookeeper, or zookeeper://HOST:PORT[,HOST:PORT]/CHROOT"
+        )
 
 
 @contextlib.contextmanager
@@ -119,6 +138,7 @@ def _plan(
     brokers: int | None,
     controllers: int | None,
     groups: int | None,
+    metadata: str | None,
     port: int | None,
     host: str | None,
 ) -> ClusterPlan:
@@ -131,6 +151,7 @@ def _plan(
             brokers=brokers or 3,
             host=host or "127.0.0.1",
             port=port,
+            metadata=metadata or "",
         )
         _check_ports(plan)
         cluster_file.save(directory, plan)
@@ -140,6 +161,7 @@ def _plan(
         "brokers": (brokers, len(plan.founders(plan.groups[0]))),
         "controllers": (controllers, len(plan.controllers)),
         "groups": (groups, len(plan.groups)),
+        "metadata": (metadata, plan.metadata or "in the controllers' directories"),
         "port": (port or None, int(kept_port)),
         "host": (host, kept_host),
     }

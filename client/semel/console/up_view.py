@@ -216,6 +216,7 @@ class LiveView:
             "master": "bold green",
             "slave": "green",
             "standby": "green",
+            "runs": "green",
             "down": "bold red",
         }.get(role, "yellow")
         shown = Text(role, style=style)
@@ -226,6 +227,8 @@ class LiveView:
         assert self._pids is not None
         if self._pids.pid(node) is None:
             return "down", None, None
+        if node.kind == "zookeeper":
+            return "runs", None, None
         if node.kind == "controller":
             return self._role_of_controller(node), None, None
         for group in self._status.groups if self._status is not None else ():

@@ -10,6 +10,7 @@ Not here: keeping it running (`supervisor.py`), using it (`semel.controller`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,18 @@ appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss,SSS} %p %c{1} %m%n
 logger.zookeeper.name = org.apache.zookeeper
 logger.zookeeper.level = error
 """
+
+
+def check() -> None:
+    """Raises InvalidRequest or JavaMissing when no server can be run here."""
+    jars()
+    _java()
+
+
+@functools.cache
+def _java() -> Path:
+    """Asked once: it costs a process."""
+    return find_java(purpose="ZooKeeper")
 
 
 def jars() -> list[Path]:
@@ -91,7 +104,7 @@ def prepare(
         "java.io.tmpdir": directory,
     }
     return [
-        str(find_java(purpose="ZooKeeper")),
+        str(_java()),
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",
         "-XX:+ExitOnOutOfMemoryError",

@@ -90,7 +90,7 @@ def test_a_new_directory_has_no_plan(tmp_path: Path) -> None:
         ("", "is damaged"),
         ("version = ", "is damaged"),
         ("version = 1\ncluster_id = 'x'\nbrokers = 3\ncontrollers = []\n", "is damaged"),
-        ("version = 3\n", "newer Semel"),
+        (f"version = {cluster_file.VERSION + 1}\n", "newer Semel"),
         ("\x00\xff", "is damaged"),
     ],
 )
