@@ -19,6 +19,7 @@ from semel.client.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.members import DrainResult, MemberProgress, MembershipResult
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
 from semel.client.producer_topic import ProducerStats
+from semel.client.redriving import DeadLetter, LetterFilter, RedriveProgress, RedriveResult
 from semel.client.resets import OffsetReset, Shift
 from semel.client.sql_offsets import SqlOffsets
 from semel.client.sync import Client, Producer, connect
@@ -41,7 +42,9 @@ __all__ = [
     "ClientConfig",
     "Consumer",
     "ConsumerConfig",
+    "DeadLetter",
     "DrainResult",
+    "LetterFilter",
     "MemberProgress",
     "MembershipResult",
     "Message",
@@ -53,6 +56,8 @@ __all__ = [
     "Reader",
     "ReaderConfig",
     "RecordMetadata",
+    "RedriveProgress",
+    "RedriveResult",
     "RetryPolicy",
     "SemelError",
     "SendFuture",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from semel.client.members import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.model import (
@@ -22,6 +23,14 @@ from semel.client.model import (
     VerifyResult,
 )
 from semel.client.offsets import Place, Places
+from semel.client.redriving import (
+    EVERYTHING,
+    DeadLetter,
+    DeadLetters,
+    LetterFilter,
+    RedriveProgress,
+    RedriveResult,
+)
 from semel.client.resets import OffsetReset, Shift, Target
 from semel.client.session import Session
 from semel.client.verify import Verification, VerifyProgress
@@ -176,6 +185,35 @@ class AsyncAdmin:
                 loop.call_soon_threadsafe(on_progress, progress)
 
         run = Verification(self._session.cluster, note).run(topic, timeout)
+        return await self._session.await_run(run)
+
+    # --- dead letters
+
+    async def dead_letters(
+        self, topic: str, which: LetterFilter = EVERYTHING, *, limit: int = 1_000
+    ) -> list[DeadLetter]:
+        """See `Admin.dead_letters`."""
+        found = DeadLetters(self._session.cluster, self._session.runtime, topic)
+        return await self._session.await_run(found.list(which, limit))
+
+    async def redrive(
+        self,
+        topic: str,
+        which: LetterFilter = EVERYTHING,
+        *,
+        to: Literal["origin", "group"] = "origin",
+        dry_run: bool = False,
+        on_progress: Callable[[RedriveProgress], object] | None = None,
+    ) -> RedriveResult:
+        """See `Admin.redrive`; `on_progress` is called on this loop."""
+        loop = asyncio.get_running_loop()
+
+        def note(progress: RedriveProgress) -> None:
+            if on_progress is not None:
+                loop.call_soon_threadsafe(on_progress, progress)
+
+        found = DeadLetters(self._session.cluster, self._session.runtime, topic)
+        run = found.redrive(which, to=to, dry_run=dry_run, note=note)
         return await self._session.await_run(run)
 
     # --- broker nodes

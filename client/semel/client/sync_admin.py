@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from semel.client.members import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.model import (
@@ -24,6 +24,14 @@ from semel.client.model import (
     VerifyResult,
 )
 from semel.client.offsets import Place, Places
+from semel.client.redriving import (
+    EVERYTHING,
+    DeadLetter,
+    DeadLetters,
+    LetterFilter,
+    RedriveProgress,
+    RedriveResult,
+)
 from semel.client.resets import OffsetReset, Shift, Target
 from semel.client.session import Session
 from semel.client.verify import Verification, VerifyProgress
@@ -172,6 +180,41 @@ class Admin:
             return Verification(self._session.cluster, note).run(topic, timeout)
 
         return self._watched(start, on_progress, timeout, f"not verified within {timeout:g} s")
+
+    # --- dead letters
+
+    def dead_letters(
+        self, topic: str, which: LetterFilter = EVERYTHING, *, limit: int = 1_000
+    ) -> list[DeadLetter]:
+        """The first dead letters that fit, of a dead-letter topic or of a group.
+
+        Raises UnknownTopic.
+        """
+        found = DeadLetters(self._session.cluster, self._session.runtime, topic)
+        return self._session.run(found.list(which, limit))
+
+    def redrive(
+        self,
+        topic: str,
+        which: LetterFilter = EVERYTHING,
+        *,
+        to: Literal["origin", "group"] = "origin",
+        dry_run: bool = False,
+        timeout: float = 3600.0,
+        on_progress: Callable[[RedriveProgress], object] | None = None,
+    ) -> RedriveResult:
+        """Brings dead letters back, each at most once, to the topic they came from, or to the first
+        retry topic of their group, which nobody else reads.
+
+        A run that was interrupted may be repeated. `on_progress` is called in this thread. Raises
+        UnknownTopic, ProducerFenced when another run of the topic has begun, TimedOut.
+        """
+        found = DeadLetters(self._session.cluster, self._session.runtime, topic)
+
+        def start(note: Callable[[RedriveProgress], object]) -> Coroutine[Any, Any, RedriveResult]:
+            return found.redrive(which, to=to, dry_run=dry_run, note=note)
+
+        return self._watched(start, on_progress, timeout, "not all brought back in time")
 
     # --- broker nodes
 

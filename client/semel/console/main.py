@@ -32,6 +32,7 @@ _COMMANDS: Final = {
     "produce": ("semel.console.produce:produce", "Send lines or JSON objects to a topic."),
     "consume": ("semel.console.consume:consume", "Read messages from a topic."),
     "group": ("semel.console.group:group", "Consumer groups, their members and their lag."),
+    "dlq": ("semel.console.dlq:dlq", "Dead letters: look at them, and bring them back."),
     "cluster": ("semel.console.cluster:cluster", "The cluster's state; growing broker groups."),
     "node": ("semel.console.node:node", "Broker nodes: list, replace, remove, drain."),
     "producer": ("semel.console.producer:producer", "Named producers, and one message's fate."),

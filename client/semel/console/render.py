@@ -206,8 +206,8 @@ class Output:
                 time.sleep(every_s)
 
     @contextmanager
-    def progress(self, text: str, total: int | None) -> Iterator[Progress]:
-        """A bar on stderr while the block runs, when a person is looking; `total` is in bytes."""
+    def progress(self, text: str, total: int | None, *, unit: str = "bytes") -> Iterator[Progress]:
+        """A bar on stderr while the block runs, when a person is looking; `total` is in `unit`."""
         if self.as_json or not sys.stderr.isatty():
             yield _Silent()
             return
@@ -215,17 +215,18 @@ class Output:
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            MofNCompleteColumn,
             Progress,
             TextColumn,
             TimeElapsedColumn,
             TransferSpeedColumn,
         )
 
+        in_bytes = (DownloadColumn(binary_units=True), TransferSpeedColumn())
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
+            *(in_bytes if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))),
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,
