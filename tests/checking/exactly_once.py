@@ -7,8 +7,10 @@ All logs together must reach from index 1 to the highest commit.
 What is checked, beside what `raw_log.py` checks
 1. OK ⇒ exactly one row, at that offset, with that digest; FAIL ⇒ none; nobody ⇒ never two.
 2. Nothing invented: every row was sent by somebody.
-3. One queue holds a client's messages in the order in which it sent them.
-4. Real time: of two OK messages of a queue, the one that ended before the other began comes first.
+3. One queue holds a client's messages in the order in which it sent them, behind those that the
+   queues hold which were split to make it.
+4. Real time: of two OK messages of a queue, the one that ended before the other began comes first;
+   so, too, across splits.
 5. A confirmed end is never below what had been acknowledged before it was asked for.
 6. Deliveries equal the log, are dense and rise under each token from the committed offset on.
 7. Tokens have one owner; a stale owner's commit is refused; accepted commits stand in the log and
@@ -155,20 +157,26 @@ def _check_sends(sends: Sequence[Send], folded: Fold, problems: list[str]) -> No
 
 def _check_order(sends: Sequence[Send], folded: Fold, problems: list[str]) -> None:
     by_digest = {send.digest: send for send in sends}
-    newest: dict[tuple[Queue, str], int] = {}
-    queues: dict[Queue, list[Send]] = defaultdict(list)
+    held: dict[Queue, list[Send]] = defaultdict(list)
     for row in folded.rows:  # in the order of offsets, queue by queue
         send = by_digest.get(row.digest)
-        if send is None:
-            continue
-        before = newest.get((row.queue, send.client), -1)
-        if send.number < before:
-            problems.append(
-                f"queue {row.queue} holds message {send.number} of {send.client} behind {before}"
-            )
-        newest[row.queue, send.client] = send.number
-        if send.outcome is Outcome.OK:
-            queues[row.queue].append(send)
+        if send is not None:
+            held[row.queue].append(send)
+    queues: dict[Queue, list[Send]] = {}
+    for queue in held:
+        newest: dict[str, int] = {}
+        queues[queue] = []
+        for each in folded.lineage(queue):
+            for send in held.get(each, ()):
+                before = newest.get(send.client, -1)
+                if send.number < before:
+                    problems.append(
+                        f"queue {each}, read for {queue}, holds message {send.number} of"
+                        f" {send.client} behind {before}"
+                    )
+                newest[send.client] = send.number
+                if send.outcome is Outcome.OK:
+                    queues[queue].append(send)
     for queue, stored in queues.items():
         earliest = float("inf")
         for send in reversed(stored):

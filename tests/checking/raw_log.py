@@ -10,7 +10,8 @@ Invariants checked here
 1. Frames are byte-identical up to the commit; indexes are dense, terms never fall.
 2. Offsets of a queue are dense and rise, every CRC holds.
 3. Per (queue, producer): incarnations never go back, every batch is chained to the one before, and
-   only a fence makes a row.
+   only a fence makes a row, or a split, which copies the parent's; a queue that was split gets
+   nothing more.
 4. A node's sequence table, and its whole state, is the fold of the log up to its applied index.
 
 Not here: what clients saw (`exactly_once.py`).
@@ -85,7 +86,16 @@ class Fold:
     resets: set[tuple[str, Queue]] = field(default_factory=set)
     tables: dict[int, Table] = field(default_factory=dict)
     """The sequence table at the indexes asked for."""
+    parents: dict[Queue, Queue] = field(default_factory=dict)
+    """The queue that was split, of each that a split made."""
     problems: list[str] = field(default_factory=list)
+
+    def lineage(self, queue: Queue) -> list[Queue]:
+        """The queue behind those it descends from, the oldest first."""
+        found = [queue]
+        while found[0] in self.parents:
+            found.insert(0, self.parents[found[0]])
+        return found
 
 
 def overlay(logs: Sequence[NodeLog], problems: list[str]) -> dict[int, bytes]:
@@ -147,6 +157,8 @@ def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
     queue = (int(header.topic_id), int(header.queue_id))
     who = f"producer {header.producer_id} in queue {queue}, entry {index}"
     row = result.producers.get((queue, header.producer_id))
+    if queue in result.parents.values():
+        result.problems.append(f"{who}: a batch after the queue was split")
     if row is None:
         result.problems.append(f"{who}: a batch without a fence")
     elif (header.epoch, header.session) != (row.epoch, row.session):
@@ -211,6 +223,8 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
                 place = (_queue(control.expire_producers.queue), producer_id)
                 result.producers.pop(place, None)
                 result.expired.add(place)
+        case "split_queue":
+            _fold_split(result, control.split_queue)
         case "delete_queue":
             queue = _queue(control.delete_queue.queue)
             for key in [key for key in result.producers if key[0] == queue]:
@@ -234,6 +248,21 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
         case "delete_group":
             group = control.delete_group.group
             result.resets |= {(group, queue) for queue in result.end_offsets}
+
+
+def _fold_split(result: Fold, split: control_pb2.SplitQueue) -> None:
+    """The first one of a queue counts."""
+    parent = _queue(split.queue)
+    if parent in result.parents.values():
+        return
+    rows = [(key[1], row) for key, row in result.producers.items() if key[0] == parent]
+    for number in split.children:
+        child = (parent[0], number.queue_id)
+        result.parents[child] = parent
+        for producer_id, row in rows:
+            copied = _Producer(row.epoch, row.session, row.last)
+            result.producers[child, producer_id] = copied
+        result.expired |= {(child, one) for queue, one in result.expired if queue == parent}
 
 
 def check_states(frames: Mapping[int, bytes], logs: Sequence[NodeLog], folded: Fold) -> list[str]:

@@ -65,13 +65,30 @@ class Run:
             fence=control_pb2.Fence(queues=[REF], producer_id=PRODUCER, epoch=1, session=session)
         )
 
-    def store(self, value: bytes, *, session: int = 1, previous: int | None = None) -> int:
+    def split(self) -> None:
+        """Queue 0 becomes 1 and 2."""
+        self.control(feature_level=control_pb2.FeatureLevel(level=2))
+        children = [
+            control_pb2.ChildQueue(queue_id=1, slot_start=0, slot_end=9),
+            control_pb2.ChildQueue(queue_id=2, slot_start=9, slot_end=65_536),
+        ]
+        self.control(split_queue=control_pb2.SplitQueue(queue=REF, children=children))
+
+    def store(
+        self,
+        value: bytes,
+        *,
+        session: int = 1,
+        previous: int | None = None,
+        queue: int = 0,
+        offset: int | None = None,
+    ) -> int:
         previous = self.last if previous is None else previous
-        offset = self.end
+        offset = self.end if offset is None else offset
         batch = encode_batch(
             Columns(values=pa.array([value], pa.binary())),
             topic_id=7,
-            queue_id=0,
+            queue_id=queue,
             producer_id=PRODUCER,
             epoch=1,
             session=session,
@@ -464,3 +481,58 @@ def test_evidence_is_required() -> None:
         require_evidence(run.history, faults=["kill", "pause"], ok=2)
     with pytest.raises(AssertionError, match="only 2 messages"):
         require_evidence(run.history, faults=["kill"], ok=3)
+
+
+def split_run() -> Run:
+    """Two messages in the parent, two in a child."""
+    run = Run()
+    run.both(0)
+    run.both(1)
+    run.split()
+    for number in (2, 3):
+        run.store(b"m%d" % number, queue=1, offset=number - 2)
+        run.send(number, queue=(7, 1), offset=number - 2)
+    return run
+
+
+def test_a_good_run_with_a_split_passes() -> None:
+    assert split_run().check().ok == 4
+
+
+def test_a_message_that_is_in_parent_and_child_is_found() -> None:
+    run = split_run()
+    run.store(b"m1", queue=1, offset=2)
+    with pytest.raises(Violation, match="duplicate: message 1"):
+        run.check()
+
+
+def test_a_child_that_begins_anew_is_found() -> None:
+    run = split_run()
+    run.store(b"m4", queue=2, offset=0, previous=-1)
+    run.send(4, queue=(7, 2), offset=0)
+    with pytest.raises(Violation, match="behind -1, the queue has 1"):
+        run.check()
+
+
+def test_a_parent_that_goes_on_is_found() -> None:
+    run = split_run()
+    run.store(b"m4", offset=2, previous=1)
+    run.send(4, offset=2)
+    with pytest.raises(Violation, match="after the queue was split"):
+        run.check()
+
+
+def test_a_message_that_was_acknowledged_in_the_child_first_is_found() -> None:
+    run = split_run()
+    run.history.of(Send)[1].began_s = 9.0
+    run.history.of(Send)[1].ended_s = 9.5
+    with pytest.raises(Violation, match="was acknowledged at"):
+        run.check()
+
+
+def test_disorder_across_a_split_is_found() -> None:
+    run = split_run()
+    run.history.of(Send)[0].number = 3
+    run.history.of(Send)[3].number = 0
+    with pytest.raises(Violation, match="read for \\(7, 1\\), holds message"):
+        run.check()

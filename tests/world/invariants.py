@@ -79,6 +79,8 @@ class Invariants:
         self._applied: dict[NodeId, int] = {}
         self._first: dict[NodeId, int] = {}
         self._table: dict[_RowKey, _Row] = {}
+        self._sealed: set[QueueKey] = set()
+        """Queues that were split."""
         self._touched: dict[int, dict[_RowKey, _Row | None]] = {}
         self._role: dict[NodeId, tuple[Role, int]] = {}
         for host in hosts.values():
@@ -392,6 +394,8 @@ class Invariants:
                     for producer_id in record.expire_producers.producer_ids:
                         touched[_key(record.expire_producers.queue), producer_id] = None
                         self.world.count("producer expired")
+                elif which == "split_queue":
+                    touched |= self._split(record.split_queue)
                 elif which == "trim":
                     self.world.count("trim")
                 elif which == "release_lock":
@@ -402,6 +406,20 @@ class Invariants:
                 else:
                     self._table[key] = row
         return touched
+
+    def _split(self, record: control_pb2.SplitQueue) -> dict[_RowKey, _Row | None]:
+        """Children begin with the rows of their parent; a split that comes again does nothing."""
+        parent = _key(record.queue)
+        if parent in self._sealed:
+            return {}
+        self._sealed.add(parent)
+        self.world.count("queue split")
+        return {
+            (QueueKey(parent.topic_id, QueueId(child.queue_id)), producer): row
+            for (key, producer), row in self._table.items()
+            if key == parent
+            for child in record.children
+        }
 
     def check_table(
         self, host: BrokerHost, replica: Replica, *, since: int = 0, full: bool = False

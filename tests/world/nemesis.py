@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.raft import Role
 from semel.protos.ids import NodeId
-from tests.world.clients import Loader, Member
+from tests.world.clients import TOPIC, Loader, Member
 from tests.world.network import Weather
 from tests.world.nodes import broker_address
 from tests.world.operator import fence_all
@@ -182,6 +182,19 @@ def make_plan(seed: int) -> Plan:
     )
 
 
+def with_splits(plan: Plan) -> Plan:
+    """The plan with queues that are split meanwhile, and without the clients that speak the
+    protocol by themselves, for they know nothing of it."""
+    random = Random(plan.seed * 2 + 7)
+    splits = [
+        Step(round(random.uniform(0, plan.duration_s), 6), "split", random.getrandbits(32))
+        for _ in range(random.choice((1, 2, 4)))
+    ]
+    steps = sorted((*plan.steps, *splits), key=lambda step: step.at_s)
+    clients = tuple(name for name in plan.clients if name.split()[0] not in ("hasty", "doubter"))
+    return replace(plan, steps=tuple(steps), clients=clients)
+
+
 class Nemesis:
     """Carries a plan out."""
 
@@ -290,6 +303,17 @@ class Nemesis:
     def _fence_all(self) -> None:
         """A stranger fences every producer; each begins again as another incarnation."""
         self.run.operator.ask("fenced all", fence_all)
+
+    def _split(self) -> None:
+        """A queue that is open when the operator comes to it."""
+        choice = self._random.random()
+
+        async def split(client: Any) -> None:
+            route = await client._session.cluster.topic(TOPIC, refresh=True)
+            queue = route.queues[int(choice * len(route.queues))].key.queue_id
+            await client.admin.split_queue(TOPIC, queue, children=2 + int(choice * 100) % 2)
+
+        self.run.operator.ask("split a queue", split)
 
     # --- members
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from semel.protos.control_records import queue_ref
-from semel.protos.errors import SemelError
+from semel.protos.errors import QueueSealed, SemelError
 from semel.protos.v1 import broker_pb2
 from tests.world.clients import TOPIC, ClientHost
 from tests.world.world import World
@@ -62,6 +62,14 @@ class Operator(ClientHost):
 async def fence_all(client: Any) -> None:
     """Every producer's rows, with a session above its own: what they send now is refused."""
     cluster = client._session.cluster
+    try:
+        await _fence_queues(cluster)
+    except QueueSealed:
+        await cluster.topic(TOPIC, refresh=True)
+        raise
+
+
+async def _fence_queues(cluster: Any) -> None:
     for queue in (await cluster.topic(TOPIC)).queues:
         reply = await cluster.call_master(
             queue.group_id,

@@ -12,9 +12,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from multiprocessing import get_context
 
-from tests.world.nemesis import make_plan
+from tests.world.nemesis import Plan, make_plan, with_splits
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
 
@@ -23,13 +24,15 @@ _SHRUNK_MAX = 3
 _TRACE_LINES = 80
 
 
-def run_seeds(seeds: Iterable[int]) -> tuple[Counter[str], list[tuple[int, str]], dict[int, str]]:
+def run_seeds(
+    seeds: Iterable[int], *, splits: bool = False
+) -> tuple[Counter[str], list[tuple[int, str]], dict[int, str]]:
     """What was seen, the seeds that failed and why, and the fingerprints of the others."""
     seen: Counter[str] = Counter()
     failures: list[tuple[int, str]] = []
     fingerprints: dict[int, str] = {}
     for seed in seeds:
-        result, error, _ = run_plan(make_plan(seed))
+        result, error, _ = run_plan(_plan(seed, splits=splits))
         if result is None:
             failures.append((seed, error))
             continue
@@ -45,18 +48,23 @@ def run_seeds(seeds: Iterable[int]) -> tuple[Counter[str], list[tuple[int, str]]
 
 
 def run_chunks(
-    first: int, end: int, jobs: int
+    first: int, end: int, jobs: int, *, splits: bool = False
 ) -> Iterator[tuple[int, Counter[str], list[tuple[int, str]], dict[int, str]]]:
     """Seeds [first, end) in `jobs` processes: how many are done, and their `run_seeds`."""
     chunks = [range(start, min(start + _STRIDE, end)) for start in range(first, end, _STRIDE)]
     with get_context("spawn").Pool(jobs) as pool:
-        for number, found in enumerate(pool.imap(run_seeds, chunks)):
+        for number, found in enumerate(pool.imap(partial(run_seeds, splits=splits), chunks)):
             yield (chunks[number].stop - first, *found)
 
 
-def explain(seed: int) -> str:
+def _plan(seed: int, *, splits: bool) -> Plan:
+    plan = make_plan(seed)
+    return with_splits(plan) if splits else plan
+
+
+def explain(seed: int, *, splits: bool = False) -> str:
     """A failing seed, shrunk, with its trace."""
-    small = shrink(make_plan(seed), lambda plan: run_plan(plan)[0] is None)
+    small = shrink(_plan(seed, splits=splits), lambda plan: run_plan(plan)[0] is None)
     _, error, trace = run_plan(small, traced=True)
     return "\n".join([describe(small), *trace[-_TRACE_LINES:], error])
 
@@ -66,25 +74,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0:2000", metavar="A:B", help="half-open range")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--trace", action="store_true", help="one seed only: the whole trace")
+    parser.add_argument("--splits", action="store_true", help="queues are split, too")
     parser.add_argument("--fingerprints", action="store_true", help="one line a seed")
     options = parser.parse_args(arguments)
     first, _, end = options.seeds.partition(":")
     if not (first.isdigit() and end.isdigit() and int(first) < int(end)) or options.jobs < 1:
         parser.error(f"want --seeds A:B with A < B and --jobs of 1 or more, not {options.seeds!r}")
     if options.trace:
-        _, error, trace = run_plan(make_plan(int(first)), traced=True)
-        print("\n".join([describe(make_plan(int(first))), *trace, error or "no failure"]))
+        plan = _plan(int(first), splits=options.splits)
+        _, error, trace = run_plan(plan, traced=True)
+        print("\n".join([describe(plan), *trace, error or "no failure"]))
         return 1 if error else 0
     seen: Counter[str] = Counter()
     failed = 0
     started = time.monotonic()
-    for done, counters, failures, fingerprints in run_chunks(int(first), int(end), options.jobs):
+    for done, counters, failures, fingerprints in run_chunks(
+        int(first), int(end), options.jobs, splits=options.splits
+    ):
         seen += counters
         for seed, error in failures:
             failed += 1
             print(f"\nseed {seed} failed: {error}", flush=True)
             if failed <= _SHRUNK_MAX:
-                print(explain(seed), flush=True)
+                print(explain(seed, splits=options.splits), flush=True)
         for seed, fingerprint in fingerprints.items():
             if options.fingerprints:
                 print(seed, fingerprint)
