@@ -242,14 +242,14 @@ class Dumps:
         """True when a dump was installed and the log must follow it."""
         return data is not None and data is self._taken
 
-    def getTransmissionData(self, transmissionID: Hashable) -> Piece | None:  # noqa: N802, N803
-        """The next piece for a peer; None while there is no dump to send."""
-        if self.busy:
-            return None
+    def getTransmissionData(self, transmissionID: Hashable) -> Piece:  # noqa: N802, N803
+        """The next piece for a peer, of the newest whole dump, also while another one is written.
+
+        Never None: pysyncobj would ask again, and send a heartbeat each time, for 100 ms on end.
+        """
         if transmissionID not in self._sending:
             raw = self._files.read(FILE_NAME)
-            if raw is None:
-                return None
+            assert raw is not None, "entries are dropped only after a dump has them"
             dump = decode(raw, self._files.where(FILE_NAME))
             self._sending[transmissionID] = (raw, dump.last.index, 0)
         raw, index, position = self._sending[transmissionID]

@@ -78,15 +78,30 @@ Send = Callable[[int, GroupMessage], None]
 """Sends to a controller, or drops the message."""
 
 
-def node_of(peer: Peer) -> Node:
-    """The name under which pysyncobj knows a peer; a muted one is not the voter that it was."""
-    controller_id, muted = peer
-    return Node(f"{controller_id}{'~' if muted else ''}")
+class PeerNode(Node):  # type: ignore[misc]
+    """A controller as pysyncobj knows it; a muted one is not the voter that it was."""
+
+    def __init__(self, controller_id: int, *, muted: bool = False) -> None:
+        super().__init__(f"{controller_id}{'~' if muted else ''}")
+        self.controller_id = controller_id
+
+    def __hash__(self) -> int:
+        """The same in every process: pysyncobj keeps nodes in sets, and a seed must replay."""
+        return self.controller_id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PeerNode) and bool(self.id == other.id)
+
+
+def node_of(peer: Peer) -> PeerNode:
+    """The name under which pysyncobj knows a peer."""
+    return PeerNode(peer[0], muted=peer[1])
 
 
 def controller_of(node: Node) -> int:
     """The number of the controller that `node` is."""
-    return int(str(node.id).removesuffix("~"))
+    assert isinstance(node, PeerNode)
+    return node.controller_id
 
 
 class FsyncJournal(Journal):  # type: ignore[misc]
@@ -194,8 +209,8 @@ class ConsensusNode(ExposedSyncObj):
         self._pre_votes: set[int] = set()
         adapter = FsyncJournal(journal, hard_state, applied_index, alone=not others and not muted)
         super().__init__(
-            None if muted else Node(str(controller_id)),
-            [Node(str(other)) for other in others],
+            None if muted else PeerNode(controller_id),
+            [PeerNode(other) for other in others],
             SyncObjConf(
                 autoTick=False,
                 appendEntriesUseBatch=False,
@@ -461,7 +476,7 @@ class ConsensusNode(ExposedSyncObj):
         )
 
     def _on_grant(self, sender: int, term: int) -> None:
-        if term != self.term or not self.is_candidate or Node(str(sender)) not in self.voters:
+        if term != self.term or not self.is_candidate or PeerNode(sender) not in self.voters:
             return
         if self._votes[0] != term:
             self._votes = (term, set())
