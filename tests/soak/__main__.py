@@ -9,6 +9,10 @@ from typing import Final
 SOAKS: Final = {
     "raft": ("tests.sim.soak", "the Raft core in a simulated cluster, many thousand seeds"),
     "sim": ("tests.world.soak", "whole simulated clusters: production nodes, controller, SDK"),
+    "metadata": (
+        "tests.unit.controller.embedded.soak",
+        "the controllers' replicated metadata in a simulated world",
+    ),
     "kills": ("tests.soak.kills", "real loads while masters, loaders and controllers are killed"),
     "faults": ("tests.soak.faults", "every fault of the matrix on real processes, one by one"),
     "chaos": ("tests.soak.chaos", "random pairs of faults on real processes under load"),
