@@ -15,7 +15,7 @@ from click.shell_completion import BashComplete
 
 from semel.client import Client, Shift, connect
 from semel.console.main import semel as command
-from semel.protos.errors import InvalidRequest
+from semel.protos.errors import InvalidRequest, UnknownGroup
 from tests.integration.console_inside import InsideConsole
 from tests.integration.up_process import UpProcess
 
@@ -99,6 +99,13 @@ def test_another_group_has_nothing_to_shift_and_needs_a_topic(
     found = semel.json(*other, "--to-offset", "1", "--topic", topic, "--execute")
     assert resets(found) == {0: (-1, 1), 1: (-1, 1)}
     assert committed(client, f"{topic}-other") == {0: 1, 1: 1}
+
+
+def test_a_group_that_never_had_a_member_can_be_deleted(client: Client, topic: str) -> None:
+    client.admin.delete_group(topic)
+    assert topic not in client.admin.list_groups()
+    with pytest.raises(UnknownGroup):
+        client.admin.delete_group(topic)
 
 
 def test_an_active_group_is_not_moved(semel: InsideConsole, client: Client, topic: str) -> None:

@@ -9,6 +9,7 @@ Not here: `verify` (`verify.py`), the API's classes (`sync.py`, `aio.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -350,9 +351,10 @@ class AdminCore:
     async def delete_group(self, group: str) -> None:
         """Forgets a group without members, everywhere."""
         await self.describe_group(group)
-        await self._cluster.controller(
-            "ForgetGroup", controller_pb2.ForgetGroupRequest(group=group)
-        )
+        with contextlib.suppress(UnknownGroup):  # it has progress, and never had a member
+            await self._cluster.controller(
+                "ForgetGroup", controller_pb2.ForgetGroupRequest(group=group)
+            )
         await asyncio.gather(
             *(
                 self._cluster.call_master(
