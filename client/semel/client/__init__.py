@@ -16,6 +16,7 @@ from semel.client.config import (
 )
 from semel.client.core.letters import Origin
 from semel.client.futures import BulkFuture, BulkSummary, SendFuture
+from semel.client.inspection import Inspection
 from semel.client.members import DrainResult, MemberProgress, MembershipResult
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
 from semel.client.producer_topic import ProducerStats
@@ -44,6 +45,7 @@ __all__ = [
     "ConsumerConfig",
     "DeadLetter",
     "DrainResult",
+    "Inspection",
     "LetterFilter",
     "MemberProgress",
     "MembershipResult",

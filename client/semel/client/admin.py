@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from semel.client.cluster import Cluster
 from semel.client.core.routing import topic_route
+from semel.client.inspection import Inspection, group_states, idle_producers, inspect
 from semel.client.model import (
     BrokerGroupDescription,
     ClusterStatus,
@@ -32,6 +34,7 @@ from semel.client.model import (
     TopicDescription,
     TopicSettings,
     TopicSummary,
+    UnfinishedTopic,
 )
 from semel.client.offsets import (
     Place,
@@ -216,6 +219,32 @@ class AdminCore:
                 )
                 for controller in status.controllers
             ],
+            unfinished=[
+                UnfinishedTopic(
+                    name=topic.name, topic_id=topic.topic_id, step=topic.step, trouble=topic.trouble
+                )
+                for topic in status.unfinished
+            ],
+        )
+
+    async def inspect_cluster(self, deep: bool) -> Inspection:
+        """The controllers' view and every node's own word; see `inspection.py`."""
+        found = await inspect(self._cluster, await self.cluster_status())
+        if not deep:
+            return found
+        groups = [group.id for group in found.status.groups]
+        masters = [master for group in groups if (master := found.master(group)) is not None]
+        routes, reply, states, producers = await asyncio.gather(
+            self._routes([]),
+            self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
+            group_states(self._cluster, masters),
+            idle_producers(self._cluster, masters),
+        )
+        return dataclasses.replace(
+            found,
+            consumers=_summaries(routes, reply, states),
+            producers=producers,
+            unseen_groups=sorted(set(groups) - {master.group for master in masters}),
         )
 
     # --- consumer groups ------------------------------------------------------------------------
@@ -237,22 +266,7 @@ class AdminCore:
             self._routes([]),
             self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
         )
-        topics = {topic.topic_id: topic.name for topic in routes.topics}
-        members = {info.group: len(info.members) for info in reply.groups}
-        states: dict[str, list[Any]] = {name: [] for name in members}
-        for state in await self._group_states("", routes):
-            states.setdefault(state.group, []).append(state)
-        return [
-            GroupSummary(
-                group=name,
-                members=members.get(name, 0),
-                topics=sorted({topics[state.queue.topic_id] for state in known}),
-                lag=sum(map(_lag, known)),
-                locks=sum(bool(state.owner) for state in known),
-            )
-            for name, found in sorted(states.items())
-            for known in [[state for state in found if state.queue.topic_id in topics]]
-        ]
+        return _summaries(routes, reply, await self._group_states("", routes))
 
     async def describe_group(self, group: str) -> GroupDescription:
         routes, reply = await asyncio.gather(
@@ -440,6 +454,25 @@ class AdminCore:
             if info.name == name:
                 return _producer(info)
         raise UnknownProducer(f"there is no producer {name!r}")
+
+
+def _summaries(routes: Any, reply: Any, found: Sequence[Any]) -> list[GroupSummary]:
+    topics = {topic.topic_id: topic.name for topic in routes.topics}
+    members = {info.group: len(info.members) for info in reply.groups}
+    states: dict[str, list[Any]] = {name: [] for name in members}
+    for state in found:
+        if state.queue.topic_id in topics:
+            states.setdefault(state.group, []).append(state)
+    return [
+        GroupSummary(
+            group=name,
+            members=members.get(name, 0),
+            topics=sorted({topics[state.queue.topic_id] for state in known}),
+            lag=sum(map(_lag, known)),
+            locks=sum(bool(state.owner) for state in known),
+        )
+        for name, known in sorted(states.items())
+    ]
 
 
 def _lag(state: broker_pb2.GroupQueueState) -> int:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from semel.client.inspection import Inspection
 from semel.client.members import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.model import (
     ClusterStatus,
@@ -150,6 +151,14 @@ class AsyncAdmin:
     async def cluster_status(self) -> ClusterStatus:
         """Broker groups, nodes and controllers."""
         return await self._session.await_run(self._session.admin.cluster_status())
+
+    async def inspect_cluster(self, *, deep: bool = False) -> Inspection:
+        """The controllers' view, and what every controller and node says when asked directly.
+
+        `deep`: consumer groups and named producers as well. Only raises where no controller
+        answers (Unavailable).
+        """
+        return await self._session.await_run(self._session.admin.inspect_cluster(deep))
 
     async def list_producers(self) -> list[ProducerSummary]:
         """Named producers, by name."""

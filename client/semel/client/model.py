@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
@@ -195,6 +195,18 @@ class ControllerDescription(Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedTopic(Described):
+    """A topic with steps to be done yet, which the controller goes on with by itself."""
+
+    name: str
+    topic_id: int
+    step: str
+    """creating, altering or deleting."""
+    trouble: str
+    """Why the last attempt failed; empty when none has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus(Described):
     """The cluster at a glance."""
 
@@ -203,6 +215,7 @@ class ClusterStatus(Described):
     topics: int
     groups: list[BrokerGroupDescription]
     controllers: list[ControllerDescription]
+    unfinished: list[UnfinishedTopic] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from semel.client.inspection import Inspection
 from semel.client.members import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.model import (
     ClusterStatus,
@@ -151,6 +152,14 @@ class Admin:
     def cluster_status(self) -> ClusterStatus:
         """Broker groups, nodes and controllers."""
         return self._session.run(self._session.admin.cluster_status())
+
+    def inspect_cluster(self, *, deep: bool = False) -> Inspection:
+        """The controllers' view, and what every controller and node says when asked directly.
+
+        `deep`: consumer groups and named producers as well. Only raises where no controller
+        answers (Unavailable).
+        """
+        return self._session.run(self._session.admin.inspect_cluster(deep))
 
     def list_producers(self) -> list[ProducerSummary]:
         """Named producers, by name."""

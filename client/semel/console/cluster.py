@@ -8,7 +8,7 @@ import click
 
 from semel.console import render
 from semel.console.growing import planned_nodes, show_progress, tell_result, up_option, where
-from semel.console.options import client_options, examples, open_client
+from semel.console.options import client_options, examples, open_client, watch_options
 from semel.console.units import Duration
 
 
@@ -17,39 +17,20 @@ def cluster() -> None:
     """The state of the cluster, and its broker groups as a whole."""
 
 
-@cluster.command(epilog=examples("semel cluster status", "semel cluster status --watch"))
+@cluster.command(epilog=examples("semel cluster status", "semel cluster status --watch --every 1s"))
+@watch_options
 @client_options
-def status(bootstrap: str, as_json: bool) -> None:
-    """Shows controllers, broker groups, masters, and who lags or is silent."""
+def status(bootstrap: str, as_json: bool, every_s: float | None) -> int:
+    """Shows masters, who lags or is silent, disks, controllers: the cluster at a glance."""
+    from semel.console import status as view
+
     with open_client(bootstrap) as client:
-        found = client.admin.cluster_status()
-    out = render.Output(as_json=as_json)
-    if as_json:
-        out.emit(found.as_dict())
-        return
-    controllers = render.table(
-        ["controller", "role", "address", "alive"],
-        [[c.id, c.role, c.address, "yes" if c.alive else "silent"] for c in found.controllers],
-        title=f"cluster {found.cluster_id} · {found.topics} topics · semel {found.version}",
-    )
-    brokers = render.table(
-        ["group", "term", "broker", "role", "address", "log end", "behind", "alive"],
-        [
-            [
-                group.id,
-                group.term,
-                node.id,
-                "master" if node.id == group.master else node.role,
-                node.address,
-                node.log_end_index,
-                max(0, group.commit_index - node.log_end_index),
-                "yes" if node.alive else f"silent for {node.silent_ms / 1000:.1f} s",
-            ]
-            for group in found.groups
-            for node in group.nodes
-        ],
-    )
-    out.draw(controllers, brokers)
+
+        def look() -> render.Shown:
+            found = client.admin.inspect_cluster()
+            return view.as_json(found), view.drawn(found)
+
+        return render.Output(as_json=as_json).watch(look, every_s)
 
 
 @cluster.command(

@@ -68,12 +68,11 @@ def _described(found: GroupDescription) -> Any:
     from rich.console import Group
 
     members = render.table(
-        ["member", "client", "topics", "queues"],
+        ["member", "client", "queues"],
         [
             [
-                member.member_id,
+                render.member(member.member_id),
                 member.client,
-                ", ".join(member.topics),
                 render.ranges(member.queues),
             ]
             for member in found.members
@@ -89,13 +88,13 @@ def _described(found: GroupDescription) -> Any:
                 queue.log_end_offset,
                 queue.lag,
                 queue.token,
-                queue.owner,
+                render.member(queue.owner),
             ]
             for queue in found.queues
         ],
     )
     title = f"{found.group} · generation {found.generation} · lag {found.lag:,}"
-    return Group(title, members if found.members else "no members", queues)
+    return Group(title, members if found.members else "no members", "", queues)
 
 
 @group.command(
@@ -183,12 +182,11 @@ def _plan(name: str, plan: list[OffsetReset], *, executed: bool) -> Any:
     for reset in plan:
         before = None if reset.committed_offset < 0 else reset.committed_offset
         change = "" if before is None else f"{reset.new_offset - before:+,}"
-        queue = f"{reset.topic}:{reset.queue}"
         there = f"{reset.log_start_offset:,}..{reset.log_end_offset:,}"
-        rows.append([queue, before, reset.new_offset, change, there])
+        rows.append([reset.topic, reset.queue, before, reset.new_offset, change, there])
     how = "moved" if executed else "dry run, nothing changed; --execute does it"
     return render.table(
-        ["queue", "committed", "new", "change", "there is"], rows, title=f"{name}: {how}"
+        ["topic", "queue", "committed", "new", "change", "there is"], rows, title=f"{name}: {how}"
     )
 
 

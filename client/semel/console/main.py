@@ -34,6 +34,7 @@ _COMMANDS: Final = {
     "group": ("semel.console.group:group", "Consumer groups, their members and their lag."),
     "dlq": ("semel.console.dlq:dlq", "Dead letters: look at them, and bring them back."),
     "cluster": ("semel.console.cluster:cluster", "The cluster's state; growing broker groups."),
+    "doctor": ("semel.console.doctor:doctor", "What is wrong with a cluster, and what to do."),
     "node": ("semel.console.node:node", "Broker nodes: list, replace, remove, drain."),
     "producer": ("semel.console.producer:producer", "Named producers, and one message's fate."),
     "verify": ("semel.console.verify:verify", "Prove from every node's log what is stored once."),

@@ -20,8 +20,8 @@ def list_producers(bootstrap: str, as_json: bool) -> None:
     with open_client(bootstrap) as client:
         found = client.admin.list_producers()
     drawn = render.table(
-        ["producer", "id", "epoch", "last opened"],
-        [[p.name, str(p.producer_id), p.epoch, render.iso(p.opened_us)] for p in found],
+        ["producer", "id", "epoch", "last opened (UTC)"],
+        [[p.name, str(p.producer_id), p.epoch, render.when(p.opened_us)] for p in found],
     )
     out = render.Output(as_json=as_json)
     out.show({"producers": [p.as_dict() for p in found]}, drawn if found else "no producers")
@@ -35,7 +35,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     with open_client(bootstrap) as client:
         found = client.admin.describe_producer(name)
     drawn = render.table(
-        ["topic", "queue", "last sequence", "epoch", "session", "window", "last change"],
+        ["topic", "queue", "last sequence", "epoch", "session", "window", "last change (UTC)"],
         [
             [
                 row.topic,
@@ -44,7 +44,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
                 row.epoch,
                 row.session,
                 row.window,
-                render.iso(row.last_time_us),
+                render.when(row.last_time_us),
             ]
             for row in found.queues
         ],

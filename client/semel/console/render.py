@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,6 +83,21 @@ def _runs(numbers: Sequence[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
+def when(time_us: int) -> str:
+    """Microseconds since the epoch for people, in UTC: 2026-01-31 12:00:00."""
+    return iso(time_us, "seconds").replace("T", " ").removesuffix("+00:00")
+
+
+def member(member_id: str) -> str:
+    """A member's id for people: of one that was made up, enough to tell it from others."""
+    return f"{member_id[:15]}…" if re.fullmatch(r"member-[0-9a-f]{32}", member_id) else member_id
+
+
+def plural(count: int, noun: str) -> str:
+    """1 topic, 2 topics."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def iso(time_us: int, timespec: str = "milliseconds") -> str:
     """Microseconds since the epoch as ISO 8601 in UTC."""
     time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
@@ -89,18 +105,29 @@ def iso(time_us: int, timespec: str = "milliseconds") -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
-    """A table whose columns of numbers are aligned to the right; bool cells become yes and no."""
+    """A table whose columns of numbers are aligned to the right; bool cells become yes and no.
+
+    Too wide for the terminal, its texts are folded: nothing is cut off.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     body = [list(row) for row in rows]
-    drawn = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    drawn = Table(
+        box=box.SIMPLE_HEAD,
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        show_edge=False,
+        collapse_padding=True,
+    )
     for place, name in enumerate(columns):
         cells = [row[place] for row in body]
         right = bool(cells) and all(isinstance(cell, int | float | None) for cell in cells)
         right = right and not any(isinstance(cell, bool) for cell in cells)
-        drawn.add_column(name, justify="right" if right else "left")
+        drawn.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
     for row in body:
         drawn.add_row(*(Text(_cell(cell)) if not isinstance(cell, Text) else cell for cell in row))
     return drawn

@@ -77,8 +77,8 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
     with open_client(bootstrap) as client:
         topics = client.admin.list_topics()
     drawn = render.table(
-        ["topic", "queues", "retention", "created"],
-        [[t.name, t.queues, _retention(t.settings), render.iso(t.created_us)] for t in topics],
+        ["topic", "queues", "retention", "created (UTC)"],
+        [[t.name, t.queues, _retention(t.settings), render.when(t.created_us)] for t in topics],
     )
     out = render.Output(as_json=as_json)
     out.show({"topics": [t.as_dict() for t in topics]}, drawn if topics else "no topics")

@@ -64,7 +64,7 @@ def _draw(out: render.Output, result: VerifyResult) -> None:
                 queue.messages,
                 queue.duplicates,
                 queue.missing,
-                queue.digest[:16],
+                queue.digest[:12],
             ]
             for queue in result.queues
         ],

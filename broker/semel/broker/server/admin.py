@@ -389,7 +389,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             disk_total_bytes=total,
             disk_full=log.disk_full,
             wall_us=replica.wall_us(),
-            log_time_us=state.log_time_us,
+            log_time_us=replica.log_time_us(),
             producer_idle_ms=self._config.producer_idle_ms,
         )
 

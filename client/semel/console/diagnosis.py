@@ -1,0 +1,344 @@
+"""What `semel doctor` makes of an inspection: findings, each with what to do about it. Pure.
+
+How it works. Each check looks at one kind of trouble and yields findings; `diagnose` runs them all
+and sorts by severity. An *error* means that something does not work, or that the next failure will
+hurt: exit status 1. A *warning* asks for a look, a *note* tells what was chosen.
+
+Not here: asking the cluster (`semel.client.inspection`), printing (`doctor.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from semel.client.inspection import Inspection, NodeReport
+from semel.console.render import plural
+from semel.console.units import duration
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: Final = ("error", "warning", "note")
+DISK_LOW: Final = 0.10
+"""Share of free disk below which a warning is due: time to act before it is full."""
+DISK_VERY_LOW: Final = 0.03
+CLOCK_MS: Final = 1_000
+"""Clocks that are further apart are worth a look; log time bears it, people who compare logs do
+not."""
+EXPIRY_SHARE: Final = 0.2
+"""A producer is near its expiry when so little of its time is left."""
+NAMES_SHOWN: Final = 5
+WAITING: Final = ("joining", "removed")
+"""Roles of nodes that are no members."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    severity: Severity
+    check: str
+    """Which check found it, for scripts."""
+    subject: str
+    """What it is about: `broker 2`, `topic orders`."""
+    text: str
+    """What is the matter."""
+    advice: str
+    """What to do."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields."""
+        return asdict(self)
+
+
+Check = Callable[[Inspection], Iterator[Finding]]
+
+
+def diagnose(found: Inspection) -> list[Finding]:
+    """All findings, the gravest first."""
+    findings = [finding for check in CHECKS for finding in check(found)]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _controllers(found: Inspection) -> Iterator[Finding]:
+    for each in found.controllers:
+        if each.trouble:
+            yield Finding(
+                severity="error",
+                check="controller-unreachable",
+                subject=f"controller {each.address}",
+                text=f"does not answer: {each.trouble}",
+                advice="start it, or look at its log and at the network in between",
+            )
+    if len(found.controllers) == 1:
+        yield Finding(
+            severity="note",
+            check="one-controller",
+            subject=f"controller {found.controllers[0].address}",
+            text="is the only one",
+            advice="while it is down topics cannot be created and groups do not rebalance; what"
+            " runs goes on. Run three where that matters",
+        )
+
+
+def _masters(found: Inspection) -> Iterator[Finding]:
+    for group in found.status.groups:
+        members = [n for n in found.of_group(group.id) if n.role not in WAITING]
+        silent = [node for node in members if node.trouble]
+        master = found.master(group.id)
+        if master is None:
+            where = ", ".join(f"{node.node} at {node.address}" for node in silent)
+            yield Finding(
+                severity="error",
+                check="no-master",
+                subject=f"group {group.id}",
+                text=f"has no master that serves; {len(members) - len(silent)} of {len(members)}"
+                " nodes answer",
+                advice=f"start the nodes that are down ({where})"
+                if silent
+                else "an election takes a second; if it lasts, look at the nodes' logs",
+            )
+        elif group.queues > master.queues:
+            yield Finding(
+                severity="error",
+                check="queues-missing",
+                subject=f"group {group.id}",
+                text=f"has {master.queues} queues, {group.queues} were placed on it: its log is"
+                " not the one it had",
+                advice="restore it from a node that has the data, or delete the topics that lost"
+                " queues; nothing is recreated by itself",
+            )
+        if len(members) == 1:
+            yield Finding(
+                severity="warning",
+                check="one-node-group",
+                subject=f"group {group.id}",
+                text="has one node: what its disk loses is lost",
+                advice=f"semel cluster grow {group.id} --to 3",
+            )
+
+
+def _nodes(found: Inspection) -> Iterator[Finding]:
+    for node in found.nodes:
+        subject = f"broker {node.node}"
+        if node.trouble:
+            yield Finding(
+                severity="error",
+                check="broker-unreachable",
+                subject=subject,
+                text=f"of group {node.group} does not answer: {node.trouble}",
+                advice=f"start it; if it is gone for good: semel node replace {node.node}",
+            )
+        elif node.role == "joining":
+            yield Finding(
+                severity="note",
+                check="broker-waits",
+                subject=subject,
+                text=f"waits to join group {node.group}",
+                advice=f"semel node replace OLD {node.node}, or semel cluster grow {node.group}",
+            )
+        elif node.role == "removed":
+            yield Finding(
+                severity="note",
+                check="broker-removed",
+                subject=subject,
+                text=f"has left group {node.group} and serves nothing",
+                advice="stop it and delete its directory",
+            )
+        else:
+            yield from _member(found, node, subject)
+
+
+def _member(found: Inspection, node: NodeReport, subject: str) -> Iterator[Finding]:
+    master = found.master(node.group)
+    if node.muted:
+        yield Finding(
+            severity="warning",
+            check="broker-muted",
+            subject=subject,
+            text="lost its disk and is being fed; nobody counts it yet",
+            advice="wait until it has caught up; the group bears one failure less until then",
+        )
+    elif master is not None and node.node in found.under_replicated(node.group):
+        behind = next(peer.behind for peer in master.peers if peer.node == node.node)
+        yield Finding(
+            severity="warning",
+            check="broker-lags",
+            subject=subject,
+            text=f"is {_entry(behind)} behind the master of group {node.group}",
+            advice="wait if it has just been started; else look at its disk and its network",
+        )
+    elif not node.electable and not (node.damaged or node.disk_full):
+        yield Finding(
+            severity="note",
+            check="broker-drained",
+            subject=subject,
+            text="does not become master for now",
+            advice=f"semel node drain {node.node} --undo, when it need not stand back any more",
+        )
+
+
+def _damage(found: Inspection) -> Iterator[Finding]:
+    for node in found.nodes:
+        if node.lost:
+            yield Finding(
+                severity="error",
+                check="entries-lost",
+                subject=f"broker {node.node}",
+                text=f"{_entries(node.lost)} on every node of group {node.group}: what is there"
+                " is refused, all the rest is served",
+                advice="restore the files that the log names on one node, from a backup",
+            )
+        elif node.damaged:
+            yield Finding(
+                severity="warning",
+                check="entries-damaged",
+                subject=f"broker {node.node}",
+                text=f"{_entries(node.damaged)} on its disk and not mended yet",
+                advice=f"peers mend them; if this stays or comes back, replace the disk: semel node"
+                f" replace {node.node}",
+            )
+
+
+def _disks(found: Inspection) -> Iterator[Finding]:
+    for node in found.nodes:
+        share = node.disk_free_bytes / node.disk_total_bytes if node.disk_total_bytes else 1.0
+        if not node.disk_full and share >= DISK_LOW:
+            continue
+        left = f"{share:.1%} of its disk is free"
+        yield Finding(
+            severity="error" if node.disk_full or share < DISK_VERY_LOW else "warning",
+            check="disk-full" if node.disk_full else "disk-nearly-full",
+            subject=f"broker {node.node}",
+            text="has no room for another segment" if node.disk_full else left,
+            advice="make room, or shorten retention: semel topic alter TOPIC --retention …; what"
+            " is acknowledged is safe",
+        )
+
+
+def _clocks(found: Inspection) -> Iterator[Finding]:
+    """Nodes whose clock is off from most others', as far as that can be told."""
+    known = sorted((node for node in found.nodes if not node.trouble), key=lambda n: n.clock_ms)
+    if not known:
+        return
+    middle = known[len(known) // 2]
+    for node in known:
+        off = node.clock_ms - middle.clock_ms
+        if abs(off) - node.clock_doubt_ms - middle.clock_doubt_ms > CLOCK_MS:
+            yield Finding(
+                severity="warning",
+                check="clock-skew",
+                subject=f"broker {node.node}",
+                text=f"its clock is {off / 1000:+.1f} s off the others'",
+                advice="run a time service there; log time follows the majority, so nothing is"
+                " lost meanwhile",
+            )
+
+
+def _versions(found: Inspection) -> Iterator[Finding]:
+    parts = [(f"controller {c.address}", c.version) for c in found.controllers if c.version]
+    parts += [(f"broker {n.node}", n.version) for n in found.nodes if n.version]
+    counts = Counter(version for _, version in parts)
+    if len(counts) < 2:
+        return
+    usual = counts.most_common(1)[0][0]
+    for subject, version in parts:
+        if version != usual:
+            yield Finding(
+                severity="warning",
+                check="version-skew",
+                subject=subject,
+                text=f"runs {version}, most others run {usual}",
+                advice="finish the upgrade, one node after the other: semel node drain",
+            )
+
+
+def _topics(found: Inspection) -> Iterator[Finding]:
+    for topic in found.status.unfinished:
+        yield Finding(
+            severity="error" if topic.trouble else "note",
+            check="topic-unfinished",
+            subject=f"topic {topic.name}",
+            text=f"is being {_PARTICIPLES.get(topic.step, topic.step)}"
+            + (f": {topic.trouble}" if topic.trouble else ""),
+            advice="it goes on by itself once every broker group has a master",
+        )
+
+
+_PARTICIPLES: Final = {"creating": "created", "altering": "altered", "deleting": "deleted"}
+
+
+def _consumers(found: Inspection) -> Iterator[Finding]:
+    for group in found.consumers:
+        if group.lag and not group.members and not group.locks:
+            yield Finding(
+                severity="warning",
+                check="group-idle",
+                subject=f"group {group.group}",
+                text=f"has no members and is {plural(group.lag, 'message')} behind on"
+                f" {_some(group.topics)}",
+                advice=f"start its consumers, or forget it: semel group delete {group.group}",
+            )
+
+
+def _producers(found: Inspection) -> Iterator[Finding]:
+    for producer in found.producers:
+        whole_ms = producer.idle_ms + producer.expires_ms
+        if producer.expires_ms < whole_ms * EXPIRY_SHARE:
+            yield Finding(
+                severity="warning",
+                check="producer-expires",
+                subject=f"producer {producer.name}",
+                text=f"stored nothing for {_about(producer.idle_ms)} on a queue that forgets it in"
+                f" {_about(max(0, producer.expires_ms))}",
+                advice="let it go on before that if it still has something to send: afterwards it"
+                " cannot tell what was stored",
+            )
+
+
+def _unseen(found: Inspection) -> Iterator[Finding]:
+    for group in found.unseen_groups:
+        yield Finding(
+            severity="note",
+            check="not-looked-at",
+            subject=f"group {group}",
+            text="consumer groups and producers on it could not be looked at",
+            advice="call this again when it has a master",
+        )
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    _controllers,
+    _masters,
+    _nodes,
+    _damage,
+    _disks,
+    _clocks,
+    _versions,
+    _topics,
+    _consumers,
+    _producers,
+    _unseen,
+)
+
+
+def _entry(count: int) -> str:
+    return f"{count:,} {'entry' if count == 1 else 'entries'}"
+
+
+def _entries(count: int) -> str:
+    return f"{_entry(count)} {'is' if count == 1 else 'are'} damaged"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
+
+
+def _about(milliseconds: int) -> str:
+    """To the unit in which it is at least two."""
+    for unit_ms in (86_400_000, 3_600_000, 60_000, 1_000):
+        if milliseconds >= 2 * unit_ms:
+            return duration(milliseconds // unit_ms * unit_ms)
+    return duration(milliseconds)

@@ -1,0 +1,123 @@
+"""What `semel cluster status` shows: the cluster at a glance, for people and as JSON.
+
+Not here: the command (`cluster.py`), asking the cluster (`semel.client.inspection`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from semel.console import render
+
+if TYPE_CHECKING:
+    from semel.client import Inspection
+    from semel.client.inspection import NodeReport
+    from semel.client.model import BrokerGroupDescription, NodeDescription
+
+
+def as_json(found: Inspection) -> dict[str, Any]:
+    """The controllers' view, what stands out, and every node's own word."""
+    return {
+        **found.status.as_dict(),
+        "masterless_groups": masterless(found),
+        "under_replicated_groups": under_replicated(found),
+        "controller_reports": [each.as_dict() for each in found.controllers],
+        "node_reports": [each.as_dict() for each in found.nodes],
+    }
+
+
+def masterless(found: Inspection) -> list[int]:
+    """Broker groups that take no writes."""
+    return [group.id for group in found.status.groups if found.master(group.id) is None]
+
+
+def under_replicated(found: Inspection) -> list[int]:
+    """Broker groups of which a member does not follow."""
+    return [group.id for group in found.status.groups if found.under_replicated(group.id)]
+
+
+def drawn(found: Inspection) -> Any:
+    """Headline, verdict, controllers, and a row a node."""
+    from rich.console import Group
+    from rich.text import Text
+
+    status = found.status
+    roles = {controller.address: controller.role for controller in status.controllers}
+    controllers = Text("controllers: ").append_text(
+        Text(" · ").join(
+            Text(f"{each.address} silent", "bold red")
+            if each.trouble
+            else Text(f"{each.address} {roles.get(each.address, '')}".rstrip())
+            for each in found.controllers
+        )
+    )
+    reports = {(node.group, node.node): node for node in found.nodes}
+    table = render.table(
+        ["group", "node", "role", "address", "term", "log end", "behind", "free", "state"],
+        [
+            _row(group, node, reports[group.id, node.id])
+            for group in status.groups
+            for node in group.nodes
+        ],
+    )
+    head = f"cluster {status.cluster_id[:16]} · semel {status.version} · {status.topics} topics"
+    return Group(Text(head, "bold"), _verdict(found), controllers, table)
+
+
+def _verdict(found: Inspection) -> Any:
+    from rich.text import Text
+
+    groups = len(found.status.groups)
+    parts = []
+    if without := masterless(found):
+        parts.append(Text(f"without a master: group {_list(without)}", "bold red"))
+    if poor := under_replicated(found):
+        parts.append(Text(f"under-replicated: group {_list(poor)}", "bold yellow"))
+    if found.status.unfinished:
+        parts.append(Text(f"{len(found.status.unfinished)} topics not finished", "yellow"))
+    if not parts:
+        whole = f"all {groups} groups are whole" if groups != 1 else "the broker group is whole"
+        return Text(whole if groups else "no broker has reported yet", "green" if groups else "red")
+    return Text(" · ").join(parts).append(" · semel doctor says more", "dim")
+
+
+def _list(groups: list[int]) -> str:
+    return ", ".join(map(str, groups))
+
+
+def _row(group: BrokerGroupDescription, node: NodeDescription, report: NodeReport) -> list[object]:
+    from rich.text import Text
+
+    trouble = state(node, report)
+    if report.trouble:
+        role = Text("silent", "bold red")
+        return [group.id, node.id, role, node.address, None, None, None, None, trouble]
+    style = "bold green" if report.serving else "green" if report.role == "slave" else "yellow"
+    free = report.disk_free_bytes / report.disk_total_bytes if report.disk_total_bytes else None
+    return [
+        group.id,
+        node.id,
+        Text(report.role, style),
+        node.address,
+        report.term,
+        report.log_end_index,
+        max(0, group.commit_index - report.log_end_index),
+        None if free is None else Text(f"{free:.0%}", justify="right"),
+        trouble,
+    ]
+
+
+def state(node: NodeDescription, report: NodeReport) -> str:
+    """What is wrong with a node, in a few words; "ok" when nothing is."""
+    if report.trouble:
+        silent = f" for {node.silent_ms / 1000:.0f} s" if node.silent_ms else ""
+        return f"no answer{silent}"
+    troubles = [
+        *(["disk full"] if report.disk_full else []),
+        *([f"{report.lost} lost"] if report.lost else []),
+        *([f"{report.damaged} damaged"] if report.damaged else []),
+        *(["muted"] if report.muted else []),
+        *(["not serving yet"] if report.role == "master" and not report.serving else []),
+        *([] if node.alive else ["unreported"]),
+    ]
+    return ", ".join(troubles) or "ok"

@@ -1,0 +1,245 @@
+"""Every finding of the doctor from an inspection that has its cause, and none from a whole one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel.client.inspection import (
+    ControllerReport,
+    IdleProducer,
+    Inspection,
+    NodeReport,
+    PeerReport,
+)
+from semel.client.model import (
+    BrokerGroupDescription,
+    ClusterStatus,
+    ControllerDescription,
+    GroupSummary,
+    NodeDescription,
+    UnfinishedTopic,
+)
+from semel.console.diagnosis import CHECKS, SEVERITIES, diagnose
+from semel.console.status import masterless, state, under_replicated
+
+DAY_MS = 86_400_000
+
+
+def _node(number: int, **fields: Any) -> NodeReport:
+    usual: dict[str, Any] = {
+        "node": number,
+        "group": 1,
+        "address": f"h:{number}",
+        "trouble": "",
+        "role": "slave",
+        "queues": 4,
+        "version": "1.0",
+        "disk_free_bytes": 50,
+        "disk_total_bytes": 100,
+        "clock_doubt_ms": 1.0,
+        "producer_idle_ms": 7 * DAY_MS,
+    }
+    return NodeReport(**{**usual, **fields})
+
+
+def _peer(node: int, **fields: Any) -> PeerReport:
+    return PeerReport(**{"node": node, "behind": 3, "active": True, "counts": True, **fields})
+
+
+def _whole() -> Inspection:
+    """Three controllers, a group of three: nothing to complain about."""
+    nodes = [
+        _node(1, role="master", serving=True, peers=[_peer(2), _peer(3)]),
+        _node(2),
+        _node(3),
+    ]
+    described = [
+        NodeDescription(
+            id=node.node,
+            address=node.address,
+            role=node.role,
+            log_end_index=9,
+            alive=True,
+            silent_ms=10,
+            damaged=0,
+            lost=0,
+            disk_full=False,
+        )
+        for node in nodes
+    ]
+    group = BrokerGroupDescription(
+        id=1, term=1, master=1, commit_index=9, queues=4, nodes=described
+    )
+    addresses = ["c:1", "c:2", "c:3"]
+    status = ClusterStatus(
+        cluster_id="c",
+        version="1.0",
+        topics=1,
+        groups=[group],
+        controllers=[
+            ControllerDescription(id=number, address=address, role="master")
+            for number, address in enumerate(addresses, 1)
+        ],
+    )
+    return Inspection(
+        status=status,
+        controllers=[
+            ControllerReport(address=address, trouble="", version="1.0") for address in addresses
+        ],
+        nodes=nodes,
+        consumers=[
+            GroupSummary(group="idle", members=0, topics=["t"], lag=0, locks=0),
+            GroupSummary(group="busy", members=2, topics=["t"], lag=9, locks=1),
+        ],
+        producers=[IdleProducer(name="p", queues=1, idle_ms=DAY_MS, expires_ms=6 * DAY_MS)],
+    )
+
+
+def _with_node(found: Inspection, number: int, **fields: Any) -> Inspection:
+    nodes = [
+        dataclasses.replace(node, **fields) if node.node == number else node for node in found.nodes
+    ]
+    return dataclasses.replace(found, nodes=nodes)
+
+
+def _with_status(found: Inspection, **fields: Any) -> Inspection:
+    return dataclasses.replace(found, status=dataclasses.replace(found.status, **fields))
+
+
+def _silent(found: Inspection, number: int) -> Inspection:
+    empty = NodeReport(node=number, group=1, address=f"h:{number}", trouble="no route")
+    return dataclasses.replace(
+        found, nodes=[empty if node.node == number else node for node in found.nodes]
+    )
+
+
+def _unfinished(trouble: str) -> Callable[[Inspection], Inspection]:
+    topic = UnfinishedTopic(name="half", topic_id=1, step="creating", trouble=trouble)
+    return lambda found: _with_status(found, unfinished=[topic])
+
+
+def _alone(found: Inspection) -> Inspection:
+    group = dataclasses.replace(found.status.groups[0], nodes=found.status.groups[0].nodes[:1])
+    node = dataclasses.replace(found.nodes[0], peers=[])
+    return dataclasses.replace(_with_status(found, groups=[group]), nodes=[node])
+
+
+def _producer(idle_ms: int, expires_ms: int) -> Callable[[Inspection], Inspection]:
+    one = IdleProducer(name="p", queues=1, idle_ms=idle_ms, expires_ms=expires_ms)
+    return lambda found: dataclasses.replace(found, producers=[one])
+
+
+def _controller(index: int, **fields: Any) -> Callable[[Inspection], Inspection]:
+    def change(found: Inspection) -> Inspection:
+        reports = list(found.controllers)
+        reports[index] = dataclasses.replace(reports[index], **fields)
+        return dataclasses.replace(found, controllers=reports)
+
+    return change
+
+
+CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
+    ("error", "controller-unreachable", "controller c:2", _controller(1, trouble="refused")),
+    (
+        *("note", "one-controller", "controller c:1"),
+        lambda found: dataclasses.replace(found, controllers=found.controllers[:1]),
+    ),
+    ("error", "broker-unreachable", "broker 3", lambda found: _silent(found, 3)),
+    (
+        *("error", "no-master", "group 1"),
+        lambda found: _with_node(found, 1, serving=False, role="candidate"),
+    ),
+    ("warning", "one-node-group", "group 1", _alone),
+    ("error", "queues-missing", "group 1", lambda found: _with_node(found, 1, queues=3)),
+    (
+        *("warning", "broker-lags", "broker 2"),
+        lambda found: _with_node(found, 1, peers=[_peer(2, behind=5_000), _peer(3)]),
+    ),
+    (
+        *("warning", "broker-lags", "broker 2"),
+        lambda found: _with_node(found, 1, peers=[_peer(2, active=False), _peer(3)]),
+    ),
+    ("warning", "broker-muted", "broker 2", lambda found: _with_node(found, 2, muted=True)),
+    ("note", "broker-drained", "broker 2", lambda found: _with_node(found, 2, electable=False)),
+    ("note", "broker-waits", "broker 3", lambda found: _with_node(found, 3, role="joining")),
+    ("note", "broker-removed", "broker 3", lambda found: _with_node(found, 3, role="removed")),
+    ("warning", "entries-damaged", "broker 2", lambda found: _with_node(found, 2, damaged=1)),
+    ("error", "entries-lost", "broker 2", lambda found: _with_node(found, 2, damaged=1, lost=1)),
+    ("error", "disk-full", "broker 2", lambda found: _with_node(found, 2, disk_full=True)),
+    (
+        *("warning", "disk-nearly-full", "broker 2"),
+        lambda found: _with_node(found, 2, disk_free_bytes=9),
+    ),
+    (
+        *("error", "disk-nearly-full", "broker 2"),
+        lambda found: _with_node(found, 2, disk_free_bytes=2),
+    ),
+    ("warning", "clock-skew", "broker 3", lambda found: _with_node(found, 3, clock_ms=-1_003.0)),
+    ("warning", "version-skew", "broker 3", lambda found: _with_node(found, 3, version="0.9")),
+    ("warning", "version-skew", "controller c:3", _controller(2, version="1.1")),
+    ("error", "topic-unfinished", "topic half", _unfinished("group 2 has no master")),
+    ("note", "topic-unfinished", "topic half", _unfinished("")),
+    (
+        *("warning", "group-idle", "group g"),
+        lambda found: dataclasses.replace(
+            found,
+            consumers=[GroupSummary(group="g", members=0, topics=["t"], lag=1, locks=0)],
+        ),
+    ),
+    ("warning", "producer-expires", "producer p", _producer(6 * DAY_MS, DAY_MS)),
+    ("warning", "producer-expires", "producer p", _producer(8 * DAY_MS, -DAY_MS)),
+    (
+        *("note", "not-looked-at", "group 7"),
+        lambda found: dataclasses.replace(found, unseen_groups=[7]),
+    ),
+]
+
+
+def test_a_whole_cluster_gives_no_finding() -> None:
+    assert diagnose(_whole()) == []
+    assert (masterless(_whole()), under_replicated(_whole())) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("severity", "check", "subject", "change"),
+    CASES,
+    ids=[f"{case[1]}-{place}" for place, case in enumerate(CASES)],
+)
+def test_each_trouble_is_found_and_nothing_else(
+    severity: str, check: str, subject: str, change: Callable[[Inspection], Inspection]
+) -> None:
+    [finding] = diagnose(change(_whole()))
+    assert (finding.severity, finding.check, finding.subject) == (severity, check, subject)
+    assert finding.text
+    assert finding.advice
+
+
+def test_every_check_has_a_case_and_the_gravest_come_first() -> None:
+    for check in CHECKS:
+        found = [case for case in CASES if list(check(case[3](_whole())))]
+        assert found, f"no case makes {check.__name__} find anything"
+    worst = _with_node(_silent(_whole(), 3), 2, damaged=1, electable=False)
+    worst = dataclasses.replace(worst, controllers=worst.controllers[:1])
+    severities = [finding.severity for finding in diagnose(worst)]
+    assert severities == sorted(severities, key=SEVERITIES.index)
+    assert set(severities) == set(SEVERITIES)
+
+
+def test_a_clock_that_cannot_be_told_so_exactly_is_not_blamed() -> None:
+    found = _with_node(_whole(), 3, clock_ms=5_000.0, clock_doubt_ms=4_500.0)
+    assert diagnose(found) == []
+
+
+def test_the_state_of_a_node_is_one_short_word_or_two() -> None:
+    found = _whole()
+    described = found.status.groups[0].nodes[1]
+    assert state(described, found.nodes[1]) == "ok"
+    assert state(described, _silent(found, 2).nodes[1]) == "no answer for 0 s"
+    worn = _with_node(found, 2, damaged=2, muted=True, disk_full=True).nodes[1]
+    assert state(described, worn) == "disk full, 2 damaged, muted"
+    assert under_replicated(_silent(found, 1)) == [1]
+    assert masterless(_silent(found, 1)) == [1]
