@@ -50,8 +50,15 @@ def _filter_options(function: _Function) -> _Function:
     """Adds the options that choose letters, as one `which`."""
 
     @click.option("--letter", "places", type=_At(), multiple=True, help="QUEUE/OFFSET; repeatable.")
-    @click.option("--origin", default="", help="First in this topic.")
-    @click.option("--group", default="", help="Given up by this consumer group.")
+    @click.option(
+        "--origin", default="", shell_complete=completion.topics, help="First in this topic."
+    )
+    @click.option(
+        "--group",
+        default="",
+        shell_complete=completion.groups,
+        help="Given up by this consumer group.",
+    )
     @click.option("--reason", default="", help="With this in their reason.")
     @click.option("--key", default=None, help="With this key (text).")
     @click.option("--since", type=Place(time_only=True), help="Given up at this ISO-TIME or later.")
