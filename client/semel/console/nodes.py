@@ -30,5 +30,6 @@ def broker(arguments: tuple[str, ...]) -> None:
 @click.command(context_settings=_ALL_ARGUMENTS)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def controller(arguments: tuple[str, ...]) -> None:
-    """Runs one controller; `semel controller --help` lists its options."""
-    _become("semel.controller", arguments)
+    """Runs one controller, or moves metadata (`export`, `import`); `--help` lists the options."""
+    moves = arguments[:1] in (("export",), ("import",))
+    _become("semel.controller.commands" if moves else "semel.controller", arguments)

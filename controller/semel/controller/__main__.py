@@ -38,6 +38,8 @@ The first of three, which replicate the metadata among themselves:
 The second of a group whose metadata is in ZooKeeper:
   python -m semel.controller --data data/controller-2 --controller-id 2 --cluster-id orders \\
       --listen 10.0.0.2:7070 --metadata zookeeper://zk1:2181,zk2:2181,zk3:2181/semel
+
+`semel controller export` and `semel controller import` move the metadata to another store.
 """
 
 

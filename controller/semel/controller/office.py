@@ -47,7 +47,7 @@ class Office:
         """Begins a term of office; the first one ever makes the cluster's id.
 
         Raises DataDirectoryError when `cluster_id` is given and the store belongs to another
-        cluster.
+        cluster, and when an import into the store was not finished.
         """
         while True:
             entry = await store.get(records.CLUSTER)
@@ -58,12 +58,20 @@ class Office:
             _check_cluster(record, cluster_id)
             record.terms_of_office += 1
             transaction = Transaction(
-                checks={records.CLUSTER: None if entry is None else entry.version},
+                checks={
+                    records.CLUSTER: None if entry is None else entry.version,
+                    records.IMPORT: None,
+                },
                 puts={records.CLUSTER: records.dump(record)},
             )
             try:
                 version = await store.transact(transaction)
             except VersionConflict:
+                if await store.get(records.IMPORT) is not None:
+                    raise DataDirectoryError(
+                        "an import of metadata was not finished: finish it with "
+                        "`semel controller import` and the same file"
+                    ) from None
                 continue
             log.info("office taken cluster=%s office=%d", record.cluster_id, record.terms_of_office)
             return cls(store, record, version)

@@ -134,7 +134,10 @@ class MetadataStore(Protocol):
         ...
 
     async def controllers(self) -> dict[ControllerAddress, bool]:
-        """All controllers of the group, and whether each was heard of lately."""
+        """All controllers of the group, and whether each was heard of lately.
+
+        May be asked before `start`: whoever does not take part can see who does.
+        """
         ...
 
     async def wait_failed(self) -> StoreFailed:

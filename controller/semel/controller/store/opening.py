@@ -40,11 +40,48 @@ async def open_store(config: ControllerConfig) -> MetadataStore:
                 config.data, config.controller_id, config.peers, cluster_id=config.cluster_id
             )
         case _:
-            return await _open_zookeeper(config)
+            return await _open_beside(config)
 
 
-async def _open_zookeeper(config: ControllerConfig) -> MetadataStore:
-    """An empty one is made only for a controller that has no metadata in its own directory."""
+async def open_existing(config: ControllerConfig) -> MetadataStore:
+    """Opens a store to read it; raises DataDirectoryError where there is none, else as above."""
+    if config.metadata_kind == "zookeeper":
+        return await _open_zookeeper(config, make=False)
+    if not (config.data / SQLITE_FILE).exists():
+        raise DataDirectoryError(
+            f"{config.data} holds no metadata of a controller that is alone: there is no "
+            f"{SQLITE_FILE}"
+        )
+    return await SqliteStore.open(config.data)
+
+
+async def open_new(config: ControllerConfig) -> MetadataStore:
+    """Opens a store to fill it, whatever else the directory of `config` holds."""
+    if config.metadata_kind == "zookeeper":
+        return await _open_zookeeper(config, make=True)
+    return await open_store(config)
+
+
+async def _open_beside(config: ControllerConfig) -> MetadataStore:
+    """An empty ZooKeeper is refused to a controller that has metadata in its own directory."""
+    own = [config.data / name for name in (SQLITE_FILE, EMBEDDED_FILE)]
+    held = next((path for path in own if path.exists()), None)
+    if held is None:
+        return await _open_zookeeper(config, make=True)
+    try:
+        store = await _open_zookeeper(config, make=False)
+    except DataDirectoryError as error:
+        raise DataDirectoryError(f"{error.message}. {_moved(held)}") from error
+    try:
+        if await store.get(records.CLUSTER) is None:
+            raise DataDirectoryError(f"{config.metadata} is empty. {_moved(held)}")
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+async def _open_zookeeper(config: ControllerConfig, *, make: bool) -> MetadataStore:
     try:
         from semel.controller.store.zookeeper import ZooKeeperStore
     except ImportError as error:
@@ -53,23 +90,9 @@ async def _open_zookeeper(config: ControllerConfig) -> MetadataStore:
         ) from error
     hosts, chroot = split_zookeeper(config.metadata)
     auth = "" if config.metadata_auth is None else _read_auth(config.metadata_auth)
-    own = [config.data / name for name in (SQLITE_FILE, EMBEDDED_FILE)]
-    held = next((path for path in own if path.exists()), None)
-    try:
-        store = await ZooKeeperStore.open(
-            hosts, chroot, cluster_id=config.cluster_id, auth=auth, make=held is None
-        )
-    except DataDirectoryError as error:
-        if held is None:
-            raise
-        raise DataDirectoryError(f"{error.message}. {_moved(held)}") from error
-    try:
-        if held is not None and await store.get(records.CLUSTER) is None:
-            raise DataDirectoryError(f"{chroot} in ZooKeeper is empty. {_moved(held)}")
-    except BaseException:
-        await store.close()
-        raise
-    return store
+    return await ZooKeeperStore.open(
+        hosts, chroot, cluster_id=config.cluster_id, auth=auth, make=make
+    )
 
 
 def _moved(held: Path) -> str:

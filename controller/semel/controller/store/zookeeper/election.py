@@ -138,11 +138,6 @@ class Election:
         finally:
             self._end_lease()
 
-    async def alive(self) -> set[int]:
-        """Ids of the controllers that have a session. Raises ConnectionLost."""
-        names = await self._session.children(self._paths.election) or []
-        return {candidate.controller_id for candidate in candidates_of(names)}
-
     async def _stand(self) -> None:
         """Takes part for as long as this session lasts."""
         if self._incarnation != self._session.incarnation:

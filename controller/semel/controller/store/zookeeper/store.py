@@ -46,7 +46,7 @@ from semel.controller.store.base import (
     Versioned,
 )
 from semel.controller.store.zookeeper.copy import Copy
-from semel.controller.store.zookeeper.election import Election
+from semel.controller.store.zookeeper.election import Election, candidates_of
 from semel.controller.store.zookeeper.layout import Head, Paths, check_size
 from semel.controller.store.zookeeper.session import (
     ConnectionLost,
@@ -199,9 +199,7 @@ class ZooKeeperStore:
             election.unsubscribe(queue)
 
     async def controllers(self) -> dict[ControllerAddress, bool]:
-        assert self._election is not None
-        election = self._election
-        return await self._in_time(lambda: self._controllers(election), "asking who is there")
+        return await self._in_time(self._controllers, "asking who is there")
 
     async def wait_failed(self) -> StoreFailed:
         return await asyncio.shield(self._failed)
@@ -368,9 +366,10 @@ class ZooKeeperStore:
             return
         await self._session.set(path, me.address.encode())
 
-    async def _controllers(self, election: Election) -> dict[ControllerAddress, bool]:
+    async def _controllers(self) -> dict[ControllerAddress, bool]:
         names = await self._session.children(self._paths.members) or []
-        alive = await election.alive()
+        standing = await self._session.children(self._paths.election) or []
+        alive = {candidate.controller_id for candidate in candidates_of(standing)}
         found = {}
         for controller_id in sorted(int(name) for name in names if name.isdigit()):
             node = await self._session.read(f"{self._paths.members}/{controller_id}")
