@@ -444,6 +444,7 @@ class ConsensusNode(ExposedSyncObj):
         if dump.last.index <= self.commit_index or self._dumps.busy:
             self._heartbeat(sender, term, 0)
             return
+        self._heartbeat(sender, term, 0)  # a dump of a term is never durable before the term is
         log.info("dump installed master=%d index=%d", sender, dump.last.index)
         self._dumps.install(raw, dump)
         self._machine.restore(dump.state)
