@@ -16,6 +16,7 @@ from semel.controller.store.embedded.journal import (
     JournalFiles,
 )
 from semel.protos.errors import DataDirectoryError
+from tests.unit.controller.embedded import planted
 from tests.unit.controller.embedded.disk import Crash, SimDisk
 
 
@@ -110,6 +111,17 @@ def test_a_crash_at_any_operation_loses_nothing_that_was_synced(seed: int) -> No
         assert crash_at > 20
         break
     assert crashes > 20
+
+
+def test_a_reader_that_looks_at_no_checksum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.takes_a_torn_frame(monkeypatch)
+    with pytest.raises((AssertionError, DataDirectoryError)):
+        many_crashes()
+
+
+def many_crashes() -> None:
+    for seed in range(20):
+        test_a_crash_at_any_operation_loses_nothing_that_was_synced(seed)
 
 
 def test_one_damaged_byte_anywhere_loses_nothing_and_is_mended() -> None:
