@@ -37,12 +37,14 @@ from semel.broker.raft import Role
 from semel.broker.registration import Registration
 from semel.broker.repair import Repair
 from semel.broker.replica import TICK_MS, Replica
+from semel.broker.routes_copy import RoutesCopy
 from semel.broker.scrub import Scrub
 from semel.broker.server.admin import AdminService
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.members import MembersService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.server.replicate import PeerPort, frame_meta
+from semel.broker.server.routes import routes_handler
 from semel.broker.setting_aside import move_away, set_aside
 from semel.broker.snapshots import CatchUp, Checkpoints, SnapshotService
 from semel.broker.standing import Standing, ask_members
@@ -151,7 +153,9 @@ class BrokerNode:
         await self._serve()
         self._stack.push_async_callback(self._cancel_tasks)
         self._start(standing.run())
-        self.registration = Registration(config, self.replica, config.advertise or self.address)
+        self.registration = Registration(
+            config, replica, config.advertise or self.address, self._routes, self._probe.counters
+        )
         self.replica.on_role_changed = self.registration.report_now
         replica.on_members_changed = self._on_members_changed
         self._follow_members()
@@ -210,6 +214,7 @@ class BrokerNode:
             cluster_id=config.cluster_id, group_id=config.group_id, node_id=config.node_id
         )
         self._identity = identity
+        self._routes = RoutesCopy()
         self.catch_up = CatchUp(
             replica,
             self.checkpoints,
@@ -246,8 +251,9 @@ class BrokerNode:
             MembersService(config, replica, self.changes), server
         )
         broker_pb2_grpc.add_BrokerServicer_to_server(
-            AdminService(config, replica, self.checkpoints, self.scrub), server
+            AdminService(config, replica, self.checkpoints, self.scrub, self._routes), server
         )
+        server.add_generic_rpc_handlers((routes_handler(self._routes),))
         host, _, _ = config.listen.rpartition(":")
         try:
             port = server.add_insecure_port(config.listen)

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from typing import Final
 
 from semel.broker.config import BrokerConfig
+from semel.broker.load import Counters
 from semel.broker.replica import Replica, monotonic_ms
 from semel.broker.scrub import Scrub
 from semel.broker.server.admin import disk_room
@@ -146,6 +147,16 @@ class Probe:
         self._scrub = scrub
         self._produce = produce
         self._fetch = fetch
+
+    def counters(self) -> Counters:
+        """Totals of what producers wrote and readers got."""
+        produced, fetched = self._produce.counters, self._fetch.counters
+        return Counters(
+            produced_messages=produced.committed_messages,
+            produced_bytes=produced.committed_bytes,
+            fetched_messages=fetched.messages,
+            fetched_bytes=fetched.bytes,
+        )
 
     async def page(self) -> Samples:
         """All figures as of now; those of the state while the loop turns in between."""

@@ -3,7 +3,8 @@
 How it works. `apply` is one attempt: it asks the supposed master, follows the hints of nodes that
 are not, and asks each node at most once. Trying again later is the caller's business. A channel
 stays open when a call fails: others have calls on it, which its closing would cancel, and it
-connects again by itself within half a second.
+connects again by itself within half a second. Each request says under which office it is made, and
+a broker that has heard of a newer one refuses it.
 
 Not here: what to send (`topic_rules.py`), when to try again (`topics.py`).
 """
@@ -30,11 +31,13 @@ class BrokerCaller:
         self,
         *,
         cluster_id: str,
+        office: int,
         addresses: Callable[[int], list[str]],
         timeout_s: float,
         interceptors: list[grpc.aio.ClientInterceptor],
     ) -> None:
         self._cluster_id = cluster_id
+        self._office = office
         self._addresses = addresses
         self._timeout_s = timeout_s
         self._interceptors = interceptors
@@ -45,7 +48,9 @@ class BrokerCaller:
 
         Raises the last node's SemelError when no node took them.
         """
-        request = ApplyQueuesRequest(records=batch, cluster_id=self._cluster_id)
+        request = ApplyQueuesRequest(
+            records=batch, cluster_id=self._cluster_id, office=self._office
+        )
         waiting = deque(self._addresses(group_id))
         asked: set[str] = set()
         trouble: SemelError = Unavailable(f"no node of broker group {group_id} is known")

@@ -85,6 +85,7 @@ class Duty:
         )
         self._brokers = BrokerCaller(
             cluster_id=office.cluster_id,
+            office=office.number,
             addresses=self.registry.addresses,
             timeout_s=config.broker_call_timeout_ms / 1000,
             interceptors=client_interceptors(),

@@ -206,6 +206,8 @@ class NodeTable:
                 damaged=seen.report.damaged,
                 lost=seen.report.lost,
                 disk_full=seen.report.disk_full,
+                load=seen.report.load,
+                rack=seen.report.node.rack,
                 alive=self._alive(group, node_id, now_ms),
                 silent_ms=max(0, now_ms - seen.at_ms),
             )

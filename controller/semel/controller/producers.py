@@ -79,11 +79,16 @@ class IdAllocator:
         """An id that nobody ever had. Raises what `Office.transact` raises."""
         async with self._reserving:
             if self._next == self._end:
-                await self._reserve()
+                self._next, self._end = await self._reserve()
             self._next += 1
             return ProducerId(self._next - 1)
 
-    async def _reserve(self) -> None:
+    async def lend(self) -> tuple[int, int]:
+        """Ids [start, end) for somebody else to hand out. Raises what `Office.transact` raises."""
+        async with self._reserving:
+            return await self._reserve()
+
+    async def _reserve(self) -> tuple[int, int]:
         key = records.PRODUCER_IDS
         while True:
             entry = await self._office.store.get(key)
@@ -101,8 +106,7 @@ class IdAllocator:
                 )
             except VersionConflict:
                 continue  # a cancelled call's block: it is lost, take the one after it
-            self._next, self._end = start, start + ID_BLOCK
-            return
+            return start, start + ID_BLOCK
 
 
 class ProducerService:
@@ -167,6 +171,10 @@ class ProducerService:
             )
             for record in sorted(stored, key=lambda record: record.name)
         ]
+
+    async def lend_ids(self) -> tuple[int, int]:
+        """Ids [start, end) for a broker to give to anonymous producers."""
+        return await self._ids.lend()
 
     async def _open_anonymous(self, open_id: bytes) -> OpenProducerReply:
         producer_id = self._anonymous.get(open_id)

@@ -181,7 +181,11 @@ class ControllerService(ControllerServicer):
 
     @in_office
     async def ReportNode(self, request: pb.ReportNodeRequest, context: Any) -> pb.ReportNodeReply:
-        return await self._registry.on_report(request)
+        reply = await self._registry.on_report(request)
+        if request.wants_producer_ids:
+            lent = await self._producers.lend_ids()
+            reply.producer_ids_start, reply.producer_ids_end = lent
+        return reply
 
     async def GetClusterStatus(
         self, request: pb.ClusterStatusRequest, context: Any

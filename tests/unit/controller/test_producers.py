@@ -128,3 +128,15 @@ def test_epochs_end_loudly() -> None:
     record = ProducerRecord(name="loader", producer_id=1, epoch=producers.EPOCH_MAX)
     with pytest.raises(InvalidRequest, match="all epochs"):
         next_open(record, b"1", 0)
+
+
+async def test_ids_lent_to_brokers_are_nobody_elses() -> None:
+    office = await Office.take(MemoryStore(), now_us=1)
+    service = ProducerService(office, clock_us=lambda: 0)
+    given = [(await service.open("", bytes([n]))).producer_id for n in range(3)]
+    lent = [range(*await service.lend_ids()) for _ in range(2)]
+    given += [(await service.open("", bytes([n]))).producer_id for n in range(3, 6)]
+    for ids in lent:
+        assert len(ids) > 0
+        assert not set(given) & set(ids)
+    assert not set(lent[0]) & set(lent[1])

@@ -59,7 +59,7 @@ def held(session_ms: int = SESSION_MS) -> tuple[SlowReplica, AdminService, float
     ]
     replica.state.apply_frame(build_frame(1, 1, 1, records)[0])
     clock.on_granted("g", KEY, 1, lock_ms=60_000, session_ms=session_ms, now_ms=granted_ms)
-    service = AdminService(None, replica, None, None)  # type: ignore[arg-type]
+    service = AdminService(None, replica, None, None, None)  # type: ignore[arg-type]
     return replica, service, granted_ms
 
 

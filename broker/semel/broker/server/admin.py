@@ -17,6 +17,7 @@ from pathlib import Path
 
 from semel.broker.config import BrokerConfig
 from semel.broker.replica import Replica, monotonic_ms
+from semel.broker.routes_copy import RoutesCopy
 from semel.broker.scrub import Scrub
 from semel.broker.server.members import member_statuses
 from semel.broker.server.verify import verify_queues
@@ -55,12 +56,18 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
     """Serves semel.protos.v1.Broker on one replica."""
 
     def __init__(
-        self, config: BrokerConfig, replica: Replica, checkpoints: Checkpoints, scrub: Scrub
+        self,
+        config: BrokerConfig,
+        replica: Replica,
+        checkpoints: Checkpoints,
+        scrub: Scrub,
+        routes: RoutesCopy,
     ) -> None:
         self._config = config
         self._replica = replica
         self._scrub = scrub
         self._checkpoints = checkpoints
+        self._routes = routes
 
     # ------------------------------------------------------------------ producers
 
@@ -329,6 +336,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
                 f"this broker belongs to cluster {self._config.cluster_id}, "
                 f"the caller to {request.cluster_id}"
             )
+        self._routes.check_office(request.office)
         allowed = ("create_queue", "delete_queue", "alter_topic", "split_queue")
         for record in request.records:
             if record.WhichOneof("record") not in allowed:

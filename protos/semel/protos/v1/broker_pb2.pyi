@@ -419,12 +419,14 @@ class DeleteGroupReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ApplyQueuesRequest(_message.Message):
-    __slots__ = ("records", "cluster_id")
+    __slots__ = ("records", "cluster_id", "office")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFICE_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[_control_pb2.ControlRecord]
     cluster_id: str
-    def __init__(self, records: _Optional[_Iterable[_Union[_control_pb2.ControlRecord, _Mapping]]] = ..., cluster_id: _Optional[str] = ...) -> None: ...
+    office: int
+    def __init__(self, records: _Optional[_Iterable[_Union[_control_pb2.ControlRecord, _Mapping]]] = ..., cluster_id: _Optional[str] = ..., office: _Optional[int] = ...) -> None: ...
 
 class ApplyQueuesReply(_message.Message):
     __slots__ = ()

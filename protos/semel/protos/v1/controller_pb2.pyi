@@ -120,18 +120,20 @@ class GroupRoute(_message.Message):
     def __init__(self, group_id: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., master_id: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Routes(_message.Message):
-    __slots__ = ("version", "cluster_id", "groups", "topics", "controllers")
+    __slots__ = ("version", "cluster_id", "groups", "topics", "controllers", "copied")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster_id: str
     groups: _containers.RepeatedCompositeFieldContainer[GroupRoute]
     topics: _containers.RepeatedCompositeFieldContainer[TopicRoute]
     controllers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupRoute, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., controllers: _Optional[_Iterable[str]] = ...) -> None: ...
+    copied: bool
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupRoute, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., controllers: _Optional[_Iterable[str]] = ..., copied: _Optional[bool] = ...) -> None: ...
 
 class OpenProducerRequest(_message.Message):
     __slots__ = ("name", "open_id")
@@ -142,12 +144,14 @@ class OpenProducerRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., open_id: _Optional[bytes] = ...) -> None: ...
 
 class OpenProducerReply(_message.Message):
-    __slots__ = ("producer_id", "epoch")
+    __slots__ = ("producer_id", "epoch", "lent")
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LENT_FIELD_NUMBER: _ClassVar[int]
     producer_id: int
     epoch: int
-    def __init__(self, producer_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    lent: bool
+    def __init__(self, producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., lent: _Optional[bool] = ...) -> None: ...
 
 class ListProducersRequest(_message.Message):
     __slots__ = ("name",)
@@ -276,7 +280,7 @@ class ForgetGroupReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportNodeRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node", "role", "term", "master_id", "commit_index", "log_end_index", "queues", "members", "damaged", "lost", "disk_full")
+    __slots__ = ("cluster_id", "group_id", "node", "role", "term", "master_id", "commit_index", "log_end_index", "queues", "members", "damaged", "lost", "disk_full", "load", "wants_producer_ids")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +294,8 @@ class ReportNodeRequest(_message.Message):
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     DISK_FULL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    WANTS_PRODUCER_IDS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node: _common_pb2.NodeAddress
@@ -303,17 +309,39 @@ class ReportNodeRequest(_message.Message):
     damaged: int
     lost: int
     disk_full: bool
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., commit_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_full: _Optional[bool] = ...) -> None: ...
+    load: NodeLoad
+    wants_producer_ids: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., commit_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_full: _Optional[bool] = ..., load: _Optional[_Union[NodeLoad, _Mapping]] = ..., wants_producer_ids: _Optional[bool] = ...) -> None: ...
+
+class NodeLoad(_message.Message):
+    __slots__ = ("produced_messages", "produced_bytes", "fetched_messages", "fetched_bytes", "disk_free_bytes", "disk_total_bytes")
+    PRODUCED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    produced_messages: int
+    produced_bytes: int
+    fetched_messages: int
+    fetched_bytes: int
+    disk_free_bytes: int
+    disk_total_bytes: int
+    def __init__(self, produced_messages: _Optional[int] = ..., produced_bytes: _Optional[int] = ..., fetched_messages: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ...) -> None: ...
 
 class ReportNodeReply(_message.Message):
-    __slots__ = ("cluster_id", "route_version", "controllers")
+    __slots__ = ("cluster_id", "route_version", "controllers", "producer_ids_start", "producer_ids_end")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_IDS_START_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_IDS_END_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     route_version: int
     controllers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cluster_id: _Optional[str] = ..., route_version: _Optional[int] = ..., controllers: _Optional[_Iterable[str]] = ...) -> None: ...
+    producer_ids_start: int
+    producer_ids_end: int
+    def __init__(self, cluster_id: _Optional[str] = ..., route_version: _Optional[int] = ..., controllers: _Optional[_Iterable[str]] = ..., producer_ids_start: _Optional[int] = ..., producer_ids_end: _Optional[int] = ...) -> None: ...
 
 class ClusterStatusRequest(_message.Message):
     __slots__ = ("standby",)
@@ -322,7 +350,7 @@ class ClusterStatusRequest(_message.Message):
     def __init__(self, standby: _Optional[bool] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node_id", "address", "role", "log_end_index", "alive", "silent_ms", "damaged", "lost", "disk_full")
+    __slots__ = ("node_id", "address", "role", "log_end_index", "alive", "silent_ms", "damaged", "lost", "disk_full", "load", "rack")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -332,6 +360,8 @@ class NodeStatus(_message.Message):
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     DISK_FULL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     address: str
     role: str
@@ -341,7 +371,9 @@ class NodeStatus(_message.Message):
     damaged: int
     lost: int
     disk_full: bool
-    def __init__(self, node_id: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., log_end_index: _Optional[int] = ..., alive: _Optional[bool] = ..., silent_ms: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_full: _Optional[bool] = ...) -> None: ...
+    load: NodeLoad
+    rack: str
+    def __init__(self, node_id: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., log_end_index: _Optional[int] = ..., alive: _Optional[bool] = ..., silent_ms: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_full: _Optional[bool] = ..., load: _Optional[_Union[NodeLoad, _Mapping]] = ..., rack: _Optional[str] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
     __slots__ = ("group_id", "term", "master_id", "commit_index", "nodes", "queues")

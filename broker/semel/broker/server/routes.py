@@ -1,0 +1,55 @@
+"""The service `Controller` at a broker's port: routes, and ids for producers without a name.
+
+How it works. A client may be given a broker instead of a controller, and all of them ask brokers
+when no controller answers. Every other method is refused with the address of the controller in
+office.
+
+Not here: the copy (`../routes_copy.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+import grpc
+
+from semel.broker.routes_copy import RoutesCopy
+from semel.protos.v1 import controller_pb2 as pb
+
+_SERVICE: Final = pb.DESCRIPTOR.services_by_name["Controller"]
+
+
+def routes_handler(copy: RoutesCopy) -> grpc.GenericRpcHandler:
+    """The handler to add to a server."""
+
+    async def get_routes(request: pb.GetRoutesRequest, context: Any) -> pb.Routes:
+        return copy.answer(request)
+
+    async def open_producer(request: pb.OpenProducerRequest, context: Any) -> pb.OpenProducerReply:
+        return copy.open_anonymous(request)
+
+    async def refuse(request: bytes, context: Any) -> bytes:
+        raise copy.not_master("this is a broker")
+
+    async def refuse_stream(request: bytes, context: Any) -> AsyncGenerator[bytes]:
+        raise copy.not_master("this is a broker")
+        yield b""
+
+    handlers: dict[str, Any] = {
+        method.name: grpc.unary_stream_rpc_method_handler(refuse_stream)
+        if method.server_streaming
+        else grpc.unary_unary_rpc_method_handler(refuse)
+        for method in _SERVICE.methods
+    }
+    handlers["GetRoutes"] = grpc.unary_unary_rpc_method_handler(
+        get_routes,
+        request_deserializer=pb.GetRoutesRequest.FromString,
+        response_serializer=pb.Routes.SerializeToString,
+    )
+    handlers["OpenProducer"] = grpc.unary_unary_rpc_method_handler(
+        open_producer,
+        request_deserializer=pb.OpenProducerRequest.FromString,
+        response_serializer=pb.OpenProducerReply.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers)
