@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.zookeeper import Server, running_server
+
+os.environ["SEMEL_ROUTES_DIRECTORY"] = ""  # nothing of a test stays in the user's files
 
 settings.register_profile("semel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("semel")

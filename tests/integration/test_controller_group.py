@@ -63,7 +63,16 @@ def roles(cluster: Cluster, node: Node) -> dict[int, str]:
     return {c.controller_id: c.role if c.alive else "silent" for c in found}
 
 
-def test_losing_controllers_costs_no_message_and_no_metadata(cluster: Cluster) -> None:
+def starts_without_controllers(bootstrap: str, *, keep_routes: bool) -> None:
+    """A client that starts now finds its way, and a topic that this one never used."""
+    with connect(bootstrap, keep_routes=keep_routes) as client, client.producer() as producer:
+        producer.send("orders", b"x").result(PATIENCE_S)
+
+
+def test_losing_controllers_costs_no_message_and_no_metadata(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEMEL_ROUTES_DIRECTORY", str(tmp_path / "routes"))
     first = cluster.controller_in_office()
     standby = next(node for node in cluster.controllers if node != first)
     with connect(standby.address) as client:  # it learns of the others
@@ -103,6 +112,10 @@ def test_losing_controllers_costs_no_message_and_no_metadata(cluster: Cluster) -
             sender.goes_on()
             assert consumer.poll(max_messages=1, timeout=PATIENCE_S)
             consumer.commit()
+            starts_without_controllers(cluster.bootstrap, keep_routes=True)
+            starts_without_controllers(cluster.brokers[0].address, keep_routes=False)
+            with pytest.raises(SemelError):  # and it is the file, and the copy
+                starts_without_controllers(cluster.bootstrap, keep_routes=False)
             for node in cluster.controllers:
                 cluster.start_node(node)
             cluster.controller_in_office()

@@ -86,7 +86,10 @@ class ClientHost:
         while not self.done:
             try:
                 async with connect_async(
-                    CONTROLLER, request_timeout_ms=4_000, connect_timeout_ms=3_000
+                    CONTROLLER,
+                    request_timeout_ms=4_000,
+                    connect_timeout_ms=3_000,
+                    keep_routes=False,
                 ) as client:
                     await self.work(client)
             except ProducerFenced:

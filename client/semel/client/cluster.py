@@ -3,7 +3,8 @@
 How it works. Routes are fetched when somebody needs a topic and kept; a watch on the controllers
 brings changes of masters. A group's master that fails is looked for by asking all replicas at once,
 again and again with short waits; a broker's own word, by higher term, beats a controller's. When
-all controllers are down everything that is known goes on.
+all controllers are down everything that is known goes on; a client that starts then has the routes
+that this machine's file keeps, or those of a broker that it was given.
 
 Invariants
 1. At most one search a group is under way; all who wait for it share it.
@@ -18,6 +19,7 @@ import logging
 import random
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, Final
 
 from semel.client.config import ClientConfig
@@ -25,6 +27,7 @@ from semel.client.connection import BROKER, Connections, translate
 from semel.client.controllers import Controllers
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master, RouteTable, TopicRoute
+from semel.client.routes_file import RoutesKeeper, find
 from semel.protos.errors import (
     NotMaster,
     SemelError,
@@ -46,6 +49,8 @@ PROBE_MIN_S: Final = 0.1
 ATTEMPT_S: Final = 1.0
 """The first attempt of a call; each further one may take twice as long. A node that hangs is given
 up after it, and the group's other nodes are asked."""
+KEPT_PATIENCE_S: Final = 1.0
+"""How long controllers are asked before the file's routes are used."""
 SEARCH_POLICY: Final = BackoffPolicy(initial_ms=15, max_ms=120)
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 
@@ -53,21 +58,43 @@ CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 class Cluster:
     """One client's view of the cluster. Lives on the I/O thread."""
 
-    def __init__(self, controllers: tuple[str, ...], config: ClientConfig) -> None:
+    def __init__(
+        self, bootstrap: tuple[str, ...], config: ClientConfig, routes_directory: Path | None
+    ) -> None:
+        """`routes_directory` keeps routes for clients to come; None keeps none."""
         self.config = config
         self.routes = RouteTable()
         self.connections = Connections()
-        self.controllers = Controllers(controllers, self.connections)
+        self.controllers = Controllers(bootstrap, self.connections, self._brokers)
+        self._bootstrap = bootstrap
+        self._routes_directory = routes_directory
+        self._keeper = RoutesKeeper(routes_directory)
+        self._guessed = False
+        """All routes so far are from the file."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._searches: dict[GroupId, asyncio.Task[Master]] = {}
 
     async def start(self) -> None:
-        """Fetches the groups. Raises Unavailable when no controller answers in time."""
+        """Fetches the groups; without a controller, from the file.
+
+        Raises Unavailable when no controller answers in time and the file knows nothing.
+        """
         request = controller_pb2.GetRoutesRequest(groups_only=True)
         timeout_s = self.config.connect_timeout_ms / 1000
-        routes = await self.controller("GetRoutes", request, timeout_s)
-        self._on_routes(routes)
+        kept = None
+        if self._routes_directory is not None:
+            kept = await asyncio.to_thread(find, self._routes_directory, self._bootstrap)
+        try:
+            patience_s = timeout_s if kept is None else min(timeout_s, KEPT_PATIENCE_S)
+            self._on_routes(await self.controller("GetRoutes", request, patience_s))
+        except (Unavailable, TimedOut) as error:
+            if kept is None:
+                raise
+            logger.warning("no controller answers, using the routes of before: %s", error)
+            self._on_routes(kept)
+            self._guessed = True
         self.spawn(self._watch(), "semel-watch-routes")
+        self.spawn(self._keeper.run(), "semel-keep-routes")
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """A task that ends at the latest with the client."""
@@ -88,6 +115,7 @@ class Cluster:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
+        await self._keeper.flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await self.connections.close()
@@ -99,8 +127,19 @@ class Cluster:
         timeout_s = timeout_s or self.config.request_timeout_ms / 1000
         return await self.controllers.call(method, request, timeout_s)
 
+    def _brokers(self) -> list[str]:
+        """HOST:PORT of all brokers known."""
+        groups = self.routes.groups()
+        return [address for group in groups for address in self.routes.replicas(group)]
+
     def _on_routes(self, routes: controller_pb2.Routes) -> None:
+        if self._guessed:
+            self._guessed = False
+            if routes.cluster_id != self.routes.cluster_id:
+                logger.warning("the file's routes were another cluster's: they are forgotten")
+                self.routes.forget()
         self.routes.on_routes(routes)
+        self._keeper.on_routes(routes)
         if routes.controllers:
             self.controllers.learn(routes.controllers)
 
@@ -120,6 +159,7 @@ class Cluster:
         except UnknownTopic:
             if known is not None:
                 self.routes.on_topic_gone(name, known.topic_id)
+            self._keeper.on_topic_gone(name)
             raise
         except Unavailable:
             if known is None:

@@ -71,6 +71,9 @@ class ClientConfig:
     """A produce stream with something in flight sends a sign of life this often."""
     silence_ms: int = 600
     """A stream silent for so long is given up, and all replicas are asked for the master."""
+    keep_routes: bool = True
+    """Keep the routes in a file of this user, for clients that start while no controller answers.
+    `SEMEL_ROUTES_DIRECTORY` names the directory, by default `~/.cache/semel`."""
 
     def __post_init__(self) -> None:
         _whole("connect_timeout_ms", self.connect_timeout_ms, 1, 600_000)

@@ -3,7 +3,9 @@
 How it works. A call goes to the controller that answered last, and on to the others when that one
 does not answer, or says who is in office now. A call that takes long is no reason to go elsewhere,
 a controller that hangs is: while a call waits, the controller is asked now and then whether it
-lives. Who is given some of the controllers learns the others from the routes.
+lives. Who is given some of the controllers learns the others from the routes. Brokers keep a copy
+of the routes: they may be given instead of controllers, and are asked for routes when no
+controller answers.
 
 Invariants
 1. Only calls that may be repeated go through `call`: their first attempt may have taken effect.
@@ -35,18 +37,54 @@ PROBE_S: Final = 0.4
 """How long a controller may take to show that it lives."""
 HANG_S: Final = 0.8
 """A call that waits for so long makes the client ask whether the controller lives."""
+BROKERS_TOO: Final = ("GetRoutes", "OpenProducer")
+"""Methods that brokers answer too, from their copy of the routes, and with ids lent to them."""
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 WATCH_POLICY: Final = BackoffPolicy(initial_ms=100, max_ms=2_000)
+
+
+class _Round:
+    """Whom one call asks, each at most once."""
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self.waiting = deque(addresses)
+        self.copy: Any = None
+        """The best answer so far, from a broker's copy."""
+        self._asked = {""}
+
+    def next(self) -> str:
+        """The next to ask; "" when all were."""
+        while self.waiting:
+            address = self.waiting.popleft()
+            if address not in self._asked:
+                self._asked.add(address)
+                return address
+        return ""
+
+    def ask_next(self, address: str) -> None:
+        """Somebody named the controller in office."""
+        self.waiting.appendleft(address)
+
+    def ask_too(self, addresses: Iterable[str]) -> None:
+        """When all others were asked."""
+        self.waiting.extend(one for one in addresses if one not in self._asked)
 
 
 class Controllers:
     """All controllers a client knows. Lives on the I/O thread."""
 
-    def __init__(self, addresses: Iterable[str], connections: Connections) -> None:
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        connections: Connections,
+        copies: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        """`copies` gives HOST:PORT of brokers, which have a copy of the routes."""
         self._given = tuple(dict.fromkeys(addresses))
         self._addresses = list(self._given)
         """Whom to ask, in this order."""
         self._connections = connections
+        self._copies = copies
         self._watch: asyncio.Future[None] | None = None
         self._watched = ""
 
@@ -67,25 +105,30 @@ class Controllers:
         backoff = Backoff(CALL_POLICY, random.random)
         last: SemelError = Unavailable("no controller was asked")
         while True:
-            waiting, asked = deque(self._addresses), set[str]()
-            while waiting and (left := deadline - time.monotonic()) > 0:
-                address = waiting.popleft()
-                if address in asked:
-                    continue
-                asked.add(address)
+            asked = _Round(self._addresses)
+            while (address := asked.next()) and (left := deadline - time.monotonic()) > 0:
                 try:
                     reply = await self._ask(address, method, request, left)
                 except NotMaster as error:
                     last = error
-                    if error.master_address:
-                        waiting.appendleft(error.master_address)
+                    asked.ask_next(error.master_address)
                 except TimedOut:
                     raise
                 except (Unavailable, Throttled) as error:
                     last = error
                 else:
-                    self._prefer(address)
-                    return reply
+                    if isinstance(reply, controller_pb2.Routes) and reply.copied:
+                        asked.copy = reply  # unless a controller that it names answers
+                        asked.ask_too(reply.controllers)
+                    else:
+                        self._prefer(address)
+                        return reply
+                if not asked.waiting and asked.copy is None and method in BROKERS_TOO:
+                    asked.ask_too(
+                        random.sample(copies := list(self._copies()), min(3, len(copies)))
+                    )
+            if asked.copy is not None:
+                return asked.copy
             wait = backoff.next_ms() / 1000
             if time.monotonic() + wait >= deadline:
                 where = ", ".join(self._addresses)
@@ -154,7 +197,9 @@ class Controllers:
         return True
 
     def _prefer(self, address: str) -> None:
-        """Asks this one first from now on, and watches it."""
+        """Asks this one first from now on, and watches it; a broker only for now."""
+        if address in self._copies():
+            return
         if address in self._addresses:
             self._addresses.remove(address)
         self._addresses.insert(0, address)

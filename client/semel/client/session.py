@@ -25,6 +25,7 @@ from semel.client.config import (
 )
 from semel.client.intake import Intake
 from semel.client.producer import ProducerCore
+from semel.client.routes_file import routes_directory
 from semel.client.runtime import Runtime, shared_runtime
 from semel.protos.errors import Closed, InvalidRequest, SemelError, TimedOut
 
@@ -51,7 +52,8 @@ class Session:
         self.config = build(ClientConfig, options)
         self.pid = os.getpid()
         self.runtime: Runtime = shared_runtime()
-        self.cluster = Cluster(controllers, self.config)
+        directory = routes_directory(os.environ) if self.config.keep_routes else None
+        self.cluster = Cluster(controllers, self.config, directory)
         self.admin = AdminCore(self.cluster)
         self.closed = False
         self._members: dict[Closable, None] = {}

@@ -195,7 +195,9 @@ class RouteTable:
 
     def on_routes(self, routes: controller_pb2.Routes) -> None:
         """News from a controller: all groups, and some topics."""
-        if routes.version < self.version:
+        if routes.version < self.version:  # from a copy: only what is not known at all
+            for topic in routes.topics:
+                self._topics.setdefault(topic.name, topic_route(topic))
             return
         self.version = routes.version
         self.cluster_id = routes.cluster_id
@@ -208,6 +210,12 @@ class RouteTable:
             address = group.addresses.get(NodeId(message.master_id), "")
             if address and (message.term, address) != group.suspect:
                 self.on_hint(group_id, address, message.term, message.master_id)
+
+    def forget(self) -> None:
+        """It was another cluster's."""
+        self.version, self.cluster_id = 0, ""
+        self._topics.clear()
+        self._groups.clear()
 
     def on_hint(self, group_id: GroupId, address: str, term: int, node_id: int) -> bool:
         """A broker or a controller names a master. True when that is news."""

@@ -1,0 +1,165 @@
+"""The routes on this machine's disk, for clients that start while no controller answers.
+
+How it works. There is one file a cluster. A client that learned routes writes them there, merged
+with what other clients on this machine had learned; one that finds no controller takes the newest
+file that names one of the addresses it was given. Routes are hints: brokers correct what has
+changed since.
+
+Format. `CLUSTER_ID.routes` in `$SEMEL_ROUTES_DIRECTORY`, by default `$XDG_CACHE_HOME/semel` or
+`~/.cache/semel`: 8 bytes "SEMELRT1", CRC32C of the rest (4 bytes, little-endian), a `Routes`
+message. It is replaced whole by a rename, and not synced: a torn or damaged one counts as none.
+File and directory can be read by their owner only.
+
+Invariants
+1. A file that cannot be written or read costs nothing but itself.
+2. A file's version never falls, and topics of several clients stand beside each other.
+
+Not here: when it is read (`cluster.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from semel.protos.crc import crc32c
+from semel.protos.v1.controller_pb2 import Routes, TopicRoute
+
+logger = logging.getLogger(__name__)
+
+MAGIC: Final = b"SEMELRT1"
+PAUSE_S: Final = 1.0
+SUFFIX: Final = ".routes"
+VARIABLE: Final = "SEMEL_ROUTES_DIRECTORY"
+_HEADER_BYTES: Final = len(MAGIC) + 4
+
+
+def routes_directory(environment: Mapping[str, str]) -> Path | None:
+    """Where the files are; None when they are switched off, or there is no home."""
+    if VARIABLE in environment:
+        return Path(environment[VARIABLE]) if environment[VARIABLE] else None
+    if cache := environment.get("XDG_CACHE_HOME"):
+        return Path(cache) / "semel"
+    home = environment.get("HOME")
+    return Path(home) / ".cache" / "semel" if home else None
+
+
+def find(directory: Path, addresses: Collection[str]) -> Routes | None:
+    """BLOCKING. The newest routes that name one of `addresses`, a controller's or a broker's."""
+    wanted = set(addresses)
+    best: tuple[float, Routes] | None = None
+    with contextlib.suppress(OSError):
+        for path in directory.glob(f"*{SUFFIX}"):
+            routes = _read(path)
+            if routes is not None and wanted & _addresses(routes):
+                found = (path.stat().st_mtime, routes)
+                best = found if best is None or found[0] > best[0] else best
+    return None if best is None else best[1]
+
+
+def save(directory: Path, routes: Routes) -> None:
+    """BLOCKING. Merges routes into their cluster's file."""
+    if not re.fullmatch(r"[\w.-]{1,128}", routes.cluster_id) or routes.cluster_id.startswith("."):
+        return  # it must not lead elsewhere
+    path = directory / f"{routes.cluster_id}{SUFFIX}"
+    try:
+        before = _read(path)
+        merged = _merge(before, routes) if before is not None else routes
+        if merged == before:
+            os.utime(path)
+            return
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(path, merged.SerializeToString(deterministic=True))
+    except OSError as error:
+        logger.debug("routes not kept path=%s error=%s", path, error)
+
+
+class RoutesKeeper:
+    """Writes what one client learns, now and then. Lives on the I/O thread, writes on another."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._newest = Routes()
+        self._topics: dict[str, TopicRoute] = {}
+        self._learned = asyncio.Event()
+
+    def on_routes(self, routes: Routes) -> None:
+        """A controller's word, or a copy of it: all groups, and some topics."""
+        if routes.cluster_id != self._newest.cluster_id:
+            self._newest, self._topics = Routes(), {}
+        if routes.version >= self._newest.version:
+            self._newest = routes
+        self._topics.update((topic.name, topic) for topic in routes.topics)
+        self._learned.set()
+
+    def on_topic_gone(self, name: str) -> None:
+        """A controller says that there is no such topic."""
+        self._topics.pop(name, None)
+
+    async def run(self) -> None:
+        """Writes at most once in `PAUSE_S`, until cancelled."""
+        while self._directory is not None:
+            await self._learned.wait()
+            await self.flush()
+            await asyncio.sleep(PAUSE_S)
+
+    async def flush(self) -> None:
+        """Writes what is not written yet."""
+        if self._directory is not None and self._learned.is_set():
+            self._learned.clear()
+            routes = Routes()
+            routes.CopyFrom(self._newest)
+            del routes.topics[:]
+            routes.topics.extend(self._topics.values())
+            await asyncio.to_thread(save, self._directory, routes)
+
+
+def _merge(old: Routes, new: Routes) -> Routes:
+    """Topics of both, all else of the newer version."""
+    first, second = (old, new) if new.version >= old.version else (new, old)
+    merged = Routes()
+    merged.CopyFrom(second)
+    names = {topic.name for topic in second.topics}
+    merged.topics.extend(topic for topic in first.topics if topic.name not in names)
+    merged.topics.sort(key=lambda topic: topic.name)
+    return merged
+
+
+def _addresses(routes: Routes) -> set[str]:
+    brokers = {node.address for group in routes.groups for node in group.nodes}
+    return brokers | set(routes.controllers)
+
+
+def _read(path: Path) -> Routes | None:
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    payload = raw[_HEADER_BYTES:]
+    crc = int.from_bytes(raw[len(MAGIC) : _HEADER_BYTES], "little")
+    if not raw.startswith(MAGIC) or crc32c(payload) != crc:
+        return None
+    try:
+        return Routes.FromString(payload)
+    except DecodeError:
+        return None
+
+
+def _write(path: Path, payload: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{id(payload):x}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(MAGIC + crc32c(payload).to_bytes(4, "little") + payload)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
