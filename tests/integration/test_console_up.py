@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import signal
@@ -12,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from semel.client import connect
 from tests.integration.loading import semel
 from tests.integration.up_process import UpProcess, is_alive, wait_until
 
@@ -143,3 +145,31 @@ def test_on_a_terminal_it_draws_a_table_and_ctrl_c_ends_it(tmp_path: Path) -> No
     os.close(master)
     assert b"stopped" in seen
     assert b"Traceback" not in seen
+
+
+def test_a_broker_group_is_added_while_the_cluster_runs(tmp_path: Path) -> None:
+    with UpProcess(tmp_path / "cluster", "--brokers", "1") as up:
+        where = ("--up", str(up.directory))
+        assert semel(up.bootstrap, "topic", "create", "before", "--queues", "2").returncode == 0
+        for _ in range(2):  # the second call finds what the first one did
+            added = semel(
+                up.bootstrap, "cluster", "add-group", "2", "--brokers", "1", "--json", *where
+            )
+            assert added.returncode == 0, added.stderr
+            done = json.loads(added.stdout)
+            assert [node["id"] for node in done["nodes"]] == [2]
+            assert done["master"] == 2
+        assert semel(up.bootstrap, "topic", "create", "after", "--queues", "2").returncode == 0
+        chosen = ("topic", "create", "chosen", "--queues", "1", "--groups", "1")
+        assert semel(up.bootstrap, *chosen).returncode == 0
+        with connect(up.bootstrap) as client:
+            with client.producer() as producer:
+                for topic in ("before", "after", "chosen"):
+                    producer.send(topic, b"x").result(30)
+            queues = {group.id: group.queues for group in client.admin.cluster_status().groups}
+            assert queues == {1: 3, 2: 2}
+        refused = semel(
+            up.bootstrap, "cluster", "add-group", "2", "--brokers", "3", "--json", *where
+        )
+        assert refused.returncode == 1
+    assert "began with 1 nodes" in refused.stderr

@@ -137,6 +137,11 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @click.option("--controllers", default="", help="HOST:PORT[,HOST:PORT] of the controllers.")
 @click.option("--rack", default="", help="Rack or site label.")
 @click.option(
+    "--allow-same-machine",
+    is_flag=True,
+    help="Nodes of one group may share a machine (never asked on loopback).",
+)
+@click.option(
     "--metrics-port",
     type=click.IntRange(0, 65_535),
     help="Serve Prometheus text at /metrics, on the host of --listen; 0 takes a free port.  "
@@ -211,6 +216,7 @@ def main(
     peer_streams_at: dict[NodeId, str],
     controllers: str,
     rack: str,
+    allow_same_machine: bool,
     metrics_port: int | None,
     segment_bytes: int,
     cache_bytes: int,
@@ -249,6 +255,7 @@ def main(
             peer_streams_at=peer_streams_at,
             controllers=tuple(filter(None, controllers.split(","))),
             rack=rack,
+            allow_same_machine=allow_same_machine,
             metrics_port=metrics_port,
             log=LogConfig(
                 segment_bytes=segment_bytes,

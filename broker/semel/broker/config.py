@@ -13,6 +13,8 @@ from semel.protos.ids import GroupId, NodeId
 
 _MAY_BE_ZERO = ("metrics_port", "peer_port", "scrub_bytes_per_second")
 
+LOOPBACK = ("127.", "localhost", "::1")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
@@ -60,7 +62,11 @@ class BrokerConfig:
     """Addresses of the controllers to report to; without any the node serves all the same."""
 
     rack: str = ""
-    """Site label, told to the controllers."""
+    """Rack or site label, told to the controllers, which prefer a master in theirs."""
+
+    allow_same_machine: bool = False
+    """Two nodes of the group may have addresses of one host, other than loopback. Default: no; a
+    machine that is lost would take a majority along."""
 
     metrics_port: int | None = None
     """Port of `GET /metrics`, on the host of `listen`; 0 takes a free one. Default: none, the node
@@ -155,6 +161,12 @@ class BrokerConfig:
             )
         if not self.join and len(self.members) not in (1, 3, 5):
             raise InvalidRequest(f"a broker group has 1, 3 or 5 nodes, not {len(self.members)}")
+        crowded = [] if self.allow_same_machine else _on_one_machine(self.members)
+        if crowded:
+            raise InvalidRequest(
+                f"nodes {crowded[0]} and {crowded[1]} of the group would share a machine, and be "
+                "lost with it: give each a machine of its own, or say --allow-same-machine"
+            )
         if self.node_id in self.peers_at:
             raise InvalidRequest(f"node {self.node_id} is no peer of itself: --peer-at is wrong")
         if not self.cluster_id:
@@ -165,5 +177,18 @@ class BrokerConfig:
             raise InvalidRequest(f"metrics_port is {self.metrics_port}, ports end at 65535")
         for name in self.__slots__:
             value = getattr(self, name)
-            if isinstance(value, int) and value < 1 and name not in _MAY_BE_ZERO:
+            if type(value) is int and value < 1 and name not in _MAY_BE_ZERO:
                 raise InvalidRequest(f"{name} is {value}, it must be at least 1")
+
+
+def _on_one_machine(members: Mapping[NodeId, str]) -> list[NodeId]:
+    """Two nodes with addresses of one host; loopback is for trying things out."""
+    hosts: dict[str, NodeId] = {}
+    for node_id, address in members.items():
+        host = address.rpartition(":")[0].strip("[]")
+        if host.startswith(LOOPBACK):
+            continue
+        if host in hosts:
+            return [hosts[host], node_id]
+        hosts[host] = node_id
+    return []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,6 +90,7 @@ class AdminCore:
             settings=_settings(settings),
             if_not_exists=if_not_exists,
             groups=groups or [],
+            request_id=os.urandom(16),
         )
         reply = await self._cluster.controller("CreateTopic", request)
         return bool(reply.created)

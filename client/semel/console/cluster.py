@@ -1,4 +1,4 @@
-"""`semel cluster status|grow|transfer`."""
+"""`semel cluster status|add-group|grow|transfer`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ from pathlib import Path
 
 import click
 
-from semel.console import render
-from semel.console.growing import planned_nodes, show_progress, tell_result, up_option, where
+from semel.console import cluster_file, render
+from semel.console.growing import (
+    planned_nodes,
+    show_progress,
+    tell_result,
+    up_option,
+    wait_reported,
+    wait_served,
+    where,
+)
 from semel.console.options import client_options, examples, open_client, watch_options
 from semel.console.units import Duration
 
@@ -80,6 +88,44 @@ def grow(
                 on_progress=on_progress,
             )
     tell_result(out, result, f"group {group} has grown")
+
+
+@cluster.command(
+    "add-group",
+    epilog="""\b
+Examples:
+  semel cluster add-group 2 --up semel-data   # `semel up` starts three nodes more
+  semel cluster add-group 2                   # waits for nodes that were started with --group 2
+
+New topics and queues are placed on the group from then on; what exists stays where it is until
+it is moved. The command may be stopped at any moment: called again it goes on.""",
+)
+@click.argument("group", type=click.IntRange(1))
+@click.option(
+    "--brokers",
+    type=click.Choice(["1", "3", "5"]),
+    default="3",
+    show_default=True,
+    help="Nodes that `up` is to start.",
+)
+@click.option(
+    "--timeout", type=Duration(), default="1m", show_default=True, help="Until the group serves."
+)
+@up_option
+@client_options
+def add_group(
+    group: int, brokers: str, timeout: int, up: Path | None, bootstrap: str, as_json: bool
+) -> None:
+    """Takes broker group GROUP into the cluster, live; returns once it can be written."""
+    out = render.Output(as_json=as_json)
+    with open_client(where(up, bootstrap)) as client:
+        if up is not None:
+            founders = cluster_file.found_group(up, group, int(brokers))
+            wait_reported(client, up, [node.id for node in founders])
+        found = wait_served(client, group, timeout / 1000)
+    nodes = ", ".join(f"{node.id} at {node.address}" for node in found.nodes)
+    text = f"group {group} serves, its master is node {found.master}; nodes: {nodes}"
+    out.show({"event": "done", **found.as_dict()}, text)
 
 
 @cluster.command(

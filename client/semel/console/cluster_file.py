@@ -4,7 +4,7 @@ How it works. The first `up` of a directory chooses ids, ports and the cluster's
 `cluster.toml` (a temporary file, synced, then renamed) and never changes them: addresses stand in
 the replicas' membership, so the same directory must start the same cluster. Brokers that joined
 later are added, and those that left are marked, by the commands that change a group; a running
-`up` looks at the file and starts and stops them (`take_in`, `retire`).
+`up` looks at the file and starts and stops them (`take_in`, `found_group`, `retire`).
 
 Format of `cluster.toml`: `version` (3 with metadata in ZooKeeper, else 2 once a broker joined
 later, else 1), `cluster_id`, `metadata` if it is in ZooKeeper (`zookeeper` for one of our own, else
@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -282,29 +283,58 @@ def take_in(directory: Path, group: int, *, size: int = 0, replaces: int = 0) ->
         else:
             found = [node for node in members if node.joined]
             missing = max(0, size - len(members))
-        host = members[0].address.rpartition(":")[0]
-        taken = {node.address for node in plan.controllers + plan.brokers}
-        port = max(int(address.rpartition(":")[2]) for address in taken)
-        number = max(node.id for node in plan.brokers)
-        added = []
-        for _ in range(missing):
-            number += 1
-            port += 1
-            while port < 65_536 and is_taken(f"{host}:{port}"):
-                port += 1
-            added.append(
-                NodePlan(
-                    kind="broker",
-                    id=number,
-                    group=group,
-                    address=f"{host}:{port}",
-                    joined=True,
-                    replaces=replaces,
-                )
+        places = _free_places(plan, members[0].address.rpartition(":")[0])
+        added = [
+            NodePlan(
+                kind="broker",
+                id=number,
+                group=group,
+                address=address,
+                joined=True,
+                replaces=replaces,
             )
+            for number, address in itertools.islice(places, missing)
+        ]
         if added:
             save(directory, dataclasses.replace(plan, brokers=(*plan.brokers, *added)))
         return found + added
+
+
+def found_group(directory: Path, group: int, brokers: int) -> list[NodePlan]:
+    """The nodes of a new broker group; those that an earlier call planned are found again.
+
+    Raises DataDirectoryError, and InvalidRequest when the group has another size.
+    """
+    with _changing(directory) as plan:
+        founders = plan.founders(group)
+        if founders and len(founders) != brokers:
+            raise InvalidRequest(
+                f"{directory} has a broker group {group}, which began with {len(founders)} nodes, "
+                f"not {brokers}: choose another number, or see `semel cluster grow`"
+            )
+        if not founders:
+            places = _free_places(plan, plan.brokers[0].address.rpartition(":")[0])
+            founders = [
+                NodePlan(kind="broker", id=number, group=group, address=address)
+                for number, address in itertools.islice(places, brokers)
+            ]
+            save(directory, dataclasses.replace(plan, brokers=(*plan.brokers, *founders)))
+        return founders
+
+
+def _free_places(plan: ClusterPlan, host: str) -> Iterator[tuple[int, str]]:
+    """Numbers and addresses that no node of the plan has."""
+    taken = {node.address for node in plan.controllers + plan.brokers}
+    port = max(int(address.rpartition(":")[2]) for address in taken)
+    number = max(node.id for node in plan.brokers)
+    while True:
+        number += 1
+        port += 1
+        while port < 65_536 and is_taken(f"{host}:{port}"):
+            port += 1
+        if port > 65_535:
+            raise InvalidRequest(f"no port above those of the cluster is free on {host}")
+        yield number, f"{host}:{port}"
 
 
 def retire(directory: Path, node_id: int) -> None:

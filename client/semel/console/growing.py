@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +16,7 @@ from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut
 
 if TYPE_CHECKING:
     from semel.client import Client, MemberProgress, MembershipResult
+    from semel.client.model import BrokerGroupDescription
 
 REPORT_WAIT_S: Final = 60.0
 """How long a node that `up` is to start may take until it reports to the controllers."""
@@ -53,17 +54,40 @@ def planned_nodes(
             raise InvalidRequest(f"{up} has no broker {replaces}")
         group = found[0]
     wanted = [node.id for node in cluster_file.take_in(up, group, size=size, replaces=replaces)]
+    wait_reported(client, up, wanted)
+    return wanted
+
+
+def wait_reported(client: Client, up: Path, wanted: Iterable[int]) -> None:
+    """Waits until nodes that `up` is to start report. Raises TimedOut."""
     deadline = time.monotonic() + REPORT_WAIT_S
     while True:
         status = client.admin.cluster_status()
         known = {node.id for each in status.groups for node in each.nodes if node.alive}
         missing = [number for number in wanted if number not in known]
         if not missing:
-            return wanted
+            return
         if time.monotonic() > deadline:
             raise TimedOut(
                 f"broker {missing[0]} did not start within {REPORT_WAIT_S:.0f} s: is `semel up` "
                 f"running on {up}? Its log is {up}/logs/broker-{missing[0]}.log"
+            )
+        time.sleep(0.1)
+
+
+def wait_served(client: Client, group: int, timeout_s: float) -> BrokerGroupDescription:
+    """A broker group as soon as the controllers know a live master of it. Raises TimedOut."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        known = {each.id: each for each in client.admin.cluster_status().groups}
+        found = known.get(group)
+        if found is not None and any(n.id == found.master and n.alive for n in found.nodes):
+            return found
+        if time.monotonic() > deadline:
+            what = "has no master" if found is not None else "does not report"
+            raise TimedOut(
+                f"broker group {group} {what} within {timeout_s:.0f} s: start its nodes with "
+                f"--group {group}, the same --member list, and --controllers"
             )
         time.sleep(0.1)
 

@@ -271,7 +271,7 @@ def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str
             command += ["--peers", peers]
     if node.kind == "broker":
         assert node.group is not None
-        command += ["--group", str(node.group), "--node", str(node.id)]
+        command += ["--group", str(node.group), "--node", str(node.id), "--allow-same-machine"]
         if node.joined:
             others = [other.address for other in plan.members(node.group) if other != node]
             command += ["--join", ",".join(others)]

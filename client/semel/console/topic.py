@@ -41,6 +41,15 @@ def _settings_options(function: _Function) -> _Function:
     return function
 
 
+def _group_numbers(_: click.Context, __: click.Parameter, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    numbers = [one.strip() for one in text.split(",")]
+    if not all(one.isdecimal() and int(one) > 0 for one in numbers):
+        raise click.BadParameter(f"{text!r} are no broker groups: write 1,2")
+    return [int(one) for one in numbers]
+
+
 @click.group()
 def topic() -> None:
     """Create, list, describe, alter and delete topics."""
@@ -50,21 +59,34 @@ def topic() -> None:
     epilog=examples(
         "semel topic create orders --queues 8",
         "semel topic create audit --retention unlimited --if-not-exists",
+        "semel topic create orders --queues 4 --groups 2,3",
     )
 )
 @click.argument("name")
 @click.option("--queues", type=click.IntRange(1, 65_536), default=4, show_default=True)
 @click.option("--if-not-exists", is_flag=True, help="An existing topic is no error.")
+@click.option(
+    "--groups",
+    callback=_group_numbers,
+    metavar="N,N,…",
+    help="Broker groups to place it on.  [default: those with the least on them]",
+)
 @_settings_options
 @client_options
 def create(
-    name: str, queues: int, if_not_exists: bool, bootstrap: str, as_json: bool, **settings: Any
+    name: str,
+    queues: int,
+    if_not_exists: bool,
+    groups: list[int] | None,
+    bootstrap: str,
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Creates a topic and returns once it can be written."""
     out = render.Output(as_json=as_json)
     with open_client(bootstrap) as client:
         created = client.admin.create_topic(
-            name, queues=queues, if_not_exists=if_not_exists, **settings
+            name, queues=queues, if_not_exists=if_not_exists, groups=groups, **settings
         )
     text = f"topic {name} created, {queues} queues" if created else f"topic {name} exists"
     out.show({"topic": name, "created": bool(created)}, text)

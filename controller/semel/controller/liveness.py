@@ -27,6 +27,8 @@ from semel.protos.v1.controller_pb2 import GroupRoute, GroupStatus, NodeStatus, 
 from semel.protos.v1.metadata_pb2 import BrokerGroupRecord
 
 MASTER = "master"
+FREE_SHARE_MIN = 0.05
+"""A group whose master has less of its disk left gets no new queues while others have more."""
 OUTSIDE = ("joining", "removed")
 """Roles of nodes that report to be found, and are no members."""
 
@@ -147,6 +149,24 @@ class NodeTable:
             for group_id, group in sorted(self._groups.items())
             if self._alive(group, group.master_id, now_ms)
         ]
+
+    def has_room(self, group_id: int) -> bool:
+        """The group's master has room on its disk, as far as it has told."""
+        report = self._masters_report(group_id)
+        if report is None or not report.load.disk_total_bytes:
+            return report is None or not report.disk_full
+        free = report.load.disk_free_bytes / report.load.disk_total_bytes
+        return not report.disk_full and free >= FREE_SHARE_MIN
+
+    def written_bytes(self, group_id: int) -> int:
+        """Bytes a second that producers write to the group, as its master told last."""
+        report = self._masters_report(group_id)
+        return 0 if report is None else report.load.produced_bytes
+
+    def _masters_report(self, group_id: int) -> ReportNodeRequest | None:
+        group = self._groups[group_id]
+        seen = group.seen.get(group.master_id)
+        return None if seen is None else seen.report
 
     def addresses(self, group_id: int) -> list[str]:
         """Where to ask a group, the master first; empty for an unknown group."""

@@ -1,8 +1,9 @@
 """Which broker group owns which queue of a new topic.
 
-How it works. Each queue in turn goes to the group with the fewest queues so far, the lowest number
+How it works. Each queue in turn goes to the group with the least load so far, the lowest number
 first among equals. So the queues of one topic are spread as evenly as the groups' loads allow, and
-the same input always gives the same placement.
+the same input always gives the same placement. `weigh` makes the loads: a group's queues, and as
+many again, over all groups, shared out by the bytes that producers write to each.
 
 Not here: moving queues that exist.
 """
@@ -11,12 +12,27 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
+from typing import Final
 
 from semel.protos.ids import GroupId
 
+QUIET_BYTES: Final = 1 << 20
+"""Bytes a second over all groups, below which they say nothing about load."""
+
+
+def weigh(counts: Mapping[GroupId, int], written: Mapping[GroupId, int]) -> dict[GroupId, int]:
+    """Every group's load, in queues, from its queue count and the bytes written to it a second."""
+    total, total_bytes = sum(counts.values()), sum(written.get(group, 0) for group in counts)
+    if total_bytes < QUIET_BYTES:
+        return dict(counts)
+    return {
+        group: count + total * written.get(group, 0) // total_bytes
+        for group, count in counts.items()
+    }
+
 
 def place(queues: int, loads: Mapping[GroupId, int]) -> list[GroupId]:
-    """The group of each of `queues` new queues; `loads` has every usable group's queue count.
+    """The group of each of `queues` new queues; `loads` has every usable group's load, in queues.
 
     Asserts that there is a group.
     """

@@ -38,7 +38,7 @@ from typing import Final, Protocol
 
 from semel.controller import records, splits, topic_rules
 from semel.controller.office import Office, unbroken
-from semel.controller.placement import place
+from semel.controller.placement import place, weigh
 from semel.controller.routes import RouteTable
 from semel.controller.store import StoreFailed, VersionConflict
 from semel.protos.errors import (
@@ -90,8 +90,12 @@ class Groups(Protocol):
         """All groups ever heard of."""
         ...
 
-    def served_groups(self) -> list[int]:
-        """Groups whose master is alive."""
+    def roomy_groups(self) -> list[int]:
+        """Groups whose master is alive and has room on its disk; those without, if all are."""
+        ...
+
+    def written_bytes(self) -> dict[int, int]:
+        """Bytes a second that producers write to each group, as far as known."""
         ...
 
 
@@ -269,8 +273,8 @@ class TopicService:
     ) -> tuple[int, bool]:
         async with self._creating:
             if request.name in self._ids:
-                self._check_same(request)
-                return self._ids[request.name], False
+                again = self._check_same(request)
+                return self._ids[request.name], again
             record = TopicRecord(
                 name=request.name,
                 topic_id=self._new_id(),
@@ -278,6 +282,7 @@ class TopicService:
                 settings=settings,
                 placement=place(request.queues, self._loads(request)),
                 created_us=self._clock_us(),
+                request_id=request.request_id,
             )
             key = records.topic_key(request.name)
             version = await self._office.transact(
@@ -307,9 +312,14 @@ class TopicService:
                 self._drive(record.topic_id)
                 return record.topic_id
 
-    def _check_same(self, request: CreateTopicRequest) -> None:
-        """An existing topic is success only if that was asked for and the queues are as many."""
+    def _check_same(self, request: CreateTopicRequest) -> bool:
+        """An existing topic is success only if that was asked for and the queues are as many.
+
+        True for a topic that an earlier attempt of the same call made, perhaps at another master.
+        """
         record = self._find(request.name).record
+        if request.request_id and request.request_id == record.request_id:
+            return True
         doing = "exists" if record.state == TOPIC_STATE_ACTIVE else "is being created"
         if not request.if_not_exists:
             raise TopicExists(f"topic {request.name!r} {doing}")
@@ -318,6 +328,7 @@ class TopicService:
             raise TopicExists(
                 f"topic {request.name!r} {doing} with {present} queues, not {request.queues}"
             )
+        return False
 
     def _loads(self, request: CreateTopicRequest) -> dict[GroupId, int]:
         """Groups that may get queues of a new topic, and how many they have."""
@@ -325,10 +336,12 @@ class TopicService:
         for group_id in request.groups:
             if group_id not in known:
                 raise UnknownGroup(f"there is no broker group {group_id}; known are {known}")
-        usable = list(request.groups) or self._groups.served_groups() or known
+        usable = list(request.groups) or self._groups.roomy_groups() or known
         if not usable:
             raise Unavailable("no broker has reported to the controller yet. Start the brokers")
-        return {GroupId(group_id): self._promised[group_id] for group_id in usable}
+        counts = {GroupId(group_id): self._promised[group_id] for group_id in usable}
+        written = self._groups.written_bytes()
+        return weigh(counts, {GroupId(group_id): written[group_id] for group_id in written})
 
     def _new_id(self) -> int:
         while True:

@@ -253,6 +253,30 @@ async def test_topics_of_all_groups_are_placed_by_load(tmp_path: Path) -> None:
         assert [queue.group_id for queue in third.topic.queues] == [1, 1, 2]
 
 
+async def test_a_group_without_room_or_with_much_to_do_gets_fewer_queues(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (one,) = await cluster.add_group(1)
+        (two,) = await cluster.add_group(2)
+        await cluster.client.create("even", 4)
+        busy = {"produced_bytes": 50 << 20, "disk_free_bytes": 50, "disk_total_bytes": 100}
+        await cluster.client.call("ReportNode", one.report(load=busy))
+        created = await cluster.client.create("busy", 4)
+        assert [queue.group_id for queue in created.topic.queues] == [2, 2, 2, 2]
+        for name, full in {
+            "full": {"disk_full": True},
+            "nearly-full": {"load": {"disk_free_bytes": 4, "disk_total_bytes": 99}},
+        }.items():
+            await cluster.client.call("ReportNode", one.report())
+            await cluster.client.call("ReportNode", two.report(**full))
+            created = await cluster.client.create(name, 2)
+            assert [queue.group_id for queue in created.topic.queues] == [1, 1]
+        await cluster.client.call("ReportNode", one.report(disk_full=True))
+        created = await cluster.client.create("all-full", 3)  # better there than nowhere
+        assert {queue.group_id for queue in created.topic.queues} <= {1, 2}
+        status = await cluster.client.call("GetClusterStatus", pb.ClusterStatusRequest())
+        assert status.groups[1].nodes[0].load.disk_free_bytes == 4
+
+
 async def test_a_group_whose_master_is_silent_gets_no_new_queues(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster:
         await cluster.add_group(1)

@@ -25,6 +25,7 @@ from semel.protos.errors import (
     NotMaster,
     SemelError,
     TimedOut,
+    TopicExists,
     Unavailable,
 )
 from semel.protos.rpc import error_from_rpc
@@ -352,3 +353,32 @@ def _office(node: ControllerNode) -> int:
     succession = node._succession
     assert succession is not None
     return succession.duty().office.number if succession.in_office else 0
+
+
+async def test_a_create_that_is_asked_again_at_the_next_master_is_its_own_topic(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, 1, 2) as controllers:
+        await controllers.elect(1)
+        async with broker(controllers, 1) as node:
+            reached = asyncio.Event()
+
+            async def hold() -> None:
+                reached.set()
+                await asyncio.Event().wait()
+
+            node.before = hold
+            first = controllers.clients[1].create("orders", 2, request_id=b"1")
+            creating = asyncio.ensure_future(raised_by(first))
+            await reached.wait()
+            node.before = None
+            await controllers.elect(2)
+            assert isinstance(await creating, Unavailable)
+            await controllers.clients[2].call("ReportNode", node.report())
+            again = await controllers.clients[2].create("orders", 2, request_id=b"1")
+            assert again.created
+            other = controllers.clients[2].create("orders", 2, request_id=b"2")
+            assert isinstance(await raised_by(other), TopicExists)
+            assert isinstance(
+                await raised_by(controllers.clients[2].create("orders", 2)), TopicExists
+            )

@@ -8,18 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateTopicRequest(_message.Message):
-    __slots__ = ("name", "queues", "settings", "if_not_exists", "groups")
+    __slots__ = ("name", "queues", "settings", "if_not_exists", "groups", "request_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     IF_NOT_EXISTS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     queues: int
     settings: _common_pb2.TopicSettings
     if_not_exists: bool
     groups: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., if_not_exists: _Optional[bool] = ..., groups: _Optional[_Iterable[int]] = ...) -> None: ...
+    request_id: bytes
+    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., if_not_exists: _Optional[bool] = ..., groups: _Optional[_Iterable[int]] = ..., request_id: _Optional[bytes] = ...) -> None: ...
 
 class CreateTopicReply(_message.Message):
     __slots__ = ("topic", "created")

@@ -30,7 +30,7 @@ class ClusterRecord(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., created_us: _Optional[int] = ..., terms_of_office: _Optional[int] = ...) -> None: ...
 
 class TopicRecord(_message.Message):
-    __slots__ = ("name", "topic_id", "state", "settings", "placement", "created_us", "settings_pending", "queues", "splits")
+    __slots__ = ("name", "topic_id", "state", "settings", "placement", "created_us", "settings_pending", "queues", "splits", "request_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class TopicRecord(_message.Message):
     SETTINGS_PENDING_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: int
     state: TopicState
@@ -49,7 +50,8 @@ class TopicRecord(_message.Message):
     settings_pending: bool
     queues: _containers.RepeatedCompositeFieldContainer[QueueRecord]
     splits: _containers.RepeatedCompositeFieldContainer[SplitRecord]
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., state: _Optional[_Union[TopicState, str]] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., placement: _Optional[_Iterable[int]] = ..., created_us: _Optional[int] = ..., settings_pending: _Optional[bool] = ..., queues: _Optional[_Iterable[_Union[QueueRecord, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[SplitRecord, _Mapping]]] = ...) -> None: ...
+    request_id: bytes
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., state: _Optional[_Union[TopicState, str]] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., placement: _Optional[_Iterable[int]] = ..., created_us: _Optional[int] = ..., settings_pending: _Optional[bool] = ..., queues: _Optional[_Iterable[_Union[QueueRecord, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[SplitRecord, _Mapping]]] = ..., request_id: _Optional[bytes] = ...) -> None: ...
 
 class QueueRecord(_message.Message):
     __slots__ = ("slot_start", "slot_end", "sealed", "parent_id")
