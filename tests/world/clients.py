@@ -279,6 +279,8 @@ class Member(ClientHost):
         super().__init__(world, name)
         self.lock_ms = lock_ms
         self.caught_up: Callable[[], bool] = lambda: False
+        self.told: Callable[[Granted | Delivered], None] = lambda _: None
+        """Sees what it is granted and given, at once."""
 
     async def work(self, client: Any) -> None:
         world = self.world
@@ -290,17 +292,17 @@ class Member(ClientHost):
             while not (self.stopping and self.caught_up()):
                 messages = await consumer.poll(max_messages=8, timeout=0.3)
                 for message in messages:
-                    world.history.add(
-                        Delivered(
-                            client=name,
-                            at_s=world.now,
-                            queue=(message.topic_id, message.queue),
-                            offset=message.offset,
-                            digest=digest_of(message.value, message.key),
-                            group=GROUP,
-                            token=message.rows.token,
-                        )
+                    given = Delivered(
+                        client=name,
+                        at_s=world.now,
+                        queue=(message.topic_id, message.queue),
+                        offset=message.offset,
+                        digest=digest_of(message.value, message.key),
+                        group=GROUP,
+                        token=message.rows.token,
                     )
+                    world.history.add(given)
+                    self.told(given)
                 if not messages:
                     continue
                 if not self.stopping and self.random.random() < 0.05:
@@ -340,18 +342,16 @@ class Member(ClientHost):
             if method == "AcquireLocks":
                 for grant in reply.grants:
                     if grant.token:
-                        world.history.add(
-                            Granted(
-                                client=name,
-                                group=request.group,
-                                queue=(grant.queue.topic_id, grant.queue.queue_id),
-                                token=grant.token,
-                                committed_offset=max(
-                                    grant.committed_offset, grant.log_start_offset
-                                ),
-                                at_s=world.now,
-                            )
+                        granted = Granted(
+                            client=name,
+                            group=request.group,
+                            queue=(grant.queue.topic_id, grant.queue.queue_id),
+                            token=grant.token,
+                            committed_offset=max(grant.committed_offset, grant.log_start_offset),
+                            at_s=world.now,
                         )
+                        world.history.add(granted)
+                        self.told(granted)
                         world.count("lock granted")
             for commit, outcome in zip(commits, getattr(reply, "outcomes", ()), strict=False):
                 commit.accepted = not outcome.HasField("error")

@@ -12,7 +12,9 @@ Invariants
 5. One durable vote per (node, term); nothing is said in a term that is not durable, and terms never
    fall.
 6. What an acknowledgement names is durable, and what is applied is durable on a quorum.
-7. A node's sequence table is the fold of the log up to where it has applied.
+7. A node's sequence table is the fold of the log up to where it has applied; so are its locks and
+   its groups' progress (`consumption.py`).
+8. A log loses its beginning only when a checkpoint that covers it is durable.
 
 Not here: what clients see (`tests/checking`).
 """
@@ -29,13 +31,14 @@ from semel.broker.log import HardStateFile
 from semel.broker.log.hard_state import BLOCK_BYTES, RECORD_STRUCT
 from semel.broker.raft import Message, MessageKind, Role
 from semel.broker.replica import Replica
-from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
+from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, decode_header
 from semel.protos.control_records import membership_nodes
 from semel.protos.errors import SemelError
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
-from semel.protos.ids import NodeId, ProducerId, QueueId, QueueKey, TopicId
+from semel.protos.ids import NodeId, ProducerId, QueueId, QueueKey
 from semel.protos.v1 import control_pb2
-from tests.checking.history import Mastered, Voted
+from tests.checking.history import Delivered, Granted, Mastered, Voted
+from tests.world.consumption import Consumption, ConsumptionError, Place, Seen, key_of
 
 if TYPE_CHECKING:
     from tests.world.nodes import BrokerHost
@@ -82,6 +85,8 @@ class Invariants:
         self._sealed: set[QueueKey] = set()
         """Queues that were split."""
         self._touched: dict[int, dict[_RowKey, _Row | None]] = {}
+        self.consumption = Consumption()
+        self._touched_locks: dict[int, dict[Place, Seen]] = {}
         self._role: dict[NodeId, tuple[Role, int]] = {}
         for host in hosts.values():
             self.watch(host)
@@ -291,10 +296,27 @@ class Invariants:
         if first != self._first[host.number]:
             if self._first[host.number]:
                 self.world.count("log cleaned")
+                self._check_checkpoint(host, replica, first)
             self._first[host.number] = first
         applied = replica.state.applied_index
         if applied != self._applied[host.number]:
             self._on_applied(host, replica, applied)
+
+    def _check_checkpoint(self, host: BrokerHost, replica: Replica, first: int) -> None:
+        """What is gone from the log stands in a checkpoint on the disk itself."""
+        if host.damaged:
+            return
+        directory = replica.log._store.directory
+        covered = 0
+        for path, inode in host.disk.files.names_durable.items():
+            if path.parent == directory and path.name.startswith("checkpoint-") and inode:
+                index = int(path.name.removeprefix("checkpoint-").partition(".")[0])
+                if not path.name.endswith(".tmp") and inode.durable == inode.data:
+                    covered = max(covered, index)
+        require(
+            covered >= first - 1,
+            f"the log of {host.name} begins at {first}, its durable checkpoints end at {covered}",
+        )
 
     def _on_master(self, host: BrokerHost, replica: Replica) -> None:
         term = replica.core.term
@@ -367,6 +389,42 @@ class Invariants:
         if decode_frame_header(frame).term < replica.core.term:
             self.world.count("prior-term entry committed")
         self._touched[index] = self._fold(frame)
+        self._touched_locks[index] = self._fold_locks(frame)
+
+    def _fold_locks(self, frame: bytes) -> dict[Place, Seen]:
+        touched: dict[Place, Seen] = {}
+        consumption = self.consumption
+        for _, kind, payload in iter_records(frame):
+            if kind is RecordKind.BATCH:
+                header = decode_header(payload, BROKER_HEADER_BYTES)
+                if not header.flags & BatchFlags.POSITION_MARK:
+                    consumption.on_batch(header.queue_key, header.count)
+            elif kind is RecordKind.CONTROL:
+                record = control_pb2.ControlRecord.FromString(bytes(payload))
+                which = record.WhichOneof("record")
+                if which == "create_queue":
+                    consumption.on_queue(key_of(record.create_queue.queue))
+                elif which == "split_queue":
+                    consumption.on_split(record.split_queue)
+                elif which == "delete_queue":
+                    consumption.on_queue_gone(key_of(record.delete_queue.queue))
+                elif which == "trim":
+                    consumption.on_trim(key_of(record.trim.queue), record.trim.log_start_offset)
+                touched |= consumption.on_record(record)
+        if consumption.refused_commits:
+            self.world.seen["commit of a lost lock"] += consumption.refused_commits
+            consumption.refused_commits = 0
+        return touched
+
+    def told(self, note: Granted | Delivered) -> None:
+        """A member was granted a lock, or given a message."""
+        try:
+            if isinstance(note, Granted):
+                self.consumption.on_granted(note)
+            else:
+                self.consumption.on_delivered(note)
+        except ConsumptionError as error:
+            self._fail(InvariantError(str(error)))
 
     def _fold(self, frame: bytes) -> dict[_RowKey, _Row | None]:
         touched: dict[_RowKey, _Row | None] = {}
@@ -386,13 +444,13 @@ class Invariants:
                 which = record.WhichOneof("record")
                 if which == "fence":
                     for ref in record.fence.queues:
-                        key = (_key(ref), record.fence.producer_id)
+                        key = (key_of(ref), record.fence.producer_id)
                         last = (self._table.get(key) or (0, 0, -1))[2]
                         touched[key] = (record.fence.epoch, record.fence.session, last)
                         self.world.count("fence")
                 elif which == "expire_producers":
                     for producer_id in record.expire_producers.producer_ids:
-                        touched[_key(record.expire_producers.queue), producer_id] = None
+                        touched[key_of(record.expire_producers.queue), producer_id] = None
                         self.world.count("producer expired")
                 elif which == "split_queue":
                     touched |= self._split(record.split_queue)
@@ -409,7 +467,7 @@ class Invariants:
 
     def _split(self, record: control_pb2.SplitQueue) -> dict[_RowKey, _Row | None]:
         """Children begin with the rows of their parent; a split that comes again does nothing."""
-        parent = _key(record.queue)
+        parent = key_of(record.queue)
         if parent in self._sealed:
             return {}
         self._sealed.add(parent)
@@ -438,12 +496,19 @@ class Invariants:
                 f"{host.name} has {told} for producer {producer_id} in queue {key} at index "
                 f"{applied}, the log says {row}",
             )
+        locks: dict[Place, Seen] = {}
+        for index in range(since + 1, min(applied, self.newest) + 1):
+            locks |= self._touched_locks[index]
+        for (group, key), seen in locks.items():
+            state = replica.state.groups.lookup(group, key)
+            held = state and (state.token, state.owner, state.committed_offset)
+            require(
+                held == seen or key not in replica.state.queues,
+                f"{host.name} has lock and progress {held} for group {group} in queue {key} at "
+                f"index {applied}, the log says {seen}",
+            )
         if full and applied <= self.newest:
             extra = {(row.queue_key, int(row.producer_id)) for row in producers.rows()} - {
                 key for key, row in expected.items() if row is not None
             }
             require(not extra, f"{host.name} has rows that the log does not know: {extra}")
-
-
-def _key(ref: object) -> QueueKey:
-    return QueueKey(TopicId(ref.topic_id), QueueId(ref.queue_id))  # type: ignore[attr-defined]

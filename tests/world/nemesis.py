@@ -23,7 +23,7 @@ from semel.protos.ids import NodeId
 from tests.world.clients import TOPIC, Loader, Member
 from tests.world.network import Weather
 from tests.world.nodes import broker_address
-from tests.world.operator import fence_all
+from tests.world.operator import brief_topic, fence_all
 
 if TYPE_CHECKING:
     from tests.world.nodes import BrokerHost
@@ -54,6 +54,8 @@ FAULTS: dict[str, int] = {
     "wall clock jump": 4,
     "planned restart": 5,
     "controller crash": 3,
+    "controller crash in a write": 5,
+    "brief topic": 4,
     "client crash": 10,
     "client stop": 5,
     "member stop": 5,
@@ -382,6 +384,16 @@ class Nemesis:
         if "c1" in self.world.hosts:
             self.world.fault("controller crash")
             self.world.crash("c1", "kill")
+
+    def _controller_crash_in_a_write(self) -> None:
+        """It dies just before or just after one of its next writes to the store."""
+        controller = self.run.controller
+        controller.crash_in = self._random.randrange(0, 4)
+        controller.crash_after = self._random.random() < 0.5
+
+    def _brief_topic(self) -> None:
+        name = f"brief-{self._random.randrange(10**6)}"
+        self.run.operator.ask("made and deleted a topic", brief_topic(name))
 
     def _client_crash(self) -> None:
         client = self._random.choice(self.run.clients)

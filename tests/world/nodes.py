@@ -25,7 +25,8 @@ from semel.broker.server.replicate import split_message
 from semel.broker.state import FEATURE_LEVEL_MAX
 from semel.controller.config import ControllerConfig
 from semel.controller.node import ControllerNode
-from semel.controller.store import MemoryStore
+from semel.controller.store import MemoryStore, Transaction
+from semel.controller.store.memory import Table
 from semel.protos.errors import CorruptSegment, SemelError
 from semel.protos.ids import GroupId, NodeId
 from tests.unit.log.sim_files import SimFiles
@@ -238,6 +239,27 @@ class BrokerHost:
         self.world.later(wait, self.start)
 
 
+class SimStore(MemoryStore):
+    """The store as one process of a controller has it; the table outlives the process."""
+
+    def __init__(self, host: ControllerHost) -> None:
+        super().__init__()
+        self._host = host
+        self._table = host.table
+
+    async def _transact(self, transaction: Transaction) -> int:
+        host = self._host
+        host.crash_in = None if host.crash_in is None else host.crash_in - 1
+        dies = host.crash_in is not None and host.crash_in < 0
+        await asyncio.sleep(host.world.random.uniform(0, 0.004))
+        if dies and not host.crash_after:
+            host.die("controller crash before a write")
+        revision = await super()._transact(transaction)
+        if dies:
+            host.die("controller crash after a write")
+        return revision
+
+
 class ControllerHost:
     """The controller's machine; what it stored survives."""
 
@@ -245,19 +267,30 @@ class ControllerHost:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.store = MemoryStore()
+        self.table = Table()
         self.starts = 0
+        self.crash_in: int | None = None
+        """Writes to the store until the process dies in one."""
+        self.crash_after = False
+        """It dies when the write is durable, and nobody knows; else before."""
         world.crashes[self.name] = self._on_crash
 
     def start(self) -> None:
         if self.name in self.world.hosts:
             return
         self.starts += 1
+        self.crash_in = None
         self.world.start(self.name, self.starts, self._main)
+
+    def die(self, why: str) -> None:
+        """In the process. Raises Killed."""
+        self.world.fault(why)
+        self.world.crash(self.name, why)
+        raise Killed
 
     async def _main(self) -> None:
         config = ControllerConfig(data=Path("/sim/c1"), listen=CONTROLLER, cluster_id=CLUSTER)
-        node = ControllerNode(config, store=self.store)
+        node = ControllerNode(config, store=SimStore(self))
         await node.__aenter__()
         self.world.tell("controller serves")
         error = await node.failed()

@@ -88,3 +88,14 @@ async def _fence_queues(cluster: Any) -> None:
                     name=row.name,
                 ),
             )
+
+
+def brief_topic(name: str) -> Job:
+    """A topic that is made and deleted: records of several steps, each of which may be the last one
+    of a controller's life."""
+
+    async def job(client: Any) -> None:
+        await client.admin.create_topic(name, queues=2, if_not_exists=True)
+        await client.admin.delete_topic(name, if_exists=True)
+
+    return job

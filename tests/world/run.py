@@ -71,6 +71,7 @@ class Run:
         self.healing = False
         self.hosts: dict[NodeId, BrokerHost] = {}
         self.clients: list[ClientHost] = []
+        self.controller: ControllerHost
         self.operator: Operator
         self.invariants: Invariants
         self._scrubbed: list[Process | None] = []
@@ -113,7 +114,8 @@ class Run:
         for number in founders:
             self._add(number, joins=False)
         self.invariants = Invariants(world, self.hosts)
-        ControllerHost(world).start()
+        self.controller = ControllerHost(world)
+        self.controller.start()
         for host in self.hosts.values():
             self._begin(host)
         creator = _Creator(world, "a1", plan)
@@ -183,6 +185,7 @@ class Run:
             elif kind == "member":
                 client = Member(world, host, plan.lock_ms)
                 client.caught_up = self._group_at_end
+                client.told = self.invariants.told
             else:
                 client = Watcher(world, host, 0.12)
             client.value_bytes = plan.value_bytes
@@ -207,6 +210,7 @@ class Run:
 
     def _heal(self, nemesis: Nemesis) -> None:
         self.healing = True
+        self.controller.crash_in = None
         world = self.world
         world.tell("healing")
         world.network.weather = Weather(latency_max_s=0.003)
@@ -227,7 +231,14 @@ class Run:
         return (
             len({host.replica.state.applied_index for host in self._up()}) == 1
             and {host.number for host in self._up()} == self.invariants.voters
+            and all(self._only_topic(host) for host in self._up())
         )
+
+    @staticmethod
+    def _only_topic(host: BrokerHost) -> bool:
+        """Nothing is left of topics that were deleted, or half made."""
+        assert host.replica is not None
+        return all(queue.topic == TOPIC for queue in host.replica.state.queues.values())
 
     def members(self) -> list[BrokerHost]:
         """The voters, by the newest committed membership."""

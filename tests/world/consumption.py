@@ -1,0 +1,171 @@
+"""Consumer groups, as the log and the members' notes tell of them: who may process what.
+
+How it works. A model of locks and progress follows the committed entries, one record after the
+other, and each node's state is compared with it wherever the node has applied something. What
+members are granted and given is looked at when it reaches them.
+
+Invariants
+1. A token has one owner, and a member is granted only what the log granted it.
+2. Under a token messages come in order, without a gap, from the progress on that stood when it was
+   granted: nothing is skipped, and nothing that a former owner has committed is processed again.
+3. A commit counts under the current token of a held lock only, whatever the broker thought of it.
+
+Not here: the sequence table (`invariants.py`), the same at the end of a run (`tests/checking`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.v1 import control_pb2
+from tests.checking.history import Delivered, Granted
+
+Place = tuple[str, QueueKey]
+"""Group and queue."""
+Seen = tuple[int, str, int]
+"""Token, owner, committed offset."""
+
+
+class ConsumptionError(AssertionError):
+    """A group has skipped something, or may process it twice."""
+
+
+@dataclass(slots=True)
+class _Lock:
+    token: int = 0
+    owner: str = ""
+    committed: int = -1
+    generation: int = 0
+
+    @property
+    def seen(self) -> Seen:
+        return self.token, self.owner, self.committed
+
+
+class Consumption:
+    """All groups of one run."""
+
+    def __init__(self) -> None:
+        self.refused_commits = 0
+        self._locks: dict[Place, _Lock] = {}
+        self._ends: dict[QueueKey, int] = {}
+        self._starts: dict[QueueKey, int] = {}
+        self._parents: dict[QueueKey, QueueKey] = {}
+        """The queue that was split, of each that a split made."""
+        self._granted: dict[tuple[Place, int], tuple[str, int]] = {}
+        """Owner by the log and the progress it was given, by token."""
+        self._owners: dict[tuple[Place, int], str] = {}
+        """Who was told that the token is its own."""
+        self._following: dict[tuple[Place, int], int] = {}
+
+    # --- what is committed, in the order of the log
+
+    def on_queue(self, key: QueueKey) -> None:
+        self._ends.setdefault(key, 0)
+
+    def on_queue_gone(self, key: QueueKey) -> None:
+        self._ends.pop(key, None)
+
+    def on_split(self, split: control_pb2.SplitQueue) -> None:
+        """A group that has read the parent begins the children at their start, when it has read all
+        of the parent. The first split of a queue counts."""
+        parent = key_of(split.queue)
+        if parent in self._parents.values():
+            return
+        for number in split.children:
+            child = QueueKey(parent.topic_id, QueueId(number.queue_id))
+            self._parents[child] = parent
+            self._ends[child] = 0
+            for group, key in list(self._locks):
+                if key == parent:
+                    self._locks[group, child] = _Lock(committed=0)
+
+    def _unread(self, group: str, key: QueueKey) -> bool:
+        """Whether the group has not committed all of a queue that this one descends from."""
+        while (parent := self._parents.get(key)) is not None:
+            key = parent
+            end = self._ends.get(parent, 0)
+            lock = self._locks.get((group, parent))
+            if self._starts.get(parent, 0) < end and (lock is None or lock.committed < end):
+                return True
+        return False
+
+    def on_batch(self, key: QueueKey, count: int) -> None:
+        self._ends[key] += count
+
+    def on_trim(self, key: QueueKey, start: int) -> None:
+        self._starts[key] = max(self._starts.get(key, 0), start)
+
+    def on_record(self, record: control_pb2.ControlRecord) -> dict[Place, Seen]:
+        """What the record has changed."""
+        match record.WhichOneof("record"):
+            case "acquire_lock":
+                return self._acquire(record.acquire_lock)
+            case "release_lock":
+                place = record.release_lock.group, key_of(record.release_lock.queue)
+                lock = self._locks.get(place)
+                if lock is not None and lock.token == record.release_lock.token:
+                    lock.owner = ""
+                    return {place: lock.seen}
+            case "commit_offsets":
+                commits = record.commit_offsets
+                places = [(commits.group, key_of(one.queue)) for one in commits.commits]
+                for place, one in zip(places, commits.commits, strict=True):
+                    self._commit(place, one.token, one.offset)
+                return {place: self._locks[place].seen for place in places if place in self._locks}
+        return {}
+
+    def _acquire(self, record: control_pb2.AcquireLock) -> dict[Place, Seen]:
+        place = record.group, key_of(record.queue)
+        lock = self._locks.get(place, _Lock())
+        if (
+            place[1] not in self._ends
+            or 0 < record.generation < lock.generation
+            or lock.owner not in ("", record.member_id)
+            or self._unread(*place)
+        ):
+            return {}
+        self._locks[place] = lock
+        lock.token += 1
+        lock.owner = record.member_id
+        lock.generation = max(lock.generation, record.generation)
+        self._granted[place, lock.token] = lock.owner, lock.committed
+        return {place: lock.seen}
+
+    def _commit(self, place: Place, token: int, offset: int) -> None:
+        lock = self._locks.get(place)
+        current = lock is not None and lock.owner != "" and lock.token == token
+        if lock is None or not current or place[1] not in self._ends:
+            self.refused_commits += 1
+        elif lock.committed <= offset <= self._ends[place[1]]:
+            lock.committed = offset
+
+    # --- what members are told
+
+    def on_granted(self, note: Granted) -> None:
+        """Raises ConsumptionError."""
+        place = note.group, QueueKey(TopicId(note.queue[0]), QueueId(note.queue[1]))
+        granted = self._granted.get((place, note.token))
+        if granted is None:
+            raise ConsumptionError(f"{note} is a grant that no log holds")
+        if self._owners.setdefault((place, note.token), note.client) != note.client:
+            raise ConsumptionError(f"{note}: the token is {self._owners[place, note.token]}'s")
+        low, high = max(granted[1], 0), max(granted[1], self._starts.get(place[1], 0))
+        if not low <= note.committed_offset <= high:
+            raise ConsumptionError(f"{note} begins where progress stood at {granted[1]}")
+        self._following.setdefault((place, note.token), note.committed_offset)
+
+    def on_delivered(self, note: Delivered) -> None:
+        """Raises ConsumptionError."""
+        place = note.group, QueueKey(TopicId(note.queue[0]), QueueId(note.queue[1]))
+        if self._owners.get((place, note.token)) != note.client:
+            raise ConsumptionError(f"{note} reached another than the token's owner")
+        due = self._following[place, note.token]
+        if not (note.offset == due or due < note.offset <= self._starts.get(place[1], 0)):
+            raise ConsumptionError(f"{note} came where offset {due} was due")
+        self._following[place, note.token] = note.offset + 1
+
+
+def key_of(ref: object) -> QueueKey:
+    return QueueKey(TopicId(ref.topic_id), QueueId(ref.queue_id))  # type: ignore[attr-defined]
