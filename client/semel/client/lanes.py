@@ -294,6 +294,9 @@ class Link:
             if asked or asyncio.get_running_loop().time() - up_since > 1.0:
                 backoff.reset()
             if asked:
+                # What had gone out is owed an answer that nobody will give: it goes out again, on
+                # the next stream, also if nothing new comes.
+                self._work.set()
                 continue
             await asyncio.sleep(backoff.next_ms() / 1000)
             if self.in_flight_bytes <= 0 and not any(lane.pending for lane in self._lanes.values()):
