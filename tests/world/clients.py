@@ -21,13 +21,15 @@ from random import Random
 from typing import Any
 
 from semel.client import connect_async
+from semel.client.connection import BROKER
+from semel.protos.control_records import queue_ref
 from semel.protos.errors import (
     DedupStateExpired,
     LockLost,
     ProducerFenced,
     SemelError,
 )
-from semel.protos.v1 import broker_pb2, common_pb2
+from semel.protos.v1 import broker_pb2
 from tests.checking.history import (
     Commit,
     Delivered,
@@ -362,32 +364,41 @@ class Member(ClientHost):
 
 
 class Watcher(ClientHost):
-    """Asks for the ends of the queues."""
+    """Asks for the ends of the queues: the master, or anybody who takes himself for it."""
 
     def __init__(self, world: World, name: str, mean_s: float) -> None:
         super().__init__(world, name)
         self.mean_s = mean_s
+        self.addresses: Callable[[], list[str]] = list
+        """Of all brokers. A client that follows its routes hardly ever asks a master of old."""
 
     async def work(self, client: Any) -> None:
-        world = self.world
         cluster = client._session.cluster
         route = await cluster.topic(TOPIC)
-        while not self.stopping:
-            await self.pause(self.mean_s)
-            queue = self.random.choice(route.queues)
-            note = EndRead(
-                client=self.name,
-                queue=(queue.key.topic_id, queue.key.queue_id),
-                began_s=world.now,
-            )
-            world.history.add(note)
-            request = broker_pb2.ListOffsetsRequest(
-                queues=[
-                    common_pb2.QueueRef(topic_id=queue.key.topic_id, queue_id=queue.key.queue_id)
-                ]
-            )
-            reply = await cluster.call_master(queue.group_id, "ListOffsets", request)
-            if not reply.queues[0].HasField("error"):
-                note.end_offset, note.ended_s = reply.queues[0].high_watermark, world.now
-                world.count("end read")
+        async with asyncio.TaskGroup() as tasks:
+            while not self.stopping:
+                await self.pause(self.mean_s)
+                queue = self.random.choice(route.queues)
+                if self.random.random() < 0.5:
+                    await self._ask(queue, cluster.call_master, queue.group_id)
+                for address in self.random.sample(self.addresses(), 1):
+                    call = cluster.connections.call
+                    tasks.create_task(self._ask(queue, call, address, BROKER))
         self.done = True
+
+    async def _ask(self, queue: Any, call: Any, *whom: Any) -> None:
+        world = self.world
+        note = EndRead(
+            client=self.name,
+            queue=(queue.key.topic_id, queue.key.queue_id),
+            began_s=world.now,
+        )
+        world.history.add(note)
+        request = broker_pb2.ListOffsetsRequest(queues=[queue_ref(queue.key)])
+        try:
+            reply = await call(*whom, "ListOffsets", request, 2.0)
+        except SemelError:
+            return  # nobody answers, or not the master
+        if not reply.queues[0].HasField("error"):
+            note.end_offset, note.ended_s = reply.queues[0].high_watermark, world.now
+            world.count("end read")

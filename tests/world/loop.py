@@ -23,9 +23,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 from asyncio import events
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
 from itertools import count
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -97,6 +99,8 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         SimTask._numbers = count()
         self.now = 0.0
+        self.random = Random(0)
+        """Replaced by the world's."""
         self.steps = 0
         self.errors: list[str] = []
         """What tasks and callbacks raised and nobody caught."""
@@ -177,9 +181,25 @@ class SimLoop(asyncio.BaseEventLoop):
             self.call_at(until, self._go_on, process, context=context)
 
     def _go_on(self, process: Process) -> None:
+        """Connections that have become readable meanwhile are found in any order, so what came last
+        may be handled first; what one connection brought stays in order."""
         if process.alive and process.stopped_until <= self.now:
-            handles, process.parked = process.parked, []
-            self._ready.extendleft(reversed(handles))  # type: ignore[attr-defined]
+            sources: dict[object, deque[asyncio.Handle]] = {}
+            for handle in process.parked:
+                source = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+                key = id(source) if getattr(source, "is_connection", False) else None
+                sources.setdefault(key, deque()).append(handle)
+            process.parked = []
+            order: list[asyncio.Handle] = []
+            waiting = list(sources.values())
+            while waiting:
+                one = self.random.choice(waiting)
+                # Often all of it at once: so much is read from a connection in one go.
+                for _ in range(self.random.choice((1, len(one)))):
+                    order.append(one.popleft())
+                if not one:
+                    waiting.remove(one)
+            self._ready.extendleft(reversed(order))  # type: ignore[attr-defined]
 
     def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
         """Runs events up to the time `until`, or until `done()`."""

@@ -1,20 +1,19 @@
-"""What goes wrong and when: a plan made from the seed, a list of steps that can be shortened.
+"""Makes things go wrong: carries out the steps of a plan.
 
-How it works. A plan is drawn before the run: which faults this seed exaggerates, the weather, and a
-list of steps, each with its time and its own random number, from which it chooses victims when it
-is carried out. So a shorter list is a valid plan too, and a failing run can be shrunk. After the
-last step everything is healed.
+How it works. Each step has a random number of its own, from which it chooses victims when it is
+carried out. After the last one everything is healed (`run.py`).
 
-Damage (rot, a lost directory) strikes one node a run: what all copies have lost nobody can mend.
+Damage (rot, misdirected writes, a lost directory) strikes one node a run: what all copies have lost
+nobody can mend.
 
-Not here: what a fault does below (`disk.py`, `network.py`, `world.py`).
+Not here: which steps, and when (`plan.py`), what a fault does below (`disk.py`, `network.py`,
+`world.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -24,177 +23,13 @@ from tests.world.clients import TOPIC, Loader, Member
 from tests.world.network import Weather
 from tests.world.nodes import broker_address
 from tests.world.operator import brief_topic, fence_all
+from tests.world.plan import NODES_MAX, Step
 
 if TYPE_CHECKING:
     from tests.world.nodes import BrokerHost
     from tests.world.run import Run
 
-NODES_MAX = 7
-"""Brokers that a run ever starts."""
 IO_KINDS = ("write", "sync", "syncdir", "create", "rename", "remove", "allocate")
-
-FAULTS: dict[str, int] = {
-    "kill": 10,
-    "kill master": 8,
-    "power cut": 8,
-    "crash in operation": 16,
-    "all lose power": 2,
-    "stop": 6,
-    "stop master": 6,
-    "partition": 8,
-    "isolate master": 6,
-    "one-way cut": 8,
-    "heal": 14,
-    "disk stall": 6,
-    "disk error": 3,
-    "disk full": 6,
-    "rot": 6,
-    "misdirected write": 12,
-    "lost directory": 1,
-    "wall clock jump": 4,
-    "planned restart": 5,
-    "controller crash": 3,
-    "controller crash in a write": 5,
-    "brief topic": 4,
-    "client crash": 10,
-    "client stop": 5,
-    "member stop": 5,
-    "checkpoint": 6,
-    "long absence": 6,
-    "expiry": 8,
-    "zombie": 3,
-    "fence all": 2,
-    "replace node": 3,
-    "grow": 2,
-    "transfer": 4,
-    "drain": 3,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One fault."""
-
-    at_s: float
-    """After the start of the load."""
-    kind: str
-    chance: int
-    """Seed of its choices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Everything that a seed decides."""
-
-    seed: int
-    size: int
-    """Founding nodes of the broker group."""
-    steps: tuple[Step, ...]
-    duration_s: float
-    loss: float
-    repeat: float
-    slow: float
-    latency_max_s: float
-    sync_max_s: float
-    clients: tuple[str, ...]
-    lines: int
-    """Of each loader's source."""
-    send_mean_s: float
-    send_timeout_ms: int
-    victim: int
-    """The node whose disk may rot."""
-    segment_bytes: int
-    checkpoint_records: int
-    retention_bytes: int
-    """Of the topic; 0 for none."""
-    producers_max: int
-    """Rows of a queue's sequence table."""
-    producer_idle_ms: int
-    queues: int
-    cache_bytes: int
-    lock_ms: int
-    value_bytes: int
-    """Messages are padded to so much."""
-    checkpoint_keep: int
-    skew: float
-    """Of the nodes' clock rates."""
-
-
-def make_plan(seed: int) -> Plan:
-    """The plan of a seed: swarm testing, every seed leaves some faults out."""
-    random = Random(seed * 2 + 1)
-    duration = random.choice((0.5, 0.8, 1.2, 1.8))
-    weights = {kind: weight * random.choice((0, 0, 1, 1, 2, 5)) for kind, weight in FAULTS.items()}
-    weights["heal"] = max(weights["heal"], 10)
-    size = random.choices((1, 3, 5), (8, 84, 8))[0]
-    if size == 1:  # what it loses nobody else has
-        weights |= dict.fromkeys(("rot", "misdirected write", "lost directory"), 0)
-        weights["grow"] = max(weights["grow"], 20)
-    expiring = random.random() < 0.3
-    weights["expiry"] = 20 if expiring else 0
-    every = random.choice((0.06, 0.1, 0.16, 0.25))
-    steps: list[Step] = []
-    at = random.uniform(0, 0.3)
-    while at < duration:
-        kind = random.choices(list(weights), list(weights.values()))[0]
-        steps.append(Step(round(at, 6), kind, random.getrandbits(32)))
-        at += random.uniform(0, 2 * every)
-    # Rows end here while their producers are busy. A loader that dies then has lost what tells it
-    # where to resume, and reads what is stored: so nothing may be trimmed.
-    forgetful = expiring and random.random() < 0.5
-    clients = ["sender 3" if expiring and not forgetful else "loader 1", "sender 1", "member 1"]
-    clients += [
-        name
-        for name, share in (
-            ("loader 2", 0 if expiring else 0.25),
-            ("sender 2", 0.25),
-            ("hasty 1", 0.3),
-            ("doubter 1", 0.4),
-            ("member 2", 0.4),
-            ("watcher 1", 0.6),
-        )
-        if random.random() < share
-    ]
-    return Plan(
-        seed=seed,
-        size=size,
-        steps=tuple(steps),
-        duration_s=duration,
-        loss=random.choice((0.0, 0.01, 0.05)),
-        repeat=random.choice((0.0, 0.0, 0.05)),
-        slow=random.choice((0.0, 0.02, 0.1)),
-        latency_max_s=random.choice((0.002, 0.005, 0.02)),
-        sync_max_s=random.choice((0.002, 0.006, 0.03)),
-        clients=tuple(clients),
-        lines=random.choice((8, 16, 30)),
-        send_mean_s=random.choice((0.04, 0.08, 0.15)),
-        send_timeout_ms=random.choice((800, 3000, 20_000)),
-        victim=random.randrange(1, size + 1),
-        segment_bytes=random.choice((16_384, 16_384, 24_576)),
-        checkpoint_records=random.choice((5, 10, 60)),
-        retention_bytes=0 if forgetful else random.choice((0, 1_500, 4_000)),
-        producers_max=1 if expiring else 100,
-        producer_idle_ms=random.choice((100, 400)) if expiring else 7 * 24 * 3_600_000,
-        queues=random.choice((1, 2, 2, 3)),
-        cache_bytes=random.choice((0, 4_096, 32 << 20)),
-        lock_ms=random.choice((200, 500, 1_000)),
-        value_bytes=random.choice((0, 0, 300, 800)),
-        checkpoint_keep=random.choice((1, 2)),
-        skew=random.choice((0.0, 0.01, 0.05)),
-    )
-
-
-def with_splits(plan: Plan) -> Plan:
-    """The plan with queues that are split meanwhile, and without the clients that speak the
-    protocol by themselves, for they know nothing of it."""
-    random = Random(plan.seed * 2 + 7)
-    splits = [
-        Step(round(random.uniform(0, plan.duration_s), 6), "split", random.getrandbits(32))
-        for _ in range(random.choice((1, 2, 4)))
-    ]
-    steps = sorted((*plan.steps, *splits), key=lambda step: step.at_s)
-    clients = tuple(name for name in plan.clients if name.split()[0] not in ("hasty", "doubter"))
-    return replace(plan, steps=tuple(steps), clients=clients)
 
 
 class Nemesis:
@@ -286,6 +121,13 @@ class Nemesis:
         host = self._master()
         if host is not None:
             self._stop_host(host, "stop of the master")
+
+    def _long_stop_of_the_master(self) -> None:
+        """Long enough that another is elected and has written: it wakes as a master of old."""
+        host = self._master()
+        if host is not None and host.process is not None:
+            self.world.fault("long stop of the master")
+            self.world.loop.stop_process(host.process, self.world.now + 1.8)
 
     def _expiry(self) -> None:
         """What maintenance does every minute."""
@@ -418,6 +260,14 @@ class Nemesis:
                 self.world.loop.stop_process(process, until)
                 return
 
+    def _member_unheard(self) -> None:
+        """What consumers send waits on its way, and arrives when their locks are others'."""
+        names = [client.name for client in self.run.clients if isinstance(client, Member)]
+        unheard = self._random.choice(names or [""])
+        self.world.count("member unheard")
+        cuts = {(unheard, name) for name in self._names()}
+        self.world.network.set_cuts(self.world.network.cut | cuts)
+
     # --- network
 
     def _names(self) -> list[str]:
@@ -433,6 +283,15 @@ class Nemesis:
 
     def _partition(self) -> None:
         self._cut_off({self._one().name}, "partition")
+
+    def _two_masters(self) -> None:
+        """The master reaches no other node, but all clients, which may take it for what it was."""
+        host = self._master()
+        if host is not None:
+            others = [name for name in self._names() if name != host.name]
+            cuts = {(host.name, name) for name in others} | {(name, host.name) for name in others}
+            self.world.count("master without a group")
+            self.world.network.set_cuts(self.world.network.cut | cuts)
 
     def _isolate_master(self) -> None:
         host = self._master()

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from semel.broker import replica as replica_module
+from semel.broker.log import checkpoint as checkpoint_module
 from semel.broker.log import hard_state as hard_state_module
 from semel.broker.log import recovery as recovery_module
 from semel.broker.log.cleaner import Cleaner
@@ -22,6 +23,7 @@ from semel.broker.log.writer import Writer
 from semel.broker.proposer import Proposer
 from semel.broker.raft import RaftCore
 from semel.broker.replica import Replica
+from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import ENTRY, SequenceTable
 from semel.client.core import sequences as sequences_module
 from tests.world.protocol_clients import Doubter
@@ -171,6 +173,51 @@ def serves_what_it_does_not_check() -> Any:
         _exchanged(recovery_module, "_is_entry", lambda frame, one: True),
         _exchanged(Reader, "_check", lambda *_: None),
     )
+
+
+def commits_under_any_token() -> Any:
+    """Nobody looks whether the lock is still the committer's."""
+    original = ConsumerGroups.commit
+
+    def commit(self: Any, group: str, key: Any, queue: Any, token: int, offset: int) -> Any:
+        state = self.lookup(group, key)
+        if state is None:
+            return original(self, group, key, queue, token, offset)
+        owner, state.owner = state.owner, state.owner or "anybody"
+        try:
+            return original(self, group, key, queue, state.token, offset)
+        finally:
+            state.owner = owner
+
+    return _exchanged(ConsumerGroups, "commit", commit)
+
+
+def reads_without_a_quorum() -> Any:
+    """Who was master a moment ago answers (etcd #7331, #20418)."""
+    return _exchanged(Replica, "confirm_read", Replica.wait_master)
+
+
+def answers_duplicates_early() -> Any:
+    """A retry of what is not committed yet is told that it is stored."""
+    original = Proposer._judge_batch
+
+    def _judge_batch(self: Any, item: Any, *arguments: Any) -> Any:
+        parts = original(self, item, *arguments)
+        for waiting in self._duplicates.values():
+            if waiting and waiting[-1][0] is item:
+                item.sink.ack(item.header, "duplicate", waiting.pop()[1], 0)
+        return parts
+
+    return _exchanged(Proposer, "_judge_batch", _judge_batch)
+
+
+def forgets_to_sync_checkpoints() -> Any:
+    original = checkpoint_module._write
+
+    def _write(file: Any, index: int, term: int, parts: Any) -> int:
+        return original(_Unsynced(file), index, term, parts)  # type: ignore[arg-type]
+
+    return _exchanged(checkpoint_module, "_write", _write)
 
 
 def votes_after_losing_its_disk() -> Any:

@@ -122,6 +122,8 @@ class SimChannel:
 class SimCall:
     """One call, as its client holds it."""
 
+    is_connection = True
+
     def __init__(
         self,
         network: Network,
@@ -345,6 +347,8 @@ class SimServer:
 
 class _Serving:
     """One call at its server; the `ServicerContext` of its handler."""
+
+    is_connection = True
 
     def __init__(
         self,

@@ -37,10 +37,11 @@ from tests.world.clients import (
 from tests.world.hosting import hosted
 from tests.world.invariants import Invariants
 from tests.world.loop import Process
-from tests.world.nemesis import NODES_MAX, Nemesis, Plan, make_plan
+from tests.world.nemesis import Nemesis
 from tests.world.network import Weather
 from tests.world.nodes import BrokerHost, ControllerHost, broker_config
 from tests.world.operator import Operator
+from tests.world.plan import NODES_MAX, Plan, make_plan
 from tests.world.protocol_clients import Doubter, Hasty
 from tests.world.world import World
 
@@ -188,6 +189,7 @@ class Run:
                 client.told = self.invariants.told
             else:
                 client = Watcher(world, host, 0.12)
+                client.addresses = lambda: [host.config.listen for host in self.hosts.values()]
             client.value_bytes = plan.value_bytes
             self.clients.append(client)
         self.operator = Operator(world, "o1")

@@ -4,7 +4,7 @@ How it works. Delta debugging over the list of steps (halves, quarters, ... sing
 as long as the run fails without them), then over the clients, then the source is made shorter. Any
 failure counts: what remains is a failing run too, and a shorter story.
 
-Not here: what a plan is (`nemesis.py`).
+Not here: what a plan is (`plan.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.world.nemesis import Plan
+from tests.world.plan import Plan
 
 RUNS_MAX = 120
 

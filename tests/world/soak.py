@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from multiprocessing import get_context
 
-from tests.world.nemesis import Plan, make_plan, with_splits
+from tests.world.plan import Plan, make_plan, with_splits
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.broker.state.producers import SequenceTable
-from tests.world.nemesis import make_plan, with_splits
+from tests.world.plan import make_plan, with_splits
 from tests.world.run import run_plan
 
 SEEDS = 4

@@ -12,7 +12,7 @@ import pytest
 
 from tests.sim import planted as raft_planted
 from tests.world import planted
-from tests.world.nemesis import Plan, make_plan
+from tests.world.plan import Plan, make_plan
 from tests.world.planted import Plant, raft
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
@@ -129,31 +129,38 @@ def test_the_trace_of_a_seed_repeats_itself_word_for_word() -> None:
     assert any("serving as master" in line for line in first), "the product's own words are in it"
 
 
-PLANTS: list[tuple[Plant, int]] = [
-    (planted.acknowledges_before_sync, 5),
-    (planted.acknowledges_before_commit, 40),
-    (planted.chains_anew_what_may_be_stored, 20),
-    (planted.cleans_live_records, 10),
-    (planted.drops_the_window_in_checkpoints, 10),
-    (planted.forgets_the_table_in_checkpoints, 10),
-    (planted.forgets_to_save_its_vote, 5),
-    (planted.forgets_to_sync_its_vote, 5),
-    (planted.judges_before_it_has_applied, 5),
-    (planted.lets_log_time_fall, 20),
-    (planted.moves_on_after_a_mere_read, 30),
-    (planted.serves_what_it_does_not_check, 80),  # needs rot that is read before it is scrubbed
-    (planted.votes_after_losing_its_disk, 60),
-    (raft(raft_planted.CommitsBeforeOwnSync), 10),
-    (raft(raft_planted.TruncatesWithoutConflict), 10),
-    (raft(raft_planted.NeverTruncates), 30),
+# Each with the theme that shows it, if it needs one, and how many seeds it may take.
+PLANTS: list[tuple[Plant, str | None, int]] = [
+    (planted.acknowledges_before_sync, None, 5),
+    (planted.acknowledges_before_commit, None, 40),
+    (planted.answers_duplicates_early, "deposed", 10),
+    (planted.chains_anew_what_may_be_stored, None, 20),
+    (planted.cleans_live_records, None, 10),
+    (planted.commits_under_any_token, "late commits", 5),
+    (planted.drops_the_window_in_checkpoints, None, 10),
+    (planted.forgets_the_table_in_checkpoints, None, 10),
+    (planted.forgets_to_save_its_vote, None, 5),
+    (planted.forgets_to_sync_checkpoints, "checkpoints", 5),
+    (planted.forgets_to_sync_its_vote, None, 5),
+    (planted.judges_before_it_has_applied, None, 5),
+    (planted.lets_log_time_fall, None, 20),
+    (planted.moves_on_after_a_mere_read, None, 30),
+    (planted.reads_without_a_quorum, "asleep", 5),
+    (planted.serves_what_it_does_not_check, None, 80),  # rot that is read before it is scrubbed
+    (planted.votes_after_losing_its_disk, None, 60),
+    (raft(raft_planted.CommitsBeforeOwnSync), None, 10),
+    (raft(raft_planted.TruncatesWithoutConflict), None, 10),
+    (raft(raft_planted.NeverTruncates), None, 30),
 ]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("plant", "seeds"), PLANTS, ids=[plant.__name__ for plant, _ in PLANTS])
-def test_a_planted_bug_is_found(plant: Plant, seeds: int) -> None:
+@pytest.mark.parametrize(
+    ("plant", "theme", "seeds"), PLANTS, ids=[plant.__name__ for plant, _, _ in PLANTS]
+)
+def test_a_planted_bug_is_found(plant: Plant, theme: str | None, seeds: int) -> None:
     for seed in range(seeds):
-        result, error, _ = run_plan(make_plan(seed), plant=plant())
+        result, error, _ = run_plan(make_plan(seed, theme), plant=plant())
         if result is None:
             assert "the simulator itself" not in error, error
             return

@@ -31,6 +31,7 @@ class World:
         self.seed = seed
         self.random = Random(seed)
         self.loop = SimLoop()
+        self.loop.random = Random(seed)
         self.threads = Threads(self.loop)
         self.network = Network(self.loop, Random(self.random.getrandbits(64)))
         self.history = History()

@@ -1,0 +1,290 @@
+"""What a seed decides: who takes part, the weather, and which faults strike when.
+
+How it works. A plan is drawn before the run: which faults this seed exaggerates, and a list of
+steps, each with its time and its own random number. A shorter list is a valid plan too, so a
+failing run can be shrunk.
+
+Some bugs show only when several things happen in a row, which chance alone brings about too rarely:
+an entry that is never committed must be answered, *and* asked for twice, *and* be replaced. A
+*theme* is such a row, on top of a few of the seed's own steps. Each came from a planted bug that
+the worlds did not find (`planted.py`).
+
+Not here: what a step does (`nemesis.py`), making a plan smaller (`shrink.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+NODES_MAX = 7
+"""Brokers that a run ever starts."""
+_WEEK_MS = 7 * 24 * 3_600_000
+
+FAULTS: dict[str, int] = {
+    "kill": 10,
+    "kill master": 8,
+    "power cut": 8,
+    "crash in operation": 16,
+    "all lose power": 2,
+    "stop": 6,
+    "stop master": 6,
+    "partition": 8,
+    "isolate master": 6,
+    "one-way cut": 8,
+    "heal": 14,
+    "disk stall": 6,
+    "disk error": 3,
+    "disk full": 6,
+    "rot": 6,
+    "misdirected write": 12,
+    "lost directory": 1,
+    "wall clock jump": 4,
+    "planned restart": 5,
+    "controller crash": 3,
+    "controller crash in a write": 5,
+    "brief topic": 4,
+    "client crash": 10,
+    "client stop": 5,
+    "member stop": 5,
+    "checkpoint": 6,
+    "long absence": 6,
+    "expiry": 8,
+    "two masters": 3,
+    "long stop of the master": 3,
+    "member unheard": 4,
+    "zombie": 3,
+    "fence all": 2,
+    "replace node": 3,
+    "grow": 2,
+    "transfer": 4,
+    "drain": 3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One fault."""
+
+    at_s: float
+    """After the start of the load."""
+    kind: str
+    chance: int
+    """Seed of its choices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that a seed decides."""
+
+    seed: int
+    size: int
+    """Founding nodes of the broker group."""
+    steps: tuple[Step, ...]
+    duration_s: float
+    loss: float
+    repeat: float
+    slow: float
+    latency_max_s: float
+    sync_max_s: float
+    clients: tuple[str, ...]
+    lines: int
+    """Of each loader's source."""
+    send_mean_s: float
+    send_timeout_ms: int
+    victim: int
+    """The node whose disk may rot."""
+    segment_bytes: int
+    checkpoint_records: int
+    retention_bytes: int
+    """Of the topic; 0 for none."""
+    producers_max: int
+    """Rows of a queue's sequence table."""
+    producer_idle_ms: int
+    queues: int
+    cache_bytes: int
+    lock_ms: int
+    value_bytes: int
+    """Messages are padded to so much."""
+    checkpoint_keep: int
+    skew: float
+    """Of the nodes' clock rates."""
+
+
+Theme = Callable[[Plan, Random], Plan]
+
+
+def _themed(plan: Plan, random: Random, steps: list[tuple[float, str]], **changes: object) -> Plan:
+    """The plan with these steps, a few of its own, and other settings."""
+    own = [step for step in plan.steps if random.random() < 0.15]
+    themed = [Step(round(at, 6), kind, random.getrandbits(32)) for at, kind in steps]
+    end = max(at for at, _ in steps) + 0.2
+    return replace(
+        plan,
+        steps=tuple(sorted([*own, *themed], key=lambda step: step.at_s)),
+        duration_s=max(plan.duration_s, end),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def _deposed(plan: Plan, random: Random) -> Plan:
+    """A master is cut off from its group and goes on taking what clients send, some of it twice,
+    until the others have elected another one: nothing of that may have been promised. Few clients,
+    because it takes two entries of them at most."""
+    at = random.uniform(0.1, 0.4)
+    return _themed(
+        plan,
+        random,
+        [(at, "two masters"), (at + 1.3, "heal")],
+        size=max(plan.size, 3),
+        clients=("hasty 1", "hasty 2", "watcher 1"),
+        producers_max=100,
+        producer_idle_ms=_WEEK_MS,
+        send_mean_s=0.04,
+    )
+
+
+def _asleep(plan: Plan, random: Random) -> Plan:
+    """A master sleeps while another one is elected and writes, and wakes with questions before it,
+    but without a word of its peers: what it knew is not what is."""
+    at = random.uniform(0.1, 0.3)
+    return _themed(
+        plan,
+        random,
+        [(at, "two masters"), (at + 0.01, "long stop of the master"), (at + 2.3, "heal")],
+        size=max(plan.size, 3),
+        clients=("watcher 1", "watcher 2", "doubter 1", "sender 1", "sender 2", "member 1"),
+        producers_max=100,
+        producer_idle_ms=_WEEK_MS,
+        send_mean_s=0.04,
+        loss=0.0,
+        skew=0.0,
+    )
+
+
+def _late_commits(plan: Plan, random: Random) -> Plan:
+    """Consumers' commits wait on the way until others hold their locks."""
+    at = random.uniform(0.2, 0.4)
+    return _themed(
+        plan,
+        random,
+        [(at, "member unheard"), (at + 1.1, "heal"), (at + 1.2, "member unheard"), (2.6, "heal")],
+        clients=("member 1", "member 2", "sender 1", "sender 2"),
+        send_mean_s=0.04,
+        lock_ms=200,
+    )
+
+
+def _checkpoints(plan: Plan, random: Random) -> Plan:
+    """Checkpoints in quick succession, logs cut behind them, and no power anywhere."""
+    steps = [(random.uniform(0.1, 1.0), "checkpoint") for _ in range(6)]
+    steps += [(0.5 + random.uniform(0, 0.6), "all lose power") for _ in range(2)]
+    return _themed(
+        plan,
+        random,
+        steps,
+        clients=("loader 1", "sender 1", "sender 2", "member 1"),
+        producers_max=100,
+        producer_idle_ms=_WEEK_MS,
+        checkpoint_records=5,
+        retention_bytes=1_500,
+        value_bytes=800,
+        segment_bytes=16_384,
+    )
+
+
+THEMES: dict[str, Theme] = {
+    "asleep": _asleep,
+    "checkpoints": _checkpoints,
+    "deposed": _deposed,
+    "late commits": _late_commits,
+}
+
+
+def make_plan(seed: int, theme: str | None = None) -> Plan:
+    """The plan of a seed: swarm testing, every seed leaves some faults out.
+
+    One in five has a theme; all have `theme` if it is given.
+    """
+    plan = _draw(seed)
+    random = Random(seed * 2 + 2)
+    if theme is None and random.random() < 0.2:
+        theme = random.choice(sorted(THEMES))
+    return plan if theme is None else THEMES[theme](plan, random)
+
+
+def _draw(seed: int) -> Plan:
+    random = Random(seed * 2 + 1)
+    duration = random.choice((0.5, 0.8, 1.2, 1.8))
+    weights = {kind: weight * random.choice((0, 0, 1, 1, 2, 5)) for kind, weight in FAULTS.items()}
+    weights["heal"] = max(weights["heal"], 10)
+    size = random.choices((1, 3, 5), (8, 84, 8))[0]
+    if size == 1:  # what it loses nobody else has
+        weights |= dict.fromkeys(("rot", "misdirected write", "lost directory"), 0)
+        weights["grow"] = max(weights["grow"], 20)
+    expiring = random.random() < 0.3
+    weights["expiry"] = 20 if expiring else 0
+    every = random.choice((0.06, 0.1, 0.16, 0.25))
+    steps: list[Step] = []
+    at = random.uniform(0, 0.3)
+    while at < duration:
+        kind = random.choices(list(weights), list(weights.values()))[0]
+        steps.append(Step(round(at, 6), kind, random.getrandbits(32)))
+        at += random.uniform(0, 2 * every)
+    # Rows end here while their producers are busy. A loader that dies then has lost what tells it
+    # where to resume, and reads what is stored: so nothing may be trimmed.
+    forgetful = expiring and random.random() < 0.5
+    clients = ["sender 3" if expiring and not forgetful else "loader 1", "sender 1", "member 1"]
+    clients += [
+        name
+        for name, share in (
+            ("loader 2", 0 if expiring else 0.25),
+            ("sender 2", 0.25),
+            ("hasty 1", 0.3),
+            ("doubter 1", 0.4),
+            ("member 2", 0.4),
+            ("watcher 1", 0.6),
+        )
+        if random.random() < share
+    ]
+    return Plan(
+        seed=seed,
+        size=size,
+        steps=tuple(steps),
+        duration_s=duration,
+        loss=random.choice((0.0, 0.01, 0.05)),
+        repeat=random.choice((0.0, 0.0, 0.05)),
+        slow=random.choice((0.0, 0.02, 0.1)),
+        latency_max_s=random.choice((0.002, 0.005, 0.02)),
+        sync_max_s=random.choice((0.002, 0.006, 0.03)),
+        clients=tuple(clients),
+        lines=random.choice((8, 16, 30)),
+        send_mean_s=random.choice((0.04, 0.08, 0.15)),
+        send_timeout_ms=random.choice((800, 3000, 20_000)),
+        victim=random.randrange(1, size + 1),
+        segment_bytes=random.choice((16_384, 16_384, 24_576)),
+        checkpoint_records=random.choice((5, 10, 60)),
+        retention_bytes=0 if forgetful else random.choice((0, 1_500, 4_000)),
+        producers_max=1 if expiring else 100,
+        producer_idle_ms=random.choice((100, 400)) if expiring else _WEEK_MS,
+        queues=random.choice((1, 2, 2, 3)),
+        cache_bytes=random.choice((0, 4_096, 32 << 20)),
+        lock_ms=random.choice((200, 500, 1_000)),
+        value_bytes=random.choice((0, 0, 300, 800)),
+        checkpoint_keep=random.choice((1, 2)),
+        skew=random.choice((0.0, 0.01, 0.05)),
+    )
+
+
+def with_splits(plan: Plan) -> Plan:
+    """The plan with queues that are split meanwhile, and without the clients that speak the
+    protocol by themselves, for they know nothing of it."""
+    random = Random(plan.seed * 2 + 7)
+    splits = [
+        Step(round(random.uniform(0, plan.duration_s), 6), "split", random.getrandbits(32))
+        for _ in range(random.choice((1, 2, 4)))
+    ]
+    steps = sorted((*plan.steps, *splits), key=lambda step: step.at_s)
+    clients = tuple(name for name in plan.clients if name.split()[0] not in ("hasty", "doubter"))
+    return replace(plan, steps=tuple(steps), clients=clients)
