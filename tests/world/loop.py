@@ -105,6 +105,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self.errors: list[str] = []
         """What tasks and callbacks raised and nobody caught."""
         self.spawn_thread: Callable[..., SimThread] | None = None
+        self.listen: Callable[..., Any]
+        self.connect: Callable[..., Any]
+        """Both are the network's (`sockets.py`)."""
         self.over = False
         self._dying: list[Process] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -156,9 +159,15 @@ class SimLoop(asyncio.BaseEventLoop):
         self.spawn_thread(work, "executor")
         return future
 
-    async def create_server(self, *arguments: Any, **options: Any) -> Any:
-        """A port that nobody reaches: peers are linked by `network.py`."""
-        return _NoServer()
+    async def create_server(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any
+    ) -> Any:
+        return self.listen(protocol_factory, host, port)
+
+    async def create_connection(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any
+    ) -> Any:
+        return await self.connect(protocol_factory, host, port)
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -268,19 +277,3 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.clear()  # type: ignore[attr-defined]
         self._timers.clear()
         self._closed = True
-
-
-class _NoSocket:
-    def getsockname(self) -> tuple[str, int]:
-        return "127.0.0.1", 1
-
-
-class _NoServer:
-    def __init__(self) -> None:
-        self.sockets = [_NoSocket()]
-
-    def close(self) -> None:
-        pass
-
-    async def wait_closed(self) -> None:
-        pass

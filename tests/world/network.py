@@ -1,11 +1,12 @@
 """The network between hosts: directed links that are slow, lossy, or cut; streams and datagrams.
 
-How it works. Raft's messages go as datagrams: they may be lost, repeated, delayed and reordered, as
-the protocol must bear. Calls and streams of gRPC go through pipes, which keep their order and lose
-nothing, as TCP does: while a link is cut, what was sent waits, and when a process dies its peers
-hear so. A link may be cut one way.
+How it works. In some worlds Raft's messages go as datagrams: they may be lost, repeated, delayed
+and reordered, as the protocol must bear. Calls and streams of gRPC, and in the other worlds the
+streams between replicas, go through pipes, which keep their order and lose nothing, as TCP does:
+while a link is cut, what was sent waits, and when a process dies its peers hear so. A link may be
+cut one way.
 
-Not here: calls (`rpc.py`), the nemesis that cuts (`nemesis.py`).
+Not here: calls (`rpc.py`), byte streams (`sockets.py`), the nemesis that cuts (`nemesis.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from tests.world.loop import SimLoop
 
 if TYPE_CHECKING:
     from tests.world.rpc import SimCall, SimServer
+    from tests.world.sockets import SimListener, SimTransport
 
 
 @dataclass(slots=True)
@@ -45,11 +48,19 @@ class Network:
         """Directed links (from, to) that let nothing through."""
         self.servers: dict[str, SimServer] = {}
         self.calls: dict[SimCall, None] = {}
+        self.listeners: dict[tuple[str, int], SimListener] = {}
+        self.transports: dict[SimTransport, None] = {}
+        """Open ends of connections."""
+        self.writers_paused = 0
+        self._ports = count(20_000)
         self.lost = 0
         self.repeated = 0
         self.blocked = 0
         self._stuck: dict[Pipe, None] = {}
         self._nobody = Context()
+
+    def free_port(self) -> int:
+        return next(self._ports)
 
     def latency(self) -> float:
         weather, random = self.weather, self.random
@@ -92,6 +103,11 @@ class Network:
         """Servers of a dead process are gone, and the other ends of its calls hear so."""
         for address in [a for a, server in self.servers.items() if processes_of(server.process)]:
             del self.servers[address]
+        for place in [p for p, one in self.listeners.items() if processes_of(one.process)]:
+            del self.listeners[place]
+        for transport in [one for one in self.transports if processes_of(one.process)]:
+            del self.transports[transport]
+            transport.tell_other()
         for call in list(self.calls):
             if processes_of(call.server_process):
                 call.on_server_lost()

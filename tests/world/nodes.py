@@ -2,8 +2,8 @@
 
 How it works. A `BrokerHost` owns a disk and runs `BrokerNode` on it, one process after the other; a
 supervisor starts it again some time after it died, as `semel up` does. Only two doors of the node
-are its own here: Raft's messages leave by datagrams (`SimLink`) instead of streams, and the end of
-the process is the end of a simulated one.
+are its own here: the end of the process is the end of a simulated one, and in half of the worlds
+Raft's messages leave by datagrams (`SimLink`), which suffer more than the streams of the others.
 
 Not here: faults (`nemesis.py`), what must hold (`invariants.py`).
 """
@@ -98,8 +98,20 @@ class SimBroker(BrokerNode):
         self._process = process
 
     def _start_link(self, peer: NodeId, address: str) -> None:
-        self.replica.links[peer] = SimLink(self._host, self.replica, peer)  # type: ignore[assignment]
-        self._links[peer] = address, self._start(_idle())
+        host, replica = self._host, self.replica
+        if not host.streams:
+            replica.links[peer] = SimLink(host, replica, peer)  # type: ignore[assignment]
+            self._links[peer] = address, self._start(_idle())
+            return
+        super()._start_link(peer, address)
+        link = replica.links[peer]
+        send = link.send
+
+        def watched_send(message: Message) -> None:
+            host.on_send(message, replica)
+            send(message)
+
+        link.send = watched_send  # type: ignore[method-assign]
 
     async def _cancel_tasks(self) -> None:
         """Peers' streams end with the server."""
@@ -139,6 +151,8 @@ class BrokerHost:
         self.restart_s: Callable[[], float] = lambda: 0.3
         self.refused = ""
         """Why the last process could not start, if it could not."""
+        self.streams = False
+        """Peers are reached by streams of bytes, else by datagrams."""
         self.damaged = False
         """Bytes of its disk were changed behind its back."""
         self.wiped = False
@@ -222,6 +236,8 @@ class BrokerHost:
     def _peers_hear(self) -> None:
         """A broken connection tells the peers, unless the link is cut."""
         world = self.world
+        if self.streams:
+            return  # theirs break
         for peer in self.cluster.values():
             if peer is not self and (self.name, peer.name) not in world.network.cut:
                 world.later(world.network.latency(), lambda peer=peer: peer.on_unreachable(self))  # type: ignore[misc]

@@ -110,6 +110,9 @@ class Plan:
     checkpoint_keep: int
     skew: float
     """Of the nodes' clock rates."""
+    streams: bool
+    """Replicas talk by streams of bytes, as in production; else by datagrams, which may be lost,
+    repeated and reordered."""
 
 
 Theme = Callable[[Plan, Random], Plan]
@@ -274,6 +277,7 @@ def _draw(seed: int) -> Plan:
         value_bytes=random.choice((0, 0, 300, 800)),
         checkpoint_keep=random.choice((1, 2)),
         skew=random.choice((0.0, 0.01, 0.05)),
+        streams=random.random() < 0.5,
     )
 
 

@@ -102,6 +102,8 @@ class Run:
         if not self._at_rest():
             raise Failed(f"not at rest {PATIENCE_S:g} s after all was healed: {self._state()}")
         report = self._judge()
+        world.seen["world of streams" if plan.streams else "world of datagrams"] += 1
+        world.seen["writer paused"] += world.network.writers_paused
         return Result(
             seen=world.seen,
             steps=world.loop.steps,
@@ -149,6 +151,7 @@ class Run:
             producer_idle_ms=plan.producer_idle_ms,
         )
         host = self.hosts[NodeId(number)] = BrokerHost(world, number, self.hosts, config)
+        host.streams = plan.streams
         host.restart_s = lambda: world.random.choice((0.01, 0.1, 0.4))
         return host
 

@@ -211,6 +211,106 @@ def test_a_cut_link_lets_no_datagram_through() -> None:
     assert got == ["open"]
 
 
+class Recorder(asyncio.Protocol):
+    """What one end of a connection lives through."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.pieces = 0
+        self.events: list[str] = []
+        self.transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        self.pieces += 1
+
+    def pause_writing(self) -> None:
+        self.events.append("pause")
+
+    def resume_writing(self) -> None:
+        self.events.append("resume")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.events.append(type(error).__name__)
+
+
+def test_a_connection_keeps_its_bytes_in_order_and_breaks_with_its_end() -> None:
+    world = World(1)
+    near, far = Recorder(), Recorder()
+    sent = bytes(range(256)) * 200
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: far, "server", 7)
+        assert server.sockets[0].getsockname() == ("server", 7)
+
+    async def call() -> None:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(ConnectionRefusedError):
+            await loop.create_connection(lambda: near, "server", 8)
+        await loop.create_connection(lambda: near, "server", 7)
+        world.network.set_cuts({("client", "server")})
+        for at in range(0, len(sent), 1000):
+            near.transport.write(sent[at : at + 1000])
+
+    started(world, serve, "server")
+    world.loop.run(1)
+    started(world, call, "client")
+    world.loop.run(2)
+    assert near.events == ["pause"], "what cannot leave fills the buffer"
+    assert far.data == b""
+    world.network.heal()
+    world.loop.run(3)
+    assert far.data == sent
+    assert far.pieces > len(sent) / 1000, "some arrive in pieces"
+    assert near.events == ["pause", "resume"]
+    world.crash("server", "test")
+    world.loop.run(4)
+    assert near.events[2:] == ["ConnectionResetError"]
+    assert not world.network.transports
+    assert not world.loop.errors
+    world.end()
+
+
+def test_what_a_sleeper_finds_is_in_order_a_connection_only() -> None:
+    orders = set()
+    for seed in range(20):
+        world = World(seed)
+        got: list[bytes] = []
+
+        class Far(Recorder):
+            def data_received(self, data: bytes) -> None:
+                got.append(data)  # noqa: B023
+
+        async def serve() -> None:
+            await asyncio.get_running_loop().create_server(Far, "server", 7)
+
+        async def call() -> None:
+            loop = asyncio.get_running_loop()
+            near = [(await loop.create_connection(Recorder, "server", 7))[0] for _ in range(2)]
+            await asyncio.sleep(1)
+            for letters in (b"aA", b"bB", b"cC"):
+                for at, transport in enumerate(near):
+                    transport.write(letters[at : at + 1])
+
+        sleeper = started(world, serve, "server")
+        started(world, call, "client")
+        world.loop.run(0.5)
+        world.loop.stop_process(sleeper, 5)
+        world.loop.run(9)
+        assert not world.loop.errors
+        world.end()
+        told = b"".join(got)
+        assert bytes(sorted(told)) == b"ABCabc"
+        for letters in (b"abc", b"ABC"):
+            assert bytes(byte for byte in told if byte in letters) == letters
+        orders.add(told)
+    assert len(orders) > 3
+
+
 def test_a_misdirected_write_succeeds_and_lies_elsewhere() -> None:
     kept, other = Path("/sim/x/kept-1"), Path("/sim/x/checkpoint-1")
     inside = 0

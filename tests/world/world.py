@@ -15,12 +15,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
+from functools import partial
 from random import Random
 from typing import Any
 
 from tests.checking.history import Fault, History
 from tests.world.loop import PROCESS, Killed, Process, SimLoop
 from tests.world.network import Network
+from tests.world.sockets import SimListener, connect
 from tests.world.threads import Threads
 
 
@@ -33,7 +35,11 @@ class World:
         self.loop = SimLoop()
         self.loop.random = Random(seed)
         self.threads = Threads(self.loop)
-        self.network = Network(self.loop, Random(self.random.getrandbits(64)))
+        network = self.network = Network(self.loop, Random(self.random.getrandbits(64)))
+        self.loop.listen = lambda factory, host, port: SimListener(
+            network, factory, host, port or network.free_port()
+        )
+        self.loop.connect = partial(connect, network)
         self.history = History()
         self.seen: Counter[str] = Counter()
         self.processes: list[Process] = []
