@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from semel.controller import ControllerConfig, ControllerNode, records, transfer
+from semel.controller import archive as archives
 from semel.controller.archive import Archive
 from semel.controller.commands import controller
 from semel.controller.office import Office
@@ -204,6 +207,48 @@ def test_a_directory_without_metadata_is_not_exported(
     assert exit_.value.code == 1
     assert "holds no metadata" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def moved(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    """What a command says that it did."""
+    controller([*arguments, "--json"], standalone_mode=False)
+    outcome: dict[str, object] = json.loads(capsys.readouterr().out)
+    return outcome
+
+
+def test_metadata_goes_from_one_controller_to_three_and_on_to_zookeeper(
+    tmp_path: Path, zookeeper_server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = f"zookeeper://{zookeeper_server.address}/{secrets.token_hex(8)}"
+    files = [tmp_path / f"{number}.metadata" for number in range(4)]
+    archives.write(asyncio.run(old_cluster()), files[0])
+    three = [f"--data={tmp_path / str(number)}" for number in (1, 2, 3)]
+    moved(capsys, "import", str(files[0]), "--data", str(tmp_path / "alone"))
+    moved(capsys, "export", str(files[1]), "--data", str(tmp_path / "alone"))
+    moved(capsys, "import", str(files[1]), *three)
+    moved(capsys, "export", str(files[2]), *three[:2])  # a majority has everything
+    moved(capsys, "import", str(files[2]), "--metadata", place)
+    outcome = moved(capsys, "export", str(files[3]), "--metadata", place)
+    found = [archives.read(file) for file in files]
+    assert all(one.entries == found[0].entries for one in found)
+    assert outcome["cluster_id"] == "one"
+    revisions = [one.revision for one in found]
+    assert revisions == sorted(set(revisions))
+
+    again, copied = str(tmp_path / "again"), f"--data={tmp_path / 'copied'}"
+    shutil.copytree(tmp_path / "2", tmp_path / "copied")
+    for arguments, match in [
+        (("export", again, *three[:1]), "may lack the newest changes"),
+        (("export", again, *three[:2], copied), "two directories are of controller 2"),
+        (("export", again, three[0], f"--data={tmp_path}"), "is no directory of a controller"),
+        (("import", str(files[1]), *three), "not empty"),
+        (("import", str(files[1]), *reversed(three)), "belongs to controller"),
+        (("import", str(files[1]), *three[:2]), "1, 3 or 5"),
+    ]:
+        with pytest.raises(SystemExit):
+            controller([*arguments], standalone_mode=False)
+        assert match in capsys.readouterr().err, arguments
+    assert not (tmp_path / "again").exists()
 
 
 def console(*arguments: str) -> subprocess.CompletedProcess[str]:

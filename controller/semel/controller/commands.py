@@ -10,9 +10,11 @@ Not here: the file (`archive.py`), what is moved and how (`transfer.py`).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ import click
 from semel.controller import archive as archives
 from semel.controller.archive import Archive
 from semel.controller.config import SQLITE, ZOOKEEPER, ControllerConfig
-from semel.controller.store.opening import open_existing, open_new
+from semel.controller.store import MetadataStore
+from semel.controller.store.embedded.gathering import gathered, opened
+from semel.controller.store.opening import EMBEDDED_FILE, open_existing, open_new
 from semel.controller.transfer import fill, take_out
 from semel.protos.errors import SemelError
 
@@ -29,13 +33,26 @@ EXPORT_EPILOG = """\b
 Examples, with all controllers stopped:
   semel controller export orders.metadata --data semel-data/controller-1
   semel controller export orders.metadata --metadata zookeeper://zk1:2181/semel
+  semel controller export orders.metadata --data c1 --data c2 --data c3
+
+Of controllers that replicate the metadata among themselves, the directories of a majority have to
+be on this machine.
 """
 IMPORT_EPILOG = """\b
 Examples; then start the controllers on the new store and never again on the old one:
   semel controller import orders.metadata --metadata zookeeper://zk1:2181/semel
   semel controller import orders.metadata --data c1
+  semel controller import orders.metadata --data c1 --data c2 --data c3
+
+Three or five directories become those of controllers 1, 2, 3, … of a group; take each to its
+machine and start it with --controller-id and --peers.
 """
-_data = click.option("--data", type=click.Path(path_type=Path), help="A controller's directory.")
+_data = click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A controller's directory; once for each of several that replicate the metadata.",
+)
 _metadata = click.option(
     "--metadata", metavar="WHERE", help="zookeeper://HOST:PORT[,…]/CHROOT, in place of --data."
 )
@@ -59,7 +76,11 @@ def controller() -> None:
 @_metadata_auth
 @_json
 def export_(
-    file: Path, data: Path | None, metadata: str | None, metadata_auth: Path | None, as_json: bool
+    file: Path,
+    data: tuple[Path, ...],
+    metadata: str | None,
+    metadata_auth: Path | None,
+    as_json: bool,
 ) -> None:
     """Writes all metadata of a cluster to FILE, which must be new.
 
@@ -69,11 +90,8 @@ def export_(
     config = _config(data, metadata, metadata_auth)
 
     async def run() -> tuple[Archive, int]:
-        store = await open_existing(config)
-        try:
+        async with _source(config, data) as store:
             taken = await take_out(store)
-        finally:
-            await store.close()
         return taken, archives.write(taken, file)
 
     taken, size = _run(run())
@@ -88,7 +106,11 @@ def export_(
 @_metadata_auth
 @_json
 def import_(
-    file: Path, data: Path | None, metadata: str | None, metadata_auth: Path | None, as_json: bool
+    file: Path,
+    data: tuple[Path, ...],
+    metadata: str | None,
+    metadata_auth: Path | None,
+    as_json: bool,
 ) -> None:
     """Fills an empty store with what `export` has written to FILE.
 
@@ -99,19 +121,10 @@ def import_(
 
     async def run() -> tuple[Archive, int]:
         found = archives.read(file)
-        store = await open_new(
-            ControllerConfig(
-                data=config.data,
-                metadata=config.metadata,
-                metadata_auth=config.metadata_auth,
-                cluster_id=found.cluster_id,
-            )
-        )
-        try:
+        async with _target(config, data, found.cluster_id) as store:
             with _progress(len(found.entries), as_json) as progress:
-                return found, await fill(store, found, progress=progress)
-        finally:
-            await store.close()
+                locked = metadata is None
+                return found, await fill(store, found, locked=locked, progress=progress)
 
     found, revision = _run(run())
     outcome = {**_outcome(file, found), "revision": revision}
@@ -119,18 +132,53 @@ def import_(
 
 
 def _config(
-    data: Path | None, metadata: str | None, metadata_auth: Path | None
+    data: tuple[Path, ...], metadata: str | None, metadata_auth: Path | None
 ) -> ControllerConfig:
-    if (data is None) == (metadata is None):
+    if bool(data) == (metadata is not None):
         raise click.UsageError("name one store: --data DIR or --metadata zookeeper://…")
     if metadata is not None and not metadata.startswith(ZOOKEEPER):
         raise click.UsageError(f"--metadata {metadata}: write zookeeper://HOST:PORT[,…]/CHROOT")
     try:
         return ControllerConfig(
-            data=data or Path(), metadata=metadata or SQLITE, metadata_auth=metadata_auth
+            data=data[0] if data else Path(),
+            metadata=metadata or SQLITE,
+            metadata_auth=metadata_auth,
         )
     except SemelError as error:
         raise click.UsageError(str(error)) from error
+
+
+@asynccontextmanager
+async def _source(
+    config: ControllerConfig, directories: tuple[Path, ...]
+) -> AsyncIterator[MetadataStore]:
+    """The store that is to be read."""
+    if len(directories) > 1 or any((path / EMBEDDED_FILE).exists() for path in directories):
+        async with gathered(list(directories)) as store:
+            yield store
+        return
+    store = await open_existing(config)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def _target(
+    config: ControllerConfig, directories: tuple[Path, ...], cluster_id: str
+) -> AsyncIterator[MetadataStore]:
+    """The store that is to be filled; several directories are those of controllers 1, 2, …"""
+    if len(directories) > 1:
+        members = dict(enumerate(directories, start=1))
+        async with opened(members, tuple(members), cluster_id) as store:
+            yield store
+        return
+    store = await open_new(dataclasses.replace(config, cluster_id=cluster_id))
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 class _progress:  # noqa: N801 - used as a function

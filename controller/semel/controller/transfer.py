@@ -47,9 +47,15 @@ async def take_out(store: MetadataStore) -> Archive:
 
 
 async def fill(
-    store: MetadataStore, archive: Archive, *, progress: Callable[[int], None] = lambda _: None
+    store: MetadataStore,
+    archive: Archive,
+    *,
+    locked: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Fills an empty store and returns its revision; `progress` is told each number of entries.
+
+    `locked` says that nobody else can use the store, so who takes part in it is this process.
 
     Raises DataDirectoryError when the store is not empty, InvalidRequest when a controller uses it,
     MessageTooLarge for a value that it cannot hold, Unavailable when another import took over.
@@ -57,7 +63,7 @@ async def fill(
     if records.CLUSTER not in archive.entries:
         raise DataDirectoryError("the export holds no cluster")
     for controller, alive in (await store.controllers()).items():
-        if alive:
+        if alive and not locked:
             raise InvalidRequest(
                 f"controller {controller.controller_id} at {controller.address} uses the store: "
                 "stop all controllers first"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import google_crc32c
@@ -72,6 +73,12 @@ def claim(files: Files, identity: Identity) -> None:
             f"{_listed(found.members)}, not {_listed(identity.members)}. Start it with that group, "
             "or move the metadata with `semel controller export` and `import`"
         )
+
+
+def read(directory: Path) -> Identity | None:
+    """Whose directory it is, None where that does not stand. Raises DataDirectoryError, OSError."""
+    path = directory / FILE_NAME
+    return _decode(path.read_bytes(), str(path)) if path.exists() else None
 
 
 def _check_empty(files: Files) -> None:
