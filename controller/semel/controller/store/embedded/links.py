@@ -111,13 +111,15 @@ class Links:
         peers: Mapping[int, str],
         *,
         post: Post,
+        post_message: Post,
         describe: Callable[[], StandingReply],
         credentials: Credentials | None = None,
     ) -> None:
-        """`peers`: HOST:PORT of the others."""
+        """`peers`: HOST:PORT of the others; `post_message` may drop, `post` may not."""
         self._identity = identity
         self._peers = dict(peers)
         self._post = post
+        self._post_message = post_message
         self._describe = describe
         self._credentials = credentials
         self._loop = asyncio.get_running_loop()
@@ -305,7 +307,7 @@ class Links:
                     message = check(frame.message)
                 except ValueError as error:
                     raise InvalidRequest(f"controller {sender[0]} sends {error}") from error
-                self._post(_receive(sender, message))
+                self._post_message(_receive(sender, message))
 
     def _check_hello(self, hello: GroupHello) -> None:
         """Raises InvalidRequest unless the caller is of this group and means this controller."""

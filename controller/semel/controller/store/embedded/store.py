@@ -144,6 +144,7 @@ class EmbeddedStore(MemoryStore):
             identity,
             others,
             post=lambda action: store._post_to_member(action),
+            post_message=lambda action: store._post_message(action),
             describe=lambda: store._opened().describe(),
             credentials=credentials,
         )
@@ -366,9 +367,10 @@ class EmbeddedStore(MemoryStore):
 
     def _close(self) -> None:
         """Blocking."""
-        if self._ticker is not None:
-            self._ticker.stop()
-        elif self._member is not None:
+        if self._ticker is not None and not self._ticker.stop():
+            log.error("the disk hangs; the directory stays locked until the process ends")
+            return
+        if self._member is not None:
             self._member.close()
         self._aside.shutdown()
         if self._files is not None:
@@ -380,6 +382,10 @@ class EmbeddedStore(MemoryStore):
     def _post_to_member(self, action: Callable[[Member], None]) -> None:
         if self._ticker is not None:
             self._ticker.post(action)
+
+    def _post_message(self, action: Callable[[Member], None]) -> None:
+        if self._ticker is not None:
+            self._ticker.post_message(action)
 
     def _opened(self) -> Member:
         assert self._member is not None

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 TICK_S: Final = 0.02
 POSTED_MAX: Final = 20_000
 """More messages than that are lost, as on a network."""
+STOP_S: Final = 5.0
 
 
 class Ticker:
@@ -49,16 +50,24 @@ class Ticker:
 
     def post(self, action: Callable[[Member], None]) -> None:
         """Runs `action` on the thread, soon; from any thread."""
-        if len(self._posted) < POSTED_MAX:
-            self._posted.append(action)
-            self._wake()
+        self._posted.append(action)
+        self._wake()
 
-    def stop(self) -> None:
-        """Ends the thread after its present tick; blocks until then."""
+    def post_message(self, action: Callable[[Member], None]) -> None:
+        """`post`, or not at all while too much waits: a disk may hang, the others go on sending."""
+        if len(self._posted) < POSTED_MAX:
+            self.post(action)
+
+    def stop(self) -> bool:
+        """Ends the thread after its present tick; blocks for that.
+
+        False when it did not end within `STOP_S`, because the disk hangs: then it may still write.
+        """
         self._stopping = True
         self._wake()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(STOP_S)
+        return not self._thread.is_alive()
 
     def _wake(self) -> None:
         self._woken.set()
