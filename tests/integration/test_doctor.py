@@ -18,6 +18,7 @@ from tests.faults.skewed_node import Skew, skew_of
 from tests.integration.cluster import Cluster
 from tests.integration.console_inside import InsideConsole
 from tests.integration.faulty_node import Faults, Rule, faults_of
+from tests.integration.up_process import UpProcess
 
 FAULTY, SKEWED = 2, 3
 """Indexes of the brokers whose disk and whose clock the tests have in hand."""
@@ -213,3 +214,21 @@ def test_a_group_of_one_with_lost_entries_and_a_producer_that_is_soon_forgotten(
         found = doctor.until(lost, expires, status=1)
         assert "1 entry" in found[lost]["text"]
         assert "stored nothing for 8m" in found[expires]["text"]
+
+
+def test_a_controller_of_three_that_died_is_named(tmp_path: Path) -> None:
+    options = ("--controllers", "3", "--brokers", "1", "--no-restart")
+    with UpProcess(tmp_path, *options) as up:
+        semel = InsideConsole(up.bootstrap)
+        found = {f["check"] for f in semel.json("doctor")["findings"]}
+        assert not found & {"controller-unreachable", "one-controller", "version-skew"}
+        status = semel.json("cluster", "status")
+        assert [each["trouble"] for each in status["controller_reports"]] == [""] * 3
+        dead = up.node(2, "controller")
+        up.kill(dead)
+        up.wait_event("exited", timeout=30, kind="controller", id=2)
+        found = semel.json("doctor", status=1)
+        assert [f["subject"] for f in found["findings"] if f["severity"] == "error"] == [
+            f"controller {dead.address}"
+        ]
+        assert f"{dead.address} silent" in semel("cluster", "status").out

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from semel.broker import probe as broker_probe
+from semel.broker.state.locks import ConsumerGroups, GroupQueue
 from semel.controller import probe as controller_probe
 from semel.protos import metrics as protos_metrics
+from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.metrics import Histogram, Metric, MetricsServer, Samples, render
 from tools import metrics
 
@@ -156,6 +160,47 @@ async def test_strangers_who_say_nothing_hold_a_bounded_number_of_connections(
         for _, writer in silent:
             writer.close()
         await server.close()
+
+
+async def test_a_page_of_many_queues_lets_the_loop_turn() -> None:
+    """And bears that a queue and a group end meanwhile."""
+    queues = {
+        QueueKey(TopicId(topic), QueueId(queue)): SimpleNamespace(
+            topic=f"t{topic}", log_start_offset=1, log_end_offset=11, bytes=100
+        )
+        for topic in range(300)
+        for queue in range(20)
+    }
+    groups = ConsumerGroups()
+    for name in ("a", "b"):
+        groups._groups[name] = {
+            key: GroupQueue(token=1, owner="m" if key.queue_id else "", committed_offset=5)
+            for key in queues
+        }
+    probe = object.__new__(broker_probe.Probe)
+    state: Any = SimpleNamespace(queues=dict(queues), groups=groups)
+    probe._replica = SimpleNamespace(state=state)  # type: ignore[assignment]
+    page = Samples(broker_probe.METRICS, {})
+
+    async def gather() -> None:
+        await probe._add_topics(page)
+        await probe._add_consumers(page)
+
+    gathering = asyncio.create_task(gather())
+    turns = 0
+    while not gathering.done():
+        await asyncio.sleep(0)
+        turns += 1
+        if turns == 10:  # topics are done, consumers are not
+            state.queues.pop(QueueKey(TopicId(299), QueueId(19)))
+            groups._groups["b"].pop(QueueKey(TopicId(299), QueueId(18)))
+    await gathering
+    assert turns > 10
+    assert len(page.rows["semel_broker_topic_bytes"]) == 300
+    lags = dict(page.rows["semel_broker_consumer_lag_messages"])
+    assert lags["a", "t0"] == 20 * 6
+    assert lags["b", "t299"] == 18 * 6
+    assert dict(page.rows["semel_broker_locks_held"])[("a",)] in (300 * 19, 300 * 19 - 1)
 
 
 async def test_a_port_in_use_is_named() -> None:

@@ -3,7 +3,7 @@
 How it works. Everything is read when the page is asked for: the core's status, the log's figures,
 the counters that the streams keep as plain numbers. Figures of the replicated state (what topics
 hold, how far consumer groups are behind) are the same on every replica, so only the master shows
-them, summed up by topic; it looks at `_ROWS` queues and then lets the loop turn.
+them, summed up by topic; after `_ROWS` queues or `_TOPICS` topics the loop turns.
 
 Not here: text and HTTP (`protos/metrics.py`), the meaning for an operator (docs/operations.md).
 """
@@ -27,6 +27,7 @@ from semel.protos.ids import NodeId
 from semel.protos.metrics import Metric, Samples
 
 _ROWS: Final = 1_000
+_TOPICS: Final = 100
 ROLES: Final = ("master", "slave", "candidate", "learner", "joining", "removed")
 
 
@@ -256,10 +257,12 @@ class Probe:
             largest[queue.topic] = max(largest[queue.topic], queue.bytes)
             if number % _ROWS == 0:
                 await asyncio.sleep(0)
-        for topic in sorted(stored):
+        for number, topic in enumerate(sorted(stored)):
             page.add("semel_broker_topic_messages", messages[topic], topic=topic)
             page.add("semel_broker_topic_bytes", stored[topic], topic=topic)
             page.add("semel_broker_largest_queue_bytes", largest[topic], topic=topic)
+            if number % _TOPICS == 0:
+                await asyncio.sleep(0)
 
     async def _add_consumers(self, page: Samples) -> None:
         """What a group has not committed; without a commit all that its queue still has."""
@@ -267,7 +270,7 @@ class Probe:
         for group in groups.names():
             lags: dict[str, list[int]] = defaultdict(list)
             held = 0
-            for number, (_, key, progress) in enumerate(list(groups.states(group)), 1):
+            for number, (key, progress) in enumerate(groups.copy_of(group), 1):
                 queue = queues.get(key)
                 if queue is not None:
                     done = max(progress.committed_offset, queue.log_start_offset)
@@ -275,9 +278,10 @@ class Probe:
                     held += bool(progress.owner)
                 if number % _ROWS == 0:
                     await asyncio.sleep(0)
-            await asyncio.sleep(0)
             page.add("semel_broker_locks_held", held, consumer_group=group)
-            for topic, found in sorted(lags.items()):
+            for number, (topic, found) in enumerate(sorted(lags.items())):
                 labels = {"consumer_group": group, "topic": topic}
                 page.add("semel_broker_consumer_lag_messages", sum(found), **labels)
                 page.add("semel_broker_consumer_queue_lag_messages_max", max(found), **labels)
+                if number % _TOPICS == 0:
+                    await asyncio.sleep(0)

@@ -236,7 +236,7 @@ class AdminCore:
             return found
         groups = [group.id for group in found.status.groups]
         masters = [master for group in groups if (master := found.master(group)) is not None]
-        routes, reply, states, producers = await asyncio.gather(
+        routes, reply, states, (producers, crowded) = await asyncio.gather(
             self._routes([]),
             self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
             group_states(self._cluster, masters),
@@ -246,6 +246,7 @@ class AdminCore:
             found,
             consumers=_summaries(routes, reply, states),
             producers=producers,
+            crowded_groups=crowded,
             unseen_groups=sorted(set(groups) - {master.group for master in masters}),
         )
 

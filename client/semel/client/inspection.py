@@ -30,8 +30,9 @@ from semel.protos.v1 import broker_pb2, controller_pb2
 
 PATIENCE_S: Final = 2.0
 """How long one node may take to answer."""
-ROWS_MAX: Final = 100_000
-"""Rows of the sequence table that are looked at, a broker group."""
+ROWS_MAX: Final = 10_000
+"""Rows of the sequence table that are looked at, a broker group: its master answers nobody else
+meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,8 @@ class Inspection(Described):
     producers: list[IdleProducer] = field(default_factory=list)
     unseen_groups: list[int] = field(default_factory=list)
     """Broker groups without a master that answers: what they hold was not looked at."""
+    crowded_groups: list[int] = field(default_factory=list)
+    """Broker groups with more rows of producers than were looked at."""
 
     def of_group(self, group: int) -> list[NodeReport]:
         """The nodes of one broker group."""
@@ -246,11 +249,18 @@ async def group_states(cluster: Cluster, masters: Iterable[NodeReport]) -> list[
     return [state for _, reply in replies for state in reply.states]
 
 
-async def idle_producers(cluster: Cluster, masters: Iterable[NodeReport]) -> list[IdleProducer]:
-    """Named producers with rows at these masters, those that are forgotten first in front."""
+async def idle_producers(
+    cluster: Cluster, masters: Iterable[NodeReport]
+) -> tuple[list[IdleProducer], list[int]]:
+    """Named producers with rows at these masters, those that are forgotten first in front.
+
+    Also the broker groups that have more rows than were looked at.
+    """
     request = broker_pb2.DescribeProducersRequest(limit=ROWS_MAX)
     found: dict[str, IdleProducer] = {}
+    crowded = []
     for master, reply in await _ask_all(cluster, masters, "DescribeProducers", request):
+        crowded += [master.group] if reply.truncated else []
         for row in reply.rows:
             if not row.name:
                 continue
@@ -265,7 +275,8 @@ async def idle_producers(cluster: Cluster, masters: Iterable[NodeReport]) -> lis
                     before.expires_ms if before else master.producer_idle_ms,
                 ),
             )
-    return sorted(found.values(), key=lambda producer: (producer.expires_ms, producer.name))
+    soonest = sorted(found.values(), key=lambda producer: (producer.expires_ms, producer.name))
+    return soonest, sorted(crowded)
 
 
 async def _ask_all(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from semel.client.inspection import Inspection, NodeReport
+from semel.client.inspection import ROWS_MAX, Inspection, NodeReport
 from semel.console.render import plural
 from semel.console.units import duration
 
@@ -305,6 +305,14 @@ def _unseen(found: Inspection) -> Iterator[Finding]:
             subject=f"group {group}",
             text="consumer groups and producers on it could not be looked at",
             advice="call this again when it has a master",
+        )
+    for group in found.crowded_groups:
+        yield Finding(
+            severity="note",
+            check="producers-not-all-looked-at",
+            subject=f"group {group}",
+            text=f"has more than {ROWS_MAX:,} rows of producers; the others may be near their end",
+            advice="semel producer describe NAME looks at one",
         )
 
 

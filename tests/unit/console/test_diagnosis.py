@@ -196,6 +196,10 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
         *("note", "not-looked-at", "group 7"),
         lambda found: dataclasses.replace(found, unseen_groups=[7]),
     ),
+    (
+        *("note", "producers-not-all-looked-at", "group 7"),
+        lambda found: dataclasses.replace(found, crowded_groups=[7]),
+    ),
 ]
 
 

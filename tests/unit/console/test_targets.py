@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import socket
 from pathlib import Path
+
+import pytest
 
 from semel.console import targets
 from semel.console.cluster_file import ClusterPlan, plan_cluster
@@ -44,3 +47,12 @@ def test_a_port_that_somebody_took_is_given_up_and_a_damaged_file_too(tmp_path: 
     (tmp_path / "prometheus.json").write_text('[{"targets": 7}]')
     assert targets.addresses(tmp_path) == {}
     assert targets.options(plan, node, tmp_path)[0] == "--metrics-port"
+
+
+def test_nothing_is_measured_where_the_library_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    plan = _plan()
+    assert targets.options(plan, plan.nodes[0], tmp_path) == []
+    assert not (tmp_path / "prometheus.json").exists()

@@ -85,6 +85,10 @@ class ConsumerGroups:
             for key in sorted(queues):
                 yield name, key, queues[key]
 
+    def copy_of(self, group: str) -> list[tuple[QueueKey, GroupQueue]]:
+        """One group's states in no order: cheap, and safe to walk while the state changes."""
+        return list(self._groups.get(group, {}).items())
+
     def held(self) -> Iterator[tuple[str, QueueKey, GroupQueue]]:
         """States whose lock somebody holds."""
         return (state for state in self.states() if state[2].owner)
