@@ -109,8 +109,9 @@ def test_a_broker_is_told_its_whole_group_and_all_controllers() -> None:
     assert command[1:4] == ["-P", "-m", "semel.broker"]
     assert " ".join(command[4:]) == (
         "--data /data/broker-5 --listen 127.0.0.1:7175"
-        f" --cluster-id {plan.cluster_id} --group 2 --node 5 --member 4=127.0.0.1:7174"
-        " --member 5=127.0.0.1:7175 --member 6=127.0.0.1:7176 --controllers 127.0.0.1:7070 --json"
+        f" --cluster-id {plan.cluster_id} --group 2 --node 5 --allow-same-machine"
+        " --member 4=127.0.0.1:7174 --member 5=127.0.0.1:7175 --member 6=127.0.0.1:7176"
+        " --controllers 127.0.0.1:7070 --json"
     )
 
 
