@@ -374,9 +374,10 @@ class ProducerCore:
     ) -> None:
         topic = next((each for each in self._topics.values() if lane in each.lanes), None)
         try:
-            if topic is None:
-                raise UnknownTopic("the topic was deleted")
-            children, splits = await open_children(self, lane, split)
+            if topic is not None:
+                children, splits = await open_children(self, lane, split)
+            if topic is None or self._topics.get(topic.route.name) is not topic:
+                raise UnknownTopic("the topic was deleted while one of its queues was split")
         except ProducerFenced as error:
             self.fail(error)
             return
@@ -390,8 +391,8 @@ class ProducerCore:
                 self.settle(batch.tag, Outcome(error=told))
             self._fail_lane(lane, told)
             return
-        if self._done or lane not in topic.lanes:
-            return  # whoever ended the producer or the topic has settled everything
+        if self._done:
+            return  # everything has failed already
         route = topic.route
         for each in splits:
             route = route.after_split(each)
