@@ -236,6 +236,20 @@ def test_topics_are_described_altered_and_deleted(semel: Console, topic: str) ->
     assert semel.json("topic", "delete", topic, "--if-exists", "--yes")["deleted"] is False
 
 
+def test_queues_are_listed_and_split(semel: Console, topic: str) -> None:
+    split = ("queue", "split", f"{topic}/0", "--into", "3")
+    assert semel.json(*split) == {"topic": topic, "queue": 0, "children": [3, 4, 5]}
+    assert semel.json(*split)["children"] == [3, 4, 5], "asked for again it is done already"
+    queues = {queue["queue"]: queue for queue in semel.json("queue", "list", topic)["queues"]}
+    assert (queues[0]["sealed"], queues[1]["sealed"]) == (True, False)
+    assert [queues[number]["parent"] for number in (1, 3, 5)] == [None, 0, 0]
+    assert b"split into 3, 4, 5" in semel("queue", "list", topic).stdout
+    altered = semel.json("topic", "alter", topic, "--queues", "7")
+    assert sum(not queue["sealed"] for queue in altered["queues"]) == 7
+    assert "not merged" in semel.fails("topic", "alter", topic, "--queues", "2")
+    assert "no queue 99" in semel.fails("queue", "split", f"{topic}/99")
+
+
 def test_cluster_status_keeps_its_contract(semel: Console, up: UpProcess) -> None:
     found = semel.json("cluster", "status")
     [group] = found["groups"]
@@ -323,6 +337,10 @@ def test_an_empty_and_an_unreadable_file_are_named(semel: Console, tmp_path: Pat
         ["topic", "create", "t", "--retention", "7"],
         ["topic", "alter", "t"],
         ["topic", "delete", "t"],
+        ["topic", "alter", "t", "--queues", "0"],
+        ["queue", "split", "t"],
+        ["queue", "split", "t/x"],
+        ["queue", "split", "t/1", "--into", "1"],
         ["group", "delete", "g"],
         ["node", "remove", "3"],
         ["group", "reset-offsets", "g"],
@@ -334,7 +352,7 @@ def test_an_empty_and_an_unreadable_file_are_named(semel: Console, tmp_path: Pat
         ["producer", "outcome", "p", "t", "0", "-1"],
         ["cluster", "status", "--bootstrap", "nonsense"],
         ["up", "--brokers", "2"],
-        ["up", "--controllers", "3"],
+        ["up", "--controllers", "2"],
         ["completion", "tcsh"],
     ],
 )

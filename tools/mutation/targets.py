@@ -55,7 +55,16 @@ TARGETS: Final = {
     "state": Target(
         files=tuple(
             f"{_BROKER}/state/{name}.py"
-            for name in ("producers", "judge", "results", "parking", "expired", "queues", "spec")
+            for name in (
+                "producers",
+                "judge",
+                "results",
+                "parking",
+                "expired",
+                "queues",
+                "spec",
+                "splits",
+            )
         ),
         tests=("tests/unit/state", "tests/known_bugs/test_produce.py"),
     ),

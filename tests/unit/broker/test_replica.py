@@ -6,6 +6,9 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from semel.broker.config import BrokerConfig
 from semel.broker.log import HardStateFile, Log, LogConfig
@@ -13,14 +16,63 @@ from semel.broker.members import Members
 from semel.broker.raft import RaftConfig, Role
 from semel.broker.replica import Replica
 from semel.broker.state import State
+from semel.protos.errors import Unavailable
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
 from semel.protos.ids import GroupId, NodeId
+from semel.protos.v1.control_pb2 import ControlRecord
 
 LOG = LogConfig(segment_bytes=1 << 20, ids_per_segment=64, fill_bytes_per_second=0)
 HOUR_US = 3_600_000_000
 RAFT = RaftConfig(
     tick_ms=1, heartbeat_ms=5, election_min_ms=10, election_max_ms=20, loop_gap_ms=30_000
 )
+
+
+class _Group:
+    """What `Replica.raise_feature_level` asks of a replica."""
+
+    def __init__(self, levels: dict[int, int | None], *, reached: int = 0) -> None:
+        self.config = SimpleNamespace(node_id=1)
+        self.state = SimpleNamespace(feature_level=reached)
+        self.links = {
+            node: SimpleNamespace(feature_level_max=level) for node, level in levels.items()
+        }
+        self.members = {1: "", **dict.fromkeys(levels, "")}
+        self.submitted: list[int] = []
+
+    def addresses(self) -> dict[int, str]:
+        return self.members
+
+    async def wait_master(self) -> None:
+        pass
+
+    async def submit_control(self, record: ControlRecord) -> None:
+        self.submitted.append(record.feature_level.level)
+
+
+@pytest.mark.parametrize(
+    ("levels", "reached", "submitted", "trouble"),
+    [
+        ({}, 0, [2], ""),
+        ({2: 2, 3: 5}, 0, [2], ""),
+        ({2: 2, 3: 1}, 0, [], "node 3 knows level 1 only"),
+        ({2: None, 3: 2}, 0, [], "node 2 is not connected"),
+        ({2: 0}, 2, [], ""),
+        ({2: 0}, 1, [], "node 2 knows level 0 only"),
+    ],
+)
+def test_the_feature_level_rises_when_every_member_knows_it(
+    levels: dict[int, int | None], reached: int, submitted: list[int], trouble: str
+) -> None:
+    """A node of an older version would halt at the first entry that it does not know."""
+    group = _Group(levels, reached=reached)
+    asked = Replica.raise_feature_level(group, 2)  # type: ignore[arg-type]
+    if trouble:
+        with pytest.raises(Unavailable, match=trouble):
+            asyncio.run(asked)
+    else:
+        asyncio.run(asked)
+    assert group.submitted == submitted
 
 
 async def _time_of_first_own_entry(directory: Path) -> int:
