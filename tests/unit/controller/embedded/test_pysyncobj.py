@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import re
+import socket
 import tomllib
 from pathlib import Path
 
@@ -48,6 +49,10 @@ def test_the_list_of_private_names_is_whole() -> None:
             assert names == []
         used |= {name.removeprefix(".") for name in names}
     assert used == set(exposed.PRIVATE_NAMES)
+
+
+def test_importing_it_leaves_the_socket_module_as_it_was() -> None:
+    assert socket.inet_ntop(socket.AF_INET6, bytes(15) + b"\1") == "::1"
 
 
 def test_what_is_replaced_in_the_module_is_there() -> None:

@@ -29,11 +29,11 @@ from typing import Any, Final, NamedTuple
 
 import google_crc32c
 from google.protobuf.message import DecodeError
-from pysyncobj import SERIALIZER_STATE
 
 from semel.controller.store.base import Versioned
 from semel.controller.store.embedded.files import Files, replace_file
 from semel.controller.store.embedded.journal import FIRST, Entry, JournalFiles, check_kind
+from semel.controller.store.embedded.library import SERIALIZER_STATE
 from semel.controller.store.embedded.machine import Result, Session, State
 from semel.protos.errors import DataDirectoryError
 from semel.protos.v1.metadata_store_pb2 import (

@@ -16,13 +16,16 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Final
 
-import pysyncobj.syncobj as library
-from pysyncobj import _RAFT_STATE, SyncObj, SyncObjConf
-from pysyncobj.journal import Journal
-from pysyncobj.node import Node
-from pysyncobj.transport import Transport
-
 from semel.controller.store.embedded.dump import Dumps
+from semel.controller.store.embedded.library import (
+    RAFT_STATE,
+    Journal,
+    Node,
+    SyncObj,
+    SyncObjConf,
+    Transport,
+    syncobj,
+)
 
 PRIVATE_NAMES: Final = (
     "_SyncObj__connectedToAnyone",
@@ -57,7 +60,7 @@ _CREATING = threading.Lock()
 
 def now() -> float:
     """pysyncobj's clock, in seconds; a simulation replaces it there."""
-    return float(library.monotonicTime())
+    return float(syncobj.monotonicTime())
 
 
 class ExposedSyncObj(SyncObj):  # type: ignore[misc]
@@ -75,12 +78,12 @@ class ExposedSyncObj(SyncObj):  # type: ignore[misc]
         applied_index: int,
     ) -> None:
         with _CREATING:  # there is no parameter for the journal
-            create = library.createJournal
-            library.createJournal = lambda _: journal
+            create = syncobj.createJournal
+            syncobj.createJournal = lambda _: journal
             try:
                 super().__init__(self_node, others, conf, transport=transport)
             finally:
-                library.createJournal = create
+                syncobj.createJournal = create
         self.transport = transport
         self._SyncObj__serializer = dumps
         self._SyncObj__needLoadDumpFile = False
@@ -127,12 +130,12 @@ class ExposedSyncObj(SyncObj):  # type: ignore[misc]
     @property
     def is_leader(self) -> bool:
         """It believes to lead the current term."""
-        return bool(self._SyncObj__raftState == _RAFT_STATE.LEADER)
+        return bool(self._SyncObj__raftState == RAFT_STATE.LEADER)
 
     @property
     def is_candidate(self) -> bool:
         """It stands for election in the current term."""
-        return bool(self._SyncObj__raftState == _RAFT_STATE.CANDIDATE)
+        return bool(self._SyncObj__raftState == RAFT_STATE.CANDIDATE)
 
     @property
     def leader(self) -> Node | None:
@@ -163,7 +166,7 @@ class ExposedSyncObj(SyncObj):  # type: ignore[misc]
         """Becomes a follower in a newer term, without a leader or a vote."""
         assert term > self.term
         self._SyncObj__setCurrentTerm(term, None)
-        self._SyncObj__setState(_RAFT_STATE.FOLLOWER)
+        self._SyncObj__setState(RAFT_STATE.FOLLOWER)
         self._SyncObj__raftLeader = None
 
     def stand_soon(self) -> None:

@@ -36,16 +36,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, assert_never
 
-from pysyncobj import SyncObjConf
-from pysyncobj.journal import Journal
-from pysyncobj.node import Node
-from pysyncobj.transport import Transport
-
 from semel.controller.store.embedded import dump as dumps_module
 from semel.controller.store.embedded.dump import Dumps
 from semel.controller.store.embedded.exposed import ExposedSyncObj, now
 from semel.controller.store.embedded.hard_state import HardStateFile
 from semel.controller.store.embedded.journal import COMMAND, NO_OP, Entry, JournalFiles
+from semel.controller.store.embedded.library import Journal, Node, SyncObjConf, Transport
 from semel.controller.store.embedded.machine import Applied, Machine, State
 from semel.controller.store.embedded.messages import entries_of, piece_of, to_message
 from semel.protos.errors import DataDirectoryError, InternalError
