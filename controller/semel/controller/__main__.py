@@ -103,6 +103,10 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
     "--metrics-port", type=int, help="Serve Prometheus text at /metrics; 0 takes a free port. [off]"
 )
 @click.option("--node-timeout-ms", type=int, help="Silence after which a node is not alive. [2000]")
+@click.option("--preferred-rack", help="Where groups are to have their masters. [nowhere]")
+@click.option(
+    "--preferred-after-ms", type=int, help="How long a slave there must have been fit. [60000]"
+)
 @click.option("--broker-call-timeout-ms", type=int, help="Limit of a call to a broker. [5000]")
 @click.option("--request-timeout-ms", type=int, help="Limit of a call without one. [30000]")
 @click.option("--stop-ms", type=int, help="How long running calls may go on at a stop. [500]")

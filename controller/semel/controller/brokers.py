@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from semel.protos.errors import NotMaster, SemelError, TimedOut, Unavailable
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
-from semel.protos.v1.broker_pb2 import ApplyQueuesRequest
-from semel.protos.v1.broker_pb2_grpc import BrokerStub
+from semel.protos.v1.broker_pb2 import ApplyQueuesRequest, TransferMastershipRequest
+from semel.protos.v1.broker_pb2_grpc import BrokerStub, MembersStub
 from semel.protos.v1.control_pb2 import ControlRecord
 
 
@@ -51,6 +52,20 @@ class BrokerCaller:
         request = ApplyQueuesRequest(
             records=batch, cluster_id=self._cluster_id, office=self._office
         )
+        await self._at_master(group_id, lambda channel: BrokerStub(channel).ApplyQueues, request)
+
+    async def transfer(self, group_id: int, node_id: int) -> None:
+        """Has a group's master hand over to another node. Raises SemelError."""
+        request = TransferMastershipRequest(
+            cluster_id=self._cluster_id, group_id=group_id, node_id=node_id
+        )
+        await self._at_master(
+            group_id, lambda channel: MembersStub(channel).TransferMastership, request
+        )
+
+    async def _at_master(
+        self, group_id: int, method: Callable[[grpc.aio.Channel], Any], request: Any
+    ) -> None:
         waiting = deque(self._addresses(group_id))
         asked: set[str] = set()
         trouble: SemelError = Unavailable(f"no node of broker group {group_id} is known")
@@ -60,7 +75,7 @@ class BrokerCaller:
                 continue
             asked.add(address)
             try:
-                await self._call(address, request)
+                await self._call(address, method, request)
                 return
             except NotMaster as error:
                 trouble = error
@@ -76,14 +91,15 @@ class BrokerCaller:
             _, channel = self._channels.popitem()
             await channel.close()
 
-    async def _call(self, address: str, request: ApplyQueuesRequest) -> None:
+    async def _call(
+        self, address: str, method: Callable[[grpc.aio.Channel], Any], request: Any
+    ) -> None:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = grpc.aio.insecure_channel(
                 address, options=CHANNEL_OPTIONS, interceptors=self._interceptors
             )
         try:
-            stub = BrokerStub(channel)
-            await stub.ApplyQueues(request, timeout=self._timeout_s)
+            await method(channel)(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error

@@ -57,6 +57,14 @@ class ControllerConfig:
     node_timeout_ms: int = 2_000
     """Default 2 s. A broker node that was silent for longer is shown as not alive; ten reports."""
 
+    preferred_rack: str = ""
+    """Rack or site (a broker's `--rack`) in which groups are to have their masters. Default: none
+    is preferred."""
+
+    preferred_after_ms: int = 60_000
+    """Default 1 min. How long a slave there must have been fit before it is master: longer than
+    a drained node stands back."""
+
     broker_call_timeout_ms: int = 5_000
     """Default 5 s. One call to one broker node: longer than an election, so that a call during one
     succeeds, shorter than a client's patience."""
@@ -91,7 +99,13 @@ class ControllerConfig:
             raise InvalidRequest("sqlite holds the metadata of one controller, not of several")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise InvalidRequest(f"metrics_port is {self.metrics_port}; ports end at 65535")
-        for name in ("node_timeout_ms", "broker_call_timeout_ms", "request_timeout_ms", "stop_ms"):
+        for name in (
+            "node_timeout_ms",
+            "preferred_after_ms",
+            "broker_call_timeout_ms",
+            "request_timeout_ms",
+            "stop_ms",
+        ):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be positive")
 

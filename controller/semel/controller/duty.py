@@ -27,6 +27,7 @@ from semel.controller.changes import Changes
 from semel.controller.config import ControllerConfig
 from semel.controller.memberships import MembershipService
 from semel.controller.office import Office
+from semel.controller.preference import MasterPreference
 from semel.controller.producers import ProducerService
 from semel.controller.registry import BrokerRegistry
 from semel.controller.routes import RouteTable
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 RECONCILE_S: Final = 5.0
 """How often unfinished topics without a driver are looked for; there should be none."""
+PREFER_S: Final = 1.0
+"""How often is looked for masters that could be in the preferred rack."""
 CONTROLLERS_S: Final = 1.0
 """How often the routes learn which controllers there are."""
 
@@ -99,6 +102,10 @@ class Duty:
             on_change=self.memberships.on_topic_changed,
         )
         self.producers = ProducerService(office, clock_us=clocks.wall_us)
+        self._preference = MasterPreference(
+            config.preferred_rack, settled_ms=config.preferred_after_ms
+        )
+        self._clock = clocks.sessions_ms
         self._controllers = controllers
         self._calls: set[asyncio.Task[object]] = set()
         self._ended: SemelError | None = None
@@ -143,6 +150,7 @@ class Duty:
             tasks.create_task(self.memberships.run())
             tasks.create_task(self._reconcile())
             tasks.create_task(self._follow_controllers())
+            tasks.create_task(self._prefer())
             tasks.create_task(_raise(self.office.wait_over()))
 
     @property
@@ -184,6 +192,20 @@ class Duty:
         while True:
             await asyncio.sleep(RECONCILE_S)
             self.topics.start()
+
+    async def _prefer(self) -> None:
+        while True:
+            await asyncio.sleep(PREFER_S)
+            for group_id, node_id in self._preference.on_status(
+                self.registry.status(), self._clock()
+            ):
+                log.info(
+                    "mastership goes to the preferred rack group=%d node=%d", group_id, node_id
+                )
+                try:
+                    await self._brokers.transfer(group_id, node_id)
+                except SemelError as error:
+                    log.warning("it does not, for now group=%d reason=%s", group_id, error)
 
     async def _follow_controllers(self) -> None:
         while True:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from semel.controller.changes import Changes
@@ -22,7 +24,9 @@ from semel.protos.errors import (
     UnknownProducer,
     UnknownTopic,
 )
+from semel.protos.v1 import broker_pb2
 from semel.protos.v1 import controller_pb2 as pb
+from semel.protos.v1.broker_pb2_grpc import MembersServicer, add_MembersServicer_to_server
 from tests.unit.controller.cluster import eventually, raised_by, refuse, running_cluster
 
 
@@ -333,3 +337,49 @@ async def test_a_topic_may_be_deleted_while_it_is_created(tmp_path: Path) -> Non
         assert isinstance(await creating, UnknownTopic)
         assert not broker.queues
         assert await cluster.store.scan("/deleting/") == {}
+
+
+class Handing(MembersServicer):
+    """Remembers who was to get the mastership."""
+
+    def __init__(self) -> None:
+        self.asked: list[broker_pb2.TransferMastershipRequest] = []
+
+    async def TransferMastership(  # noqa: N802
+        self, request: broker_pb2.TransferMastershipRequest, context: Any
+    ) -> broker_pb2.TransferMastershipReply:
+        self.asked.append(request)
+        return broker_pb2.TransferMastershipReply(master_id=request.node_id)
+
+
+async def test_a_master_elsewhere_is_asked_to_hand_over_to_the_preferred_rack(
+    tmp_path: Path,
+) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        cluster.config = dataclasses.replace(
+            cluster.config, preferred_rack="near", preferred_after_ms=1
+        )
+        await cluster.restart()
+        one, two = await cluster.add_group(1, (1, 2))
+        handing = Handing()
+        server = grpc.aio.server()
+        add_MembersServicer_to_server(handing, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            master = one.report(node={"node_id": 1, "address": address, "rack": "far"})
+            slave = two.report(node={"node_id": 2, "address": two.address, "rack": "near"})
+            await cluster.client.call("ReportNode", master)
+            await cluster.client.call("ReportNode", slave)
+
+            def later() -> bool:
+                cluster.clock.now_ms += 1
+                return bool(handing.asked)
+
+            await eventually(later, 20.0)
+        finally:
+            await server.stop(None)
+        assert cluster.node is not None
+        (asked,) = handing.asked[:1]
+        assert (asked.group_id, asked.node_id) == (1, 2)
+        assert asked.cluster_id == cluster.node.cluster_id
