@@ -253,6 +253,20 @@ def test_a_conflict_above_the_commit_index_gives_way_and_one_below_halts() -> No
             one.append(3, (1, 0), [1, 2])
 
 
+def test_a_long_divergent_tail_gives_way_in_one_step() -> None:
+    """pysyncobj goes back one entry a heartbeat: ten seconds for a hundred entries."""
+    with lone() as one:
+        one.append(1, (1, 0), [1] * 300, commit=50)
+        one.said("next")
+        one.append(3, (290, 2))
+        (answer,) = one.said("next")
+        assert (answer.next.next_index, answer.next.reset) == (51, True)
+        assert not answer.next.success
+        assert one.last_index == 301, "nothing is cut before the conflict is known"
+        one.append(3, (50, 1), [1, 2, 2], commit=53)
+        assert one.last_index == 53
+
+
 def test_an_append_from_a_second_master_of_a_term_halts() -> None:
     with lone() as one:
         term = one.lead()

@@ -390,7 +390,12 @@ class ConsensusNode(ExposedSyncObj):
         mine = self._journal.at(matched)
         if mine is None or mine.term != previous.term:
             if mine is not None:
+                # pysyncobj would go back one entry a heartbeat. What is committed is equal.
                 self._check_uncommitted(matched, mine.term, previous.term)
+                self._heartbeat(sender, term, 0)
+                wanted = NextIndex(next_index=self.commit_index + 1, reset=True)
+                self._answer(sender, next=wanted)
+                return
             entries = []
         else:
             while entries and (mine := self._journal.at(entries[0].index)) is not None:
