@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import secrets
 import signal
+import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.protocol.serialization import Transaction as Transact
 
 from semel.controller.office import Office
 from semel.controller.store import (
@@ -391,6 +393,63 @@ async def test_a_master_that_is_cut_off_stops_before_the_next_one_starts(rig: Ri
     await until(first)  # it is there again, and the next in line
     await old.close()
     await asyncio.gather(*following)
+
+
+async def test_an_answer_that_cannot_be_read_is_no_answer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await rig.open()
+    first = await store.transact(Transaction(puts={"/n": b"1"}))
+    read, damaged = Transact.deserialize, 0
+
+    def deserialize(data: bytes, offset: int) -> Any:
+        nonlocal damaged
+        damaged += 1
+        if damaged == 1:
+            raise struct.error("damaged")
+        return [] if damaged == 2 else read(data, offset)
+
+    monkeypatch.setattr(Transact, "deserialize", staticmethod(deserialize))
+    assert await store.transact(increment(b"1", first)) == first + 1
+    assert await store.transact(increment(b"2", first + 1)) == first + 2
+    assert await (await rig.open()).get("/n") == Versioned(value=b"3", version=first + 2)
+    assert damaged > 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_client_that_ends_by_itself_ends_the_store(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kazoo does when an answer has an error code that it does not know."""
+
+    def fail(self: object, timeout: float) -> None:
+        raise RuntimeError("Invalid error code")
+
+    store = await rig.open(request_s=1.0)
+    await store.start(address(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(session._Connection, "_read_socket", fail)
+        async with asyncio.timeout(PATIENCE_S):
+            assert "ended by itself" in (await store.wait_failed()).message
+    with pytest.raises(StoreFailed):
+        await store.get("/n")
+
+
+async def test_a_store_that_is_removed_or_set_back_is_not_made_anew(rig: Rig) -> None:
+    stores = [await rig.open(), await rig.open()]
+    for store in stores:
+        await store.transact(Transaction(puts={"/n": b"1"}))
+    client = stores[0]._session
+    before = await client.read(f"{rig.chroot}/head")
+    assert before is not None
+    await stores[0].transact(Transaction(puts={"/n": b"2"}))
+    await client.set(f"{rig.chroot}/head", before.data)
+    with pytest.raises(StoreFailed, match="went back from revision 3 to 2"):
+        await stores[0].get("/n")
+    await stores[1]._session.delete(f"{rig.chroot}/head")
+    with pytest.raises(StoreFailed, match="removed"):
+        await stores[1].transact(Transaction(puts={"/n": b"3"}))
+    assert await client.read(f"{rig.chroot}/head") is None
 
 
 async def test_a_second_controller_of_the_same_number_gives_up(rig: Rig) -> None:

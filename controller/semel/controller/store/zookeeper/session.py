@@ -30,7 +30,7 @@ from typing import Any, Final, Literal
 from kazoo import exceptions
 from kazoo.client import KazooClient
 from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
@@ -117,6 +117,8 @@ class Session:
         self.hosts = hosts
         self.incarnation = 0
         """Number of the session; a higher one means that the ones before have ended."""
+        self.dead = False
+        """kazoo has given up by itself and connects no more: damaged bytes, or a bug of its own."""
         self._session_s = session_ms / 1000
         self._on_state = on_state
         self._loop = asyncio.get_running_loop()
@@ -238,6 +240,10 @@ class Session:
                 case "delete":
                     transaction.delete(operation.path)
         results: list[Any] = await self._ask(transaction.commit_async)
+        if len(results) != len(operations):
+            raise ConnectionLost(
+                f"ZooKeeper's answer has {len(results)} of {len(operations)} parts"
+            )
         followers = (exceptions.RolledBackError, exceptions.RuntimeInconsistency)
         for index, result in enumerate(results):
             if isinstance(result, exceptions.NoAuthError):
@@ -297,6 +303,10 @@ class Session:
             ) from error
         except exceptions.KazooException as error:
             raise Unavailable(f"ZooKeeper refuses: {error!r}") from error
+        except Closed:
+            raise
+        except Exception as error:  # kazoo could not read the answer
+            raise ConnectionLost(f"ZooKeeper's answer makes no sense: {error!r}") from error
 
     def _tell(self, callback: Callable[[], None]) -> None:
         """From any thread: runs `callback` on the loop, if that still exists."""
@@ -320,6 +330,7 @@ class Session:
         else:
             log.warning("connection to ZooKeeper lost state=%s", state)
             self.incarnation += state == KazooState.LOST
+            self.dead = self._client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
             self._connected.clear()
         self._on_state()
 

@@ -400,6 +400,8 @@ class ZooKeeperStore:
             raise self._no_answer(what) from None
 
     def _on_state(self) -> None:
+        if self._session.dead:
+            self._fail("its client has ended by itself")
         if self._election is not None:
             self._election.on_state()
         self._wake()
