@@ -233,11 +233,16 @@ class AsyncAdmin:
         new: int,
         *,
         address: str = "",
+        allow_same_machine: bool = False,
         timeout: float = 3600.0,
         on_progress: Callable[[MemberProgress], object] | None = None,
     ) -> MembershipResult:
         """Node `new`, started with --join, takes the place of `old`. See `Admin.replace_node`."""
-        work = MembershipWork(self._session.cluster, self._on_loop(on_progress))
+        work = MembershipWork(
+            self._session.cluster,
+            self._on_loop(on_progress),
+            allow_same_machine=allow_same_machine,
+        )
         return await self._session.await_run(work.replace(old, new, address, timeout))
 
     async def grow_group(
@@ -246,11 +251,16 @@ class AsyncAdmin:
         to: int,
         *,
         nodes: Mapping[int, str] | None = None,
+        allow_same_machine: bool = False,
         timeout: float = 3600.0,
         on_progress: Callable[[MemberProgress], object] | None = None,
     ) -> MembershipResult:
         """A broker group gets 3 or 5 voters. See `Admin.grow_group`."""
-        work = MembershipWork(self._session.cluster, self._on_loop(on_progress))
+        work = MembershipWork(
+            self._session.cluster,
+            self._on_loop(on_progress),
+            allow_same_machine=allow_same_machine,
+        )
         return await self._session.await_run(work.grow(group, to, nodes or {}, timeout))
 
     async def remove_node(

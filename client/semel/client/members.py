@@ -29,6 +29,7 @@ CLOSE_ENTRIES: Final = 512
 LOOK_S: Final = 0.1
 CALL_S: Final = 15.0
 NODE_CALL_S: Final = 10.0
+LOOPBACK: Final = ("127.", "localhost", "::1")
 
 
 class Standing(IntEnum):
@@ -97,9 +98,15 @@ class MembershipWork:
     """One operator's call. Lives on the I/O thread."""
 
     def __init__(
-        self, cluster: Cluster, on_progress: Callable[[MemberProgress], object] | None = None
+        self,
+        cluster: Cluster,
+        on_progress: Callable[[MemberProgress], object] | None = None,
+        *,
+        allow_same_machine: bool = False,
     ) -> None:
+        """`allow_same_machine`: a node may join although its machine has a voter of the group."""
         self._cluster = cluster
+        self._allow_same_machine = allow_same_machine
         self._on_progress = on_progress
 
     async def replace(self, old: int, new: int, address: str, timeout_s: float) -> MembershipResult:
@@ -218,6 +225,8 @@ class MembershipWork:
         while True:
             status = await self._status(group)
             step = next_step(_standings(status), wanted)
+            if step is not None and not changed and not self._allow_same_machine:
+                _check_machines(status, wanted, addresses)
             if step is None:
                 return _result(group, status, changed)
             changed = True
@@ -298,6 +307,34 @@ def _address(nodes: Mapping[int, tuple[int, str, str, bool]], node: int) -> str:
             f"{node} --join HOST:PORT --controllers …`, or tell its address"
         )
     return nodes[node][1]
+
+
+def _check_machines(
+    status: Any, wanted: Mapping[int, Standing], addresses: Mapping[int, str]
+) -> None:
+    """Raises InvalidRequest when a node that joins would share its machine with a voter.
+
+    Loopback is for trying things out: there nobody is asked.
+    """
+    others = {
+        member.node.node_id: member.node.address
+        for member in status.members
+        if member.standing == Standing.VOTER
+        and wanted.get(member.node.node_id) is not Standing.REMOVED
+    }
+    for node, address in sorted(addresses.items()):
+        host = _host(address)
+        for other, theirs in sorted(others.items()):
+            if other != node and _host(theirs) == host and not host.startswith(LOOPBACK):
+                raise InvalidRequest(
+                    f"node {node} would share the machine {host} with node {other}, and be lost "
+                    "with it: choose another machine, or say --allow-same-machine"
+                )
+        others[node] = address
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _standings(status: Any) -> dict[int, Standing]:

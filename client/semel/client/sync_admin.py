@@ -233,19 +233,23 @@ class Admin:
         new: int,
         *,
         address: str = "",
+        allow_same_machine: bool = False,
         timeout: float = 3600.0,
         on_progress: Callable[[MemberProgress], object] | None = None,
     ) -> MembershipResult:
         """Node `new`, started with --join, takes the place of `old`, dead or alive.
 
         A call that was interrupted goes on where it stopped. `address` where the node does not
-        report to the controllers. Raises InvalidRequest, Unavailable, TimedOut.
+        report to the controllers. A machine that has a voter of the group already is refused,
+        unless it is `allow_same_machine`. Raises InvalidRequest, Unavailable, TimedOut.
         """
 
         def start(
             note: Callable[[MemberProgress], object],
         ) -> Coroutine[Any, Any, MembershipResult]:
-            return MembershipWork(self._session.cluster, note).replace(old, new, address, timeout)
+            return MembershipWork(
+                self._session.cluster, note, allow_same_machine=allow_same_machine
+            ).replace(old, new, address, timeout)
 
         return self._watched(start, on_progress, timeout, "not replaced in time")
 
@@ -255,6 +259,7 @@ class Admin:
         to: int,
         *,
         nodes: Mapping[int, str] | None = None,
+        allow_same_machine: bool = False,
         timeout: float = 3600.0,
         on_progress: Callable[[MemberProgress], object] | None = None,
     ) -> MembershipResult:
@@ -266,7 +271,9 @@ class Admin:
         def start(
             note: Callable[[MemberProgress], object],
         ) -> Coroutine[Any, Any, MembershipResult]:
-            return MembershipWork(self._session.cluster, note).grow(group, to, nodes or {}, timeout)
+            return MembershipWork(
+                self._session.cluster, note, allow_same_machine=allow_same_machine
+            ).grow(group, to, nodes or {}, timeout)
 
         return self._watched(start, on_progress, timeout, "not grown in time")
 

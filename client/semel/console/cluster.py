@@ -9,6 +9,7 @@ import click
 from semel.console import cluster_file, render
 from semel.console.growing import (
     planned_nodes,
+    same_machine_option,
     show_progress,
     tell_result,
     up_option,
@@ -63,6 +64,7 @@ command may be stopped at any moment: called again it goes on."""
     help="A node that was started with --join. Repeat.  [default: those that wait]",
 )
 @click.option("--timeout", type=Duration(), default="1h", show_default=True, help="For all of it.")
+@same_machine_option
 @up_option
 @client_options
 def grow(
@@ -70,6 +72,7 @@ def grow(
     to: str,
     nodes: tuple[int, ...],
     timeout: int,
+    allow_same_machine: bool,
     up: Path | None,
     bootstrap: str,
     as_json: bool,
@@ -84,6 +87,7 @@ def grow(
                 group,
                 int(to),
                 nodes=dict.fromkeys(nodes, ""),
+                allow_same_machine=allow_same_machine or up is not None,
                 timeout=timeout / 1000,
                 on_progress=on_progress,
             )

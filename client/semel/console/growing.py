@@ -27,6 +27,11 @@ up_option = click.option(
     metavar="DIR",
     help="Directory of a running `semel up`, which starts what is new and stops what has left.",
 )
+same_machine_option = click.option(
+    "--allow-same-machine",
+    is_flag=True,
+    help="A node may join although its machine has one of the group (never asked on loopback).",
+)
 
 
 def where(up: Path | None, bootstrap: str) -> str:

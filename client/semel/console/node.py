@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from semel.console import render
-from semel.console.growing import planned_nodes, show_progress, tell_result, up_option, where
+from semel.console.growing import (
+    planned_nodes,
+    same_machine_option,
+    show_progress,
+    tell_result,
+    up_option,
+    where,
+)
 from semel.console.options import (
     client_options,
     confirm,
@@ -83,6 +90,7 @@ may be dead or alive. The command may be stopped at any moment: called again it 
 @click.argument("new", type=click.IntRange(1), required=False)
 @click.option("--address", default="", help="HOST:PORT of NEW.  [default: as it reports itself]")
 @click.option("--timeout", type=Duration(), default="1h", show_default=True, help="For all of it.")
+@same_machine_option
 @up_option
 @client_options
 def replace(
@@ -90,6 +98,7 @@ def replace(
     new: int | None,
     address: str,
     timeout: int,
+    allow_same_machine: bool,
     up: Path | None,
     bootstrap: str,
     as_json: bool,
@@ -104,7 +113,12 @@ def replace(
         assert new is not None
         with show_progress(out) as on_progress:
             result = client.admin.replace_node(
-                old, new, address=address, timeout=timeout / 1000, on_progress=on_progress
+                old,
+                new,
+                address=address,
+                allow_same_machine=allow_same_machine or up is not None,
+                timeout=timeout / 1000,
+                on_progress=on_progress,
             )
     if up is not None:
         from semel.console import cluster_file

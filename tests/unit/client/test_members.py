@@ -25,13 +25,18 @@ class FakeCluster:
         self.busy = 0
         self.calls: list[tuple[int, Standing]] = []
         self.routes = SimpleNamespace(cluster_id="c")
+        self.hosts: dict[int, str] = {}
+        """Where a node is, if not on a machine of its own."""
+
+    def address(self, node: int) -> str:
+        return f"{self.hosts.get(node, f'h{node}')}:{node if node in self.hosts else 1}"
 
     async def controller(self, method: str, request: Any) -> Any:
         assert method == "GetClusterStatus"
         nodes = [
             controller_pb2.NodeStatus(
                 node_id=node,
-                address=f"h:{node}",
+                address=self.address(node),
                 role="joining" if node in self.joining else "slave",
                 alive=True,
             )
@@ -55,7 +60,7 @@ class FakeCluster:
         if standing is REMOVED:
             del self.members[node]
         else:
-            assert standing is VOTER or request.node.address == f"h:{node}"
+            assert standing is VOTER or request.node.address == self.address(node)
             self.members[node] = standing
         return broker_pb2.ChangeMemberReply()
 
@@ -64,7 +69,7 @@ class FakeCluster:
             log_end_index=1_000,
             members=[
                 broker_pb2.MemberStatus(
-                    node=common_pb2.NodeAddress(node_id=node, address=f"h:{node}"),
+                    node=common_pb2.NodeAddress(node_id=node, address=self.address(node)),
                     standing=standing,  # type: ignore[arg-type]
                 )
                 for node, standing in self.members.items()
@@ -93,7 +98,7 @@ async def test_a_busy_master_is_asked_again() -> None:
     result = await work(cluster, news).replace(2, 4, "", 60)
     assert cluster.calls == [(4, LEARNER), (4, VOTER), (2, REMOVED)]
     assert result.changed
-    assert result.voters == {1: "h:1", 3: "h:3", 4: "h:4"}
+    assert result.voters == {1: "h1:1", 3: "h3:1", 4: "h4:1"}
     assert [each.step for each in news] == ["add", "promote", "remove"]
     assert not (await work(cluster).replace(2, 4, "", 60)).changed
 
@@ -185,3 +190,26 @@ def test_from_wherever_it_stopped_it_comes_to_the_same_end(
     walk(members, wanted)
     assert members == {1: VOTER, 3: VOTER, 4: VOTER}
     assert next_step(members, wanted) is None
+
+
+async def test_a_node_does_not_join_on_a_voters_machine_unless_it_is_allowed_to() -> None:
+    cluster = FakeCluster(three(), joining=(4,))
+    cluster.hosts = {4: "h2"}
+    with pytest.raises(InvalidRequest, match="node 4 would share the machine h2 with node 2"):
+        await MembershipWork(cluster).replace(3, 4, "", 5)  # type: ignore[arg-type]
+    assert not cluster.calls
+    work = MembershipWork(cluster, allow_same_machine=True)  # type: ignore[arg-type]
+    assert (await work.replace(3, 4, "", 5)).changed
+
+
+async def test_who_leaves_makes_room_on_its_machine_and_loopback_is_no_machine() -> None:
+    cluster = FakeCluster(three(), joining=(4,))
+    cluster.hosts = {4: "h2"}
+    assert (await MembershipWork(cluster).replace(2, 4, "", 5)).changed  # type: ignore[arg-type]
+    cluster = FakeCluster(three(), joining=(4, 5))
+    cluster.hosts = dict.fromkeys((1, 2, 3, 4, 5), "127.0.0.1")
+    assert (await MembershipWork(cluster).grow(1, 5, {}, 5)).changed  # type: ignore[arg-type]
+    cluster = FakeCluster(three(), joining=(4, 5))
+    cluster.hosts = {4: "new", 5: "new"}
+    with pytest.raises(InvalidRequest, match="node 5 would share the machine new with node 4"):
+        await MembershipWork(cluster).grow(1, 5, {}, 5)  # type: ignore[arg-type]
