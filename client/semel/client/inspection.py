@@ -25,7 +25,7 @@ from typing import Any, Final
 from semel.client.cluster import Cluster
 from semel.client.connection import BROKER, CONTROLLER
 from semel.client.model import ClusterStatus, Described, GroupSummary
-from semel.protos.errors import SemelError, TimedOut, Unavailable
+from semel.protos.errors import SemelError, TimedOut
 from semel.protos.v1 import broker_pb2, controller_pb2
 
 PATIENCE_S: Final = 2.0
@@ -175,8 +175,17 @@ async def _controller(cluster: Cluster, address: str) -> ControllerReport:
             address, CONTROLLER, "GetClusterStatus", request, PATIENCE_S
         )
     except SemelError as error:
-        return ControllerReport(address=address, trouble=error.message, version="")
+        return ControllerReport(address=address, trouble=_why(error), version="")
     return ControllerReport(address=address, trouble="", version=reply.version)
+
+
+def _why(error: SemelError) -> str:
+    """In a few words; gRPC tells a refused connection in a paragraph."""
+    if isinstance(error, TimedOut) or "timed out" in error.message:
+        return f"no answer within {PATIENCE_S:g} s"
+    if "failed to connect" in error.message:
+        return error.message.rpartition(": ")[2].lower()
+    return error.message or type(error).__name__
 
 
 async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeReport:
@@ -190,10 +199,8 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
     began_s = time.time()
     try:
         reply = await ask(confirmed=False)
-    except (Unavailable, TimedOut) as error:
-        return silent(error.message)
     except SemelError as error:
-        return silent(f"{type(error).__name__}: {error.message}")
+        return silent(_why(error))
     ended_s = time.time()
     if (reply.cluster_id, reply.node_id) != (cluster.routes.cluster_id, node):
         return silent(f"node {reply.node_id} of cluster {reply.cluster_id} listens there")

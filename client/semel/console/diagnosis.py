@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from semel.client.inspection import ROWS_MAX, Inspection, NodeReport
-from semel.console.render import plural
-from semel.console.units import duration
+from semel.console.render import brief, plural
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: Final = ("error", "warning", "note")
@@ -290,8 +289,8 @@ def _producers(found: Inspection) -> Iterator[Finding]:
                 severity="warning",
                 check="producer-expires",
                 subject=f"producer {producer.name}",
-                text=f"stored nothing for {_about(producer.idle_ms)} on a queue that forgets it in"
-                f" {_about(max(0, producer.expires_ms))}",
+                text=f"stored nothing for {brief(producer.idle_ms)} on a queue that forgets it in"
+                f" {brief(max(0, producer.expires_ms))}",
                 advice="let it go on before that if it still has something to send: afterwards it"
                 " cannot tell what was stored",
             )
@@ -342,11 +341,3 @@ def _entries(count: int) -> str:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more
-
-
-def _about(milliseconds: int) -> str:
-    """To the unit in which it is at least two."""
-    for unit_ms in (86_400_000, 3_600_000, 60_000, 1_000):
-        if milliseconds >= 2 * unit_ms:
-            return duration(milliseconds // unit_ms * unit_ms)
-    return duration(milliseconds)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH: Final = 240
 """Columns of a table that nobody looks at directly; nothing is cut short for a pipe."""
+WHOLE: Final = ("address", "role")
+"""Columns that are never folded: one copies from them."""
 NOTHING: Final = "–"
 """Stands in a table where there is no value."""
 
@@ -93,6 +95,14 @@ def member(member_id: str) -> str:
     return f"{member_id[:15]}…" if re.fullmatch(r"member-[0-9a-f]{32}", member_id) else member_id
 
 
+def brief(milliseconds: int) -> str:
+    """To the largest unit of which there are two: 90000 -> 90 s, 7300000 -> 2 h."""
+    for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
+        if milliseconds >= 2 * unit_ms:
+            return f"{milliseconds // unit_ms} {unit}"
+    return f"{milliseconds // 1000} s"
+
+
 def plural(count: int, noun: str) -> str:
     """1 topic, 2 topics."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
@@ -127,7 +137,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
         cells = [row[place] for row in body]
         right = bool(cells) and all(isinstance(cell, int | float | None) for cell in cells)
         right = right and not any(isinstance(cell, bool) for cell in cells)
-        drawn.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
+        drawn.add_column(
+            name,
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=right or name in WHOLE,
+        )
     for row in body:
         drawn.add_row(*(Text(_cell(cell)) if not isinstance(cell, Text) else cell for cell in row))
     return drawn

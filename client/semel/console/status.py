@@ -60,7 +60,8 @@ def drawn(found: Inspection) -> Any:
             for node in group.nodes
         ],
     )
-    head = f"cluster {status.cluster_id[:16]} · semel {status.version} · {status.topics} topics"
+    topics = render.plural(status.topics, "topic")
+    head = f"cluster {status.cluster_id[:16]} · semel {status.version} · {topics}"
     return Group(Text(head, "bold"), _verdict(found), controllers, table)
 
 
@@ -74,7 +75,8 @@ def _verdict(found: Inspection) -> Any:
     if poor := under_replicated(found):
         parts.append(Text(f"under-replicated: group {_list(poor)}", "bold yellow"))
     if found.status.unfinished:
-        parts.append(Text(f"{len(found.status.unfinished)} topics not finished", "yellow"))
+        unfinished = render.plural(len(found.status.unfinished), "topic")
+        parts.append(Text(f"{unfinished} not finished", "yellow"))
     if not parts:
         whole = f"all {groups} groups are whole" if groups != 1 else "the broker group is whole"
         return Text(whole if groups else "no broker has reported yet", "green" if groups else "red")
@@ -110,8 +112,11 @@ def _row(group: BrokerGroupDescription, node: NodeDescription, report: NodeRepor
 def state(node: NodeDescription, report: NodeReport) -> str:
     """What is wrong with a node, in a few words; "ok" when nothing is."""
     if report.trouble:
-        silent = f" for {node.silent_ms / 1000:.0f} s" if node.silent_ms else ""
-        return f"no answer{silent}"
+        return (
+            "no answer"
+            if node.alive or not node.silent_ms
+            else f"for {render.brief(node.silent_ms)}"
+        )
     troubles = [
         *(["disk full"] if report.disk_full else []),
         *([f"{report.lost} lost"] if report.lost else []),

@@ -242,7 +242,9 @@ def test_the_state_of_a_node_is_one_short_word_or_two() -> None:
     found = _whole()
     described = found.status.groups[0].nodes[1]
     assert state(described, found.nodes[1]) == "ok"
-    assert state(described, _silent(found, 2).nodes[1]) == "no answer for 0 s"
+    assert state(described, _silent(found, 2).nodes[1]) == "no answer"
+    gone = dataclasses.replace(described, alive=False, silent_ms=200_000)
+    assert state(gone, _silent(found, 2).nodes[1]) == "for 3 min"
     worn = _with_node(found, 2, damaged=2, muted=True, disk_full=True).nodes[1]
     assert state(described, worn) == "disk full, 2 damaged, muted"
     assert under_replicated(_silent(found, 1)) == [1]

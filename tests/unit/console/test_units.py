@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from datetime import UTC, datetime
 
 import click
 import pytest
+from rich.console import Console
 
 from semel.client import Shift
-from semel.console.render import ranges
+from semel.console.render import brief, ranges, table
 from semel.console.units import Place, TopicQueue
 
 
@@ -34,6 +36,20 @@ def test_a_time_is_no_offset_where_only_times_are_taken() -> None:
     for wrong in ("earliest", "7", "yesterday"):
         with pytest.raises(click.BadParameter):
             kind.convert(wrong, None, None)
+
+
+def test_times_are_brief() -> None:
+    shown = [brief(ms) for ms in (0, 119_999, 120_000, 7_200_000, 47 * 3_600_000, 172_800_000)]
+    assert shown == ["0 s", "119 s", "2 min", "2 h", "47 h", "2 d"]
+
+
+def test_addresses_stay_whole_on_a_narrow_terminal() -> None:
+    out = io.StringIO()
+    rows = [["a-topic-with-a-long-name" * 2, "127.0.0.1:17928", "for more than a while"]]
+    Console(file=out, width=60).print(table(["topic", "address", "state"], rows))
+    assert "127.0.0.1:17928" in out.getvalue()
+    assert out.getvalue().replace("\n", "").count("name") == 2  # folded, not cut off
+    assert "…" not in out.getvalue()
 
 
 def test_queues_are_shown_as_ranges() -> None:
