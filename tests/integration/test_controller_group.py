@@ -69,6 +69,13 @@ def starts_without_controllers(bootstrap: str, *, keep_routes: bool) -> None:
         producer.send("orders", b"x").result(PATIENCE_S)
 
 
+def busy(client: Client) -> bool:
+    """The only broker has told of messages in and out, and of its disk."""
+    ((node,),) = (group.nodes for group in client.admin.cluster_status().groups)
+    assert node.produced_bytes >= node.produced_messages
+    return bool(node.produced_messages and node.fetched_bytes and node.disk_total_bytes)
+
+
 def test_losing_controllers_costs_no_message_and_no_metadata(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +89,7 @@ def test_losing_controllers_costs_no_message_and_no_metadata(
             sender.goes_on()
             assert consumer.poll(max_messages=1, timeout=PATIENCE_S)
             consumer.commit()
+            wait_until(lambda: busy(client), PATIENCE_S, "the broker to report what it does")
             cluster.kill(first)
             sender.goes_on()
             client.admin.create_topic("killed", queues=1)

@@ -206,6 +206,13 @@ class AdminCore:
                             damaged=node.damaged,
                             lost=node.lost,
                             disk_full=node.disk_full,
+                            rack=node.rack,
+                            produced_messages=node.load.produced_messages,
+                            produced_bytes=node.load.produced_bytes,
+                            fetched_messages=node.load.fetched_messages,
+                            fetched_bytes=node.load.fetched_bytes,
+                            disk_free_bytes=node.load.disk_free_bytes,
+                            disk_total_bytes=node.load.disk_total_bytes,
                         )
                         for node in group.nodes
                     ],

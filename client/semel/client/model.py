@@ -157,6 +157,16 @@ class NodeDescription(Described):
     lost: int
     """Entries that are damaged on every node of its group: their messages are refused."""
     disk_full: bool
+    rack: str = ""
+    """As the node was told."""
+    produced_messages: int = 0
+    """Written by producers, a second, over the last seconds; so are the next three."""
+    produced_bytes: int = 0
+    fetched_messages: int = 0
+    fetched_bytes: int = 0
+    disk_free_bytes: int = 0
+    disk_total_bytes: int = 0
+    """0 when the node has not told."""
 
     @property
     def disk(self) -> str:

@@ -57,15 +57,17 @@ def list_nodes(bootstrap: str, as_json: bool, every_s: float | None) -> int:
 
 def _table(found: ClusterStatus) -> Table:
     return render.table(
-        ["node", "group", "role", "address", "log end", "behind", "disk", "alive"],
+        ["node", "group", "role", "address", "behind", "in/s", "out/s", "free", "disk", "alive"],
         [
             [
                 each.id,
                 group.id,
                 "master" if each.id == group.master else each.role,
-                each.address,
-                each.log_end_index,
+                f"{each.address} ({each.rack})" if each.rack else each.address,
                 max(0, group.commit_index - each.log_end_index),
+                render.size(each.produced_bytes),
+                render.size(each.fetched_bytes),
+                render.size(each.disk_free_bytes) if each.disk_total_bytes else "",
                 each.disk,
                 "yes" if each.alive else f"silent for {each.silent_ms / 1000:.1f} s",
             ]
