@@ -16,6 +16,10 @@ SOAKS: Final = {
     "kills": ("tests.soak.kills", "real loads while masters, loaders and controllers are killed"),
     "faults": ("tests.soak.faults", "every fault of the matrix on real processes, one by one"),
     "chaos": ("tests.soak.chaos", "random pairs of faults on real processes under load"),
+    "zookeeper": (
+        "tests.soak.zookeeper",
+        "the store in a ZooKeeper that is cut off and killed",
+    ),
     "steady": ("tests.soak.steady", "half an hour of load, after which nothing may have grown"),
     "damage": ("tests.soak.damage", "bytes of one node's files flipped, again and again"),
     "mutants": ("tools.mutation.__main__", "small changes of the code, and what the tests notice"),
@@ -27,7 +31,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: ./run soak NAME [ARGUMENT...]; each explains itself with --help\n")
         for name, (_, text) in SOAKS.items():
-            print(f"  {name:8} {text}")
+            print(f"  {name:9} {text}")
         return 0
     name, *rest = arguments
     if name not in SOAKS:

@@ -32,7 +32,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc.aio
 
@@ -150,7 +150,9 @@ class ZooKeeperStore:
         """As the contract says; raises MessageTooLarge above ZooKeeper's limit of 1 MB a change."""
         check_size(transaction)
         # Shielded: what was sent may be done, and the copy must follow it.
-        return await asyncio.shield(asyncio.ensure_future(self._transact(transaction)))
+        writing = asyncio.ensure_future(self._transact(transaction))
+        writing.add_done_callback(_look_at)
+        return await asyncio.shield(writing)
 
     async def watch(self, prefix: str) -> AsyncGenerator[Change]:
         seen: dict[str, Versioned] = {}
@@ -278,6 +280,7 @@ class ZooKeeperStore:
         self._check_open()
         if self._next_confirmation is None:
             self._next_confirmation = asyncio.ensure_future(self._confirm_in_turn())
+            self._next_confirmation.add_done_callback(_look_at)
         await asyncio.shield(self._next_confirmation)
 
     async def _confirm_in_turn(self) -> None:
@@ -431,3 +434,9 @@ class ZooKeeperStore:
             f"ZooKeeper at {','.join(self._session.hosts)} did not answer for "
             f"{self._request_s:g} s ({what}). Check that most of its servers run"
         )
+
+
+def _look_at(task: asyncio.Future[Any]) -> None:
+    """Its callers may all have been cancelled; asyncio would then complain of its error."""
+    if not task.cancelled():
+        task.exception()
