@@ -148,11 +148,6 @@ class ExposedSyncObj(SyncObj):  # type: ignore[misc]
         return int(self._SyncObj__noopIDx or 0)
 
     @property
-    def election_deadline(self) -> float:
-        """When it begins to think of standing."""
-        return float(self._SyncObj__raftElectionDeadline)
-
-    @property
     def voters(self) -> set[Node]:
         """All other voters."""
         return set(self._SyncObj__otherNodes)

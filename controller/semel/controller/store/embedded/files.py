@@ -7,7 +7,7 @@ store ends for it.
 
 Invariants
 1. What was created or appended is durable after `sync` of that name, and not before.
-2. A name that was created, renamed or removed is durable after `sync_directory`, not before.
+2. A name that was created or renamed is durable after `sync_directory`, not before.
 3. One process at a time has the directory open.
 
 Not here: formats (`journal.py`, `hard_state.py`, `dump.py`, `identity.py`).
@@ -56,10 +56,6 @@ class Files(Protocol):
 
     def rename(self, source: str, target: str) -> None:
         """Replaces `target`."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Removes the file."""
         ...
 
     def sync_directory(self) -> None:
@@ -155,10 +151,6 @@ class OsFiles:
         (self._directory / source).rename(self._directory / target)
         if source in self._open:
             self._open[target] = self._open.pop(source)
-
-    def remove(self, name: str) -> None:
-        self._forget(name)
-        (self._directory / name).unlink()
 
     def sync_directory(self) -> None:
         _sync_directory(self._directory)
