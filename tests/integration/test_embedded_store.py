@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.controller.store import Transaction, VersionConflict
+from semel.controller.store import Transaction, VersionConflict, Versioned
 from semel.controller.store.embedded import EmbeddedStore
 from semel.protos.errors import DataDirectoryError, InvalidRequest, Unavailable
 from tests.contract.test_metadata_store import CHECKS
@@ -61,6 +61,51 @@ async def test_a_master_that_ends_is_replaced_and_nothing_is_lost(tmp_path: Path
         assert {address.controller_id: up for address, up in heard.items()} == dict.fromkeys(
             group.ids, True
         )
+
+
+async def increment(store: EmbeddedStore, times: int) -> None:
+    """Raises a common counter; a conflict is somebody else's success, never one's own."""
+    for _ in range(times):
+        while True:
+            entry = await store.get("/n")
+            value, version = (0, None) if entry is None else (int(entry.value), entry.version)
+            try:
+                await store.transact(
+                    Transaction(checks={"/n": version}, puts={"/n": b"%d" % (value + 1)})
+                )
+            except VersionConflict:
+                continue
+            break
+
+
+async def test_a_change_of_masters_under_load_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    async with StoreGroup(tmp_path) as group:
+        old = await group.master()
+        others = [number for number in group.ids if number != old]
+        copy: dict[str, Versioned] = {}
+        revisions = [0]
+
+        async def follow(store: EmbeddedStore) -> None:
+            async for change in store.watch("/n"):
+                assert change.revision > revisions[-1] or not change.puts
+                revisions.append(change.revision)
+                copy.update(change.puts)
+                if copy.get("/n", Versioned(value=b"", version=0)).value == b"60":
+                    return
+
+        following = asyncio.ensure_future(follow(group.stores[others[0]]))
+        load = [
+            asyncio.ensure_future(increment(group.stores[number], 30 if at else 10))
+            for at, number in enumerate([old, *others[:1]])
+        ]
+        await load[0]
+        rest = asyncio.ensure_future(increment(group.stores[others[1]], 20))
+        await group.stop(old)
+        await asyncio.gather(*load, rest)
+        await following
+        assert copy == await group.stores[others[1]].scan("/n")
+        entry = copy["/n"]
+        assert (entry.value, entry.version) == (b"60", 60)
 
 
 async def test_a_lost_disk_comes_back_and_counts_again(tmp_path: Path) -> None:

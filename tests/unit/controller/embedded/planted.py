@@ -137,6 +137,8 @@ def lets_a_forgetful_disk_vote(patch: pytest.MonkeyPatch) -> None:
     def learn(self: Member, replies: Sequence[StandingReply]) -> None:
         if self.node is None:
             self.form()
+        assert self.node is not None
+        self.node.founded = True
 
     patch.setattr(Member, "learn", learn)
 

@@ -59,6 +59,7 @@ class Lone:
         self.open()
         if self.member.standing == CONTROLLER_STANDING_UNFORMED:
             self.member.form()
+            self.member.learn(replies(*[0] * (size - 1)))
 
     def open(self) -> None:
         """Starts it over its disk."""
@@ -504,6 +505,25 @@ def test_a_lost_disk_votes_only_after_a_barrier_of_no_older_term() -> None:
         one.member.close()
 
 
+def test_nobody_stands_before_all_founders_are_voters() -> None:
+    """Or the slowest one would find a history and wait for all others, one of whom may be gone."""
+    with running(World(1)) as clock:
+        one = Lone.__new__(Lone)
+        one.clock, one.disk, one.size, one.sent = clock, SimDisk(), 3, []
+        one.on_send = lambda message: None
+        one.open()
+        unformed = StandingReply(standing=CONTROLLER_STANDING_UNFORMED)
+        one.member.learn([unformed, *replies(0)])
+        assert one.member.standing == CONTROLLER_STANDING_VOTER
+        one.member.learn([unformed, *replies(0)])
+        one.pass_time(3.0)
+        assert one.said("pre_vote") == []
+        one.member.learn(replies(0, 0))
+        one.pass_time(0.2)
+        assert one.said("pre_vote") != []
+        one.member.close()
+
+
 def test_a_paused_controller_deposes_nobody() -> None:
     """Pre-vote: who has heard a master lately gives none."""
     with lone() as one:
@@ -572,6 +592,31 @@ def test_a_master_that_was_stopped_answers_no_read_of_its_past() -> None:
     holds_but_not_with(planted.reads_what_it_has, scenario)
 
 
+def test_a_lost_disk_elects_nobody_who_lacks_what_it_had_acknowledged() -> None:
+    def scenario() -> None:
+        world = World(7, hostile=False)
+        with running(world):
+            world.start()
+            world.run(4.0)
+            master = world.master
+            assert master is not None
+            slave, late = (number for number in world.nodes if number != master)
+            world.isolate(late)
+            for _ in range(3):
+                world.write(master)
+            world.run(1.0)
+            assert world.counts["writes"] == 3
+            world.crash(master)
+            world.lose_disk(slave)
+            world.cut.clear()
+            world.boot(slave)
+            world.run(6.0)
+            world.finish()
+            assert world.counts["writes"] == 6
+
+    holds_but_not_with(planted.lets_a_forgetful_disk_vote, scenario)
+
+
 def test_a_master_is_replaced_within_two_seconds() -> None:
     """In the world's time: the election, the pre-vote before it, and the first write after it."""
     for seed in range(6):
@@ -620,9 +665,8 @@ def caught(seed: int) -> bool:
 @pytest.mark.parametrize(
     ("plant", "seed"),
     [
-        (planted.answers_before_it_has_synced, 0),
         (planted.keeps_its_vote_in_memory, 0),
-        (planted.lets_a_forgetful_disk_vote, 4),
+        (planted.reads_what_it_has, 0),
     ],
 )
 def test_the_simulation_notices(plant: Plant, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

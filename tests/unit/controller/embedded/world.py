@@ -260,7 +260,7 @@ class World:
                 self._forget(node, key)
                 if call.key == "/n":
                     self.increments["unknown"] += 1
-        if happened.standing != CONTROLLER_STANDING_VOTER:
+        if node.member is not None and node.member.must_ask:
             self._ask_standings(number)
 
     def _ask_standings(self, number: int) -> None:

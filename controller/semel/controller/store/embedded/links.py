@@ -113,6 +113,7 @@ class Links:
         post: Post,
         post_message: Post,
         describe: Callable[[], StandingReply],
+        must_ask: Callable[[], bool],
         credentials: Credentials | None = None,
     ) -> None:
         """`peers`: HOST:PORT of the others; `post_message` may drop, `post` may not."""
@@ -121,6 +122,7 @@ class Links:
         self._post = post
         self._post_message = post_message
         self._describe = describe
+        self._must_ask = must_ask
         self._credentials = credentials
         self._loop = asyncio.get_running_loop()
         self._outboxes = {peer: _Outbox() for peer in peers}
@@ -229,13 +231,13 @@ class Links:
             del self._calls[peer]
 
     async def _find_standing(self) -> None:
-        """Asks all others what they are, until this controller is a voter."""
+        """Asks all others what they are, until this controller is a voter of a living group."""
         async with contextlib.AsyncExitStack() as exits:
             stubs = {
                 peer: MetadataGroupStub(await exits.enter_async_context(self._channel(peer)))
                 for peer in self._peers
             }
-            while self._describe().standing != CONTROLLER_STANDING_VOTER:
+            while self._must_ask():
                 asked = [
                     stub.DescribeStanding(self._hello(peer), timeout=DESCRIBE_S)
                     for peer, stub in stubs.items()

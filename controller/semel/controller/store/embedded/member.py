@@ -6,6 +6,8 @@ by hand) brings messages, connections and requests in between.
 
 *New group.* An unformed member becomes a voter when every other one has said, since this one
 started, that it has no history: then nothing can have been promised by anybody, this one included.
+Nobody stands for the first election before all others are voters, or the slowest one would find a
+history and take itself for one that lost its disk.
 
 *Lost disk.* Otherwise it is muted: it takes entries and dumps under another name than the voter it
 was, so that nothing counts it, and gives no vote. What it may have forgotten is a vote, which the
@@ -143,8 +145,18 @@ class Member:
                 self._begin(voter=False)
             else:
                 self.form()
+        elif self.standing == CONTROLLER_STANDING_VOTER and self.node is not None:
+            self.node.founded |= all(
+                reply.standing == CONTROLLER_STANDING_VOTER for reply in replies
+            )
         if self.standing == CONTROLLER_STANDING_MUTED:
             self._term_min = max(self._term_min or 0, *(reply.term for reply in replies))
+
+    @property
+    def must_ask(self) -> bool:
+        """`learn` has something to tell it; from any thread."""
+        state = self._hard_state.state
+        return state is None or not state.voter or state.term == 0
 
     def form(self) -> None:
         """Becomes a voter of a group that has no history."""

@@ -199,6 +199,8 @@ class ConsensusNode(ExposedSyncObj):
         self._applied_terms: dict[bytes, int] = {}
         self._heard_master_at = float("-inf")
         self._votes: tuple[int, set[int]] = (0, set())
+        self.founded = False
+        """All others are voters; asked for only in term 0, in which nothing was ever elected."""
         self._pre_vote_round = 0
         self._pre_vote_began = float("-inf")
         self._pre_vote_asked = float("-inf")
@@ -302,6 +304,8 @@ class ConsensusNode(ExposedSyncObj):
         """True once in a while a majority says that it has not heard from a master either."""
         if not self.voters:
             return True
+        if self.term == 0 and not self.founded:
+            return False
         fresh = now() - self._pre_vote_began <= ELECTION_MIN_S
         if fresh and len(self._pre_votes) * 2 > len(self.voters) + 1:
             self._pre_vote_began = float("-inf")

@@ -146,6 +146,7 @@ class EmbeddedStore(MemoryStore):
             post=lambda action: store._post_to_member(action),
             post_message=lambda action: store._post_message(action),
             describe=lambda: store._opened().describe(),
+            must_ask=lambda: store._opened().must_ask,
             credentials=credentials,
         )
         store._links = links
