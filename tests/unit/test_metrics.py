@@ -140,6 +140,28 @@ async def test_the_page_is_served_and_nothing_else() -> None:
         await server.close()
 
 
+async def test_one_page_is_made_at_a_time() -> None:
+    making, most = 0, 0
+
+    async def slow() -> Samples:
+        nonlocal making, most
+        making += 1
+        most = max(most, making)
+        await asyncio.sleep(0.01)
+        making -= 1
+        return await _page()
+
+    server = MetricsServer("127.0.0.1", 0, slow)
+    await server.start()
+    try:
+        request = b"GET /metrics HTTP/1.1\r\n\r\n"
+        answers = await asyncio.gather(*(_ask(server.address, request) for _ in range(5)))
+        assert all(b" 200 OK" in answer for answer in answers)
+        assert most == 1
+    finally:
+        await server.close()
+
+
 async def test_strangers_who_say_nothing_hold_a_bounded_number_of_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

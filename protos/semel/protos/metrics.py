@@ -10,8 +10,8 @@ connection. The page is rendered in a thread, so that a large one does not hold 
 
 Invariants
 1. A name that is not in the table cannot be put on a page, nor a sample with other labels.
-2. At most `_CONNECTIONS_MAX` readers at once, each for at most `_TIMEOUT_S`: a stranger on this
-   port costs a bounded amount of memory and descriptors.
+2. At most `_CONNECTIONS_MAX` readers at once, each for at most `_TIMEOUT_S`, and one page at a
+   time: a stranger on this port costs a bounded amount of memory, descriptors and work.
 
 Not here: which metrics there are (`broker/probe.py`, `controller/probe.py`).
 """
@@ -159,6 +159,7 @@ class MetricsServer:
         self._port = port
         self._page = page
         self._server: asyncio.Server | None = None
+        self._making = asyncio.Lock()
         self._readers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self.address = ""
         """HOST:PORT, once it serves."""
@@ -213,7 +214,8 @@ class MetricsServer:
         elif words[1].partition(b"?")[0] != b"/metrics":
             await _answer(writer, "404 Not Found", b"GET /metrics is all there is\n")
         else:
-            body = await asyncio.to_thread(render, await self._page())
+            async with self._making:
+                body = await asyncio.to_thread(render, await self._page())
             await _answer(writer, "200 OK", body, head_only=words[0] == b"HEAD")
 
 
