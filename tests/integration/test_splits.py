@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -126,7 +127,38 @@ def check_stored(client: Client, sent: dict[bytes, SendFuture]) -> None:
             newest[message.key] = message.value
 
 
+@contextmanager
+def uninformed(cluster: Cluster) -> Iterator[Callable[[], dict[bytes, SendFuture]]]:
+    """A producer whose client knows the routes of now only; the call lets it send to all keys
+    while no controller answers: what it needs to know it hears from the brokers."""
+    with connect(cluster.bootstrap) as other:
+        sent: dict[bytes, SendFuture] = {}
+        producer = other.producer()
+
+        def send(name: bytes) -> None:
+            for number in range(KEYS):
+                value = name + b"%08d" % number
+                sent[value] = producer.send("t", value, key=b"uninformed%d" % number)
+            producer.flush()
+
+        def go_on() -> dict[bytes, SendFuture]:
+            cluster.kill(cluster.controller)
+            send(b"uninformed: later ")
+            cluster.start_node(cluster.controller)
+            return sent
+
+        send(b"uninformed: first ")
+        yield go_on
+
+
 def test_splits_under_load_with_a_killed_master(cluster: Cluster, client: Client) -> None:
+    with uninformed(cluster) as go_on:
+        splits_under_load(cluster, client, go_on)
+
+
+def splits_under_load(
+    cluster: Cluster, client: Client, go_on: Callable[[], dict[bytes, SendFuture]]
+) -> None:
     group = Group(client, members=2)
     loads = [
         Load(client.producer(), b"anonymous", positions=False),
@@ -145,7 +177,7 @@ def test_splits_under_load_with_a_killed_master(cluster: Cluster, client: Client
     finally:
         for load in loads:
             load.stop()
-    sent = {value: future for load in loads for value, future in load.sent.items()}
+    sent = {value: future for load in loads for value, future in load.sent.items()} | go_on()
     try:
         group.wait_for(len(sent), 60)
     finally:
