@@ -26,11 +26,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from semel.broker.server import admin
 from tests.world.loop import PROCESS
 from tests.world.rpc import SimChannel, SimServer
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from tests.world.world import World
 
 EPOCH_S = 1_700_000_000.0
+_ROOM = SimpleNamespace(f_bavail=1 << 20, f_frsize=4096, f_blocks=1 << 21)
+"""What a node reports of its disk: the real one's would not repeat."""
 _ESCAPES = (
     time.monotonic,
     time.monotonic_ns,
@@ -192,6 +195,8 @@ def hosted(world: World) -> Iterator[None]:
     put(grpc.aio, "insecure_channel", channel)
     put(grpc.aio, "server", server)
     put(os, "urandom", chance.token_bytes)
+    put(os, "statvfs", lambda _: _ROOM)
+    put(admin, "resident_bytes", lambda: 0)
     put(sys, "setswitchinterval", lambda _: None)
     collecting = gc.isenabled()
     gc.disable()

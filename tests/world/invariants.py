@@ -101,6 +101,7 @@ class Invariants:
     def _fail(self, error: InvariantError) -> None:
         if self.failure is None:
             self.failure = error
+            self.world.loop.broken = True
             self.world.tell(f"INVARIANT: {error}")
 
     def _guarded_send(self, host: BrokerHost):  # type: ignore[no-untyped-def]

@@ -103,7 +103,9 @@ class SimLoop(asyncio.BaseEventLoop):
         """Replaced by the world's."""
         self.steps = 0
         self.errors: list[str] = []
-        """What tasks and callbacks raised and nobody caught."""
+        """What tasks and callbacks raised and nobody caught; the run stops at the first one."""
+        self.broken = False
+        """Something does not hold any more: the run stops."""
         self.spawn_thread: Callable[..., SimThread] | None = None
         self.listen: Callable[..., Any]
         self.connect: Callable[..., Any]
@@ -210,12 +212,13 @@ class SimLoop(asyncio.BaseEventLoop):
                     waiting.remove(one)
             self._ready.extendleft(reversed(order))  # type: ignore[attr-defined]
 
-    def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
-        """Runs events up to the time `until`, or until `done()`."""
+    def run(self, until: float) -> None:
+        """Runs events up to the time `until`, or until something is `broken`."""
         ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
+        errors = self.errors
         events._set_running_loop(self)
         try:
-            while not done():
+            while not (self.broken or errors):
                 if self._dying:
                     self._bury()
                 if ready:
@@ -242,7 +245,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 handle._run()
                 if process is not None and process.after_event is not None and process.alive:
                     process.after_event()
-            self.now = max(self.now, until) if not done() else self.now
+            self.now = self.now if self.broken or errors else max(self.now, until)
         finally:
             events._set_running_loop(None)
 

@@ -37,7 +37,7 @@ class Operator(ClientHost):
     async def work(self, client: Any) -> None:
         while self.jobs or not self.stopping:
             if not self.jobs:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.05)
                 continue
             name, job, once = self.jobs[0]
             if once and self.stopping:

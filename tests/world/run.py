@@ -202,14 +202,14 @@ class Run:
         world = self.world
         while world.now < until and not (self._broken() or done()):
             # `done` looks at much: not after every event.
-            world.loop.run(min(until, world.now + 0.05), self._broken)
+            world.loop.run(min(until, world.now + 0.05))
         if self.invariants.failure is not None:
             raise Failed(f"invariant: {self.invariants.failure}")
         if world.loop.errors:
             raise Failed(f"unhandled: {world.loop.errors[0]}")
 
     def _broken(self) -> bool:
-        return self.invariants.failure is not None or bool(self.world.loop.errors)
+        return self.world.loop.broken or bool(self.world.loop.errors)
 
     # --- peace
 
