@@ -157,7 +157,22 @@ class Invariants:
         except InvariantError as error:
             self._fail(error)
 
+        role, term, first, applied = Role.FOLLOWER, -1, -1, -1
+
         def after_event() -> None:
+            """Most events change nothing of what is looked at."""
+            nonlocal role, term, first, applied
+            core, state = replica.core, replica.state
+            if (
+                core.role is role
+                and core.term == term
+                and state.applied_index == applied
+                and log.first_index == first
+                and (replica.proposer is None or not replica.proposer._parked)
+            ):
+                return
+            role, term = core.role, core.term
+            applied, first = state.applied_index, log.first_index
             try:
                 self.after_event(host, replica)
             except InvariantError as error:

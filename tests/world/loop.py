@@ -120,8 +120,15 @@ class SimLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.now
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
-        return self.call_soon(callback, *args, context=context)
+    def get_debug(self) -> bool:
+        return False
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    call_soon_threadsafe = call_soon
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
         process = PROCESS.get(None)
