@@ -28,6 +28,7 @@ from tests.world.loop import Killed, Process
 if TYPE_CHECKING:
     from tests.world.world import World
 
+_FAIL = ("write", "sync")
 SLOW_KINDS = frozenset({"sync", "syncdir"})
 _LASTING = frozenset({"segment", "checkpoint", "kept", "hard_state", "CURRENT", "IDENTITY"})
 
@@ -46,7 +47,8 @@ class Disk:
         """Operations of `crash_kind` until the process dies in one."""
         self.crash_kind = ""
         self.fail_in: int | None = None
-        """Operations until one fails with EIO."""
+        """Operations of `fail_kind` until one fails with EIO."""
+        self.fail_kind = ""
         self.misdirect_in: int | None = None
         """Writes to the node's lasting files until one lands elsewhere."""
         self.misdirect_file = ""
@@ -179,7 +181,7 @@ class NodeFiles:
             else:
                 world.loop.stop_process(process, world.loop.now + delay)
         disk.seen[kind] += 1
-        if disk.fail_in is not None and kind in ("write", "sync"):
+        if disk.fail_in is not None and kind in ((disk.fail_kind,) if disk.fail_kind else _FAIL):
             disk.fail_in -= 1
             if disk.fail_in < 0:
                 disk.fail_in = None

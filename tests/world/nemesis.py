@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ class Nemesis:
         host = self._one()
         host.disk.crash_kind = self._random.choice(("", "", *IO_KINDS))
         often = host.disk.crash_kind in ("", "write", "sync")
-        host.disk.crash_in = self._random.randrange(0, 12 if often else 2)
+        host.disk.crash_in = self._random.randrange(0, 12) if often else 0
         host.power_lost = self._random.random() < 0.6
 
     def _long_absence(self) -> None:
@@ -320,7 +321,9 @@ class Nemesis:
             host.disk.stalled_until = self.world.now + self._random.choice((0.3, 1.3))
 
     def _disk_error(self) -> None:
-        self._one().disk.fail_in = self._random.randrange(0, 6)
+        disk = self._one().disk
+        disk.fail_kind = self._random.choice(("", "sync"))
+        disk.fail_in = self._random.randrange(0, 4)
 
     def _disk_full(self) -> None:
         host = self._master() if self._random.random() < 0.7 else self._one()
@@ -340,15 +343,16 @@ class Nemesis:
         host = self.run.hosts[NodeId(self.run.plan.victim)]
         files = host.disk.files
         random = self._random
-        kinds = ("segment-", "segment-", "segment-", "checkpoint-", "kept-", "hard_state")
-        kind = random.choice(kinds)
-        paths = sorted(
-            path
-            for path, inode in files.names_now.items()
-            if inode is not None and path.name.startswith(kind) and not path.name.endswith(".tmp")
-        )
-        if not paths:
+        files_of: dict[str, list[Path]] = {}
+        for path, inode in sorted(files.names_now.items()):
+            if inode is not None and not path.name.endswith(".tmp"):
+                files_of.setdefault(path.name.partition("-")[0], []).append(path)
+        kinds = ("segment", "segment", "segment", "checkpoint", "kept", "hard_state")
+        present = [kind for kind in kinds if kind in files_of]
+        if not present:
             return
+        kind = random.choice(present)
+        paths = files_of[kind]
         path = random.choice(paths)
         inode = files.names_now[path]
         assert inode is not None
@@ -374,7 +378,7 @@ class Nemesis:
         host.disk.vote_struck |= kind == "hard_state"
         host.damaged = True
         host.disk.damage(path, at, new)
-        self.world.fault(f"rot in {kind.strip('-')}")
+        self.world.fault(f"rot in {kind}")
 
     def _misdirected_write(self) -> None:
         """One of the next writes of the node that may rot succeeds, and lies elsewhere."""
