@@ -12,7 +12,9 @@ import pytest
 
 from semel.client import Client, Message, Origin, RetryPolicy, connect
 from semel.client.core import letters
+from semel.client.fetch import FeedQueue
 from semel.client.relay import Copy, Relay, relay_id
+from semel.client.retrying import Retrying
 from semel.protos.errors import InvalidRequest, LockLost, ProducerFenced
 from tests.integration.cluster import Cluster
 from tests.integration.crashing_consumer import sort_out
@@ -148,6 +150,31 @@ def test_an_owner_that_lost_its_lock_copies_nothing(client: Client, topic: str) 
     dead = read_all(client, "zombie.dead-letters")
     assert values_of(dead) == values_of(delivered)
     assert {letters.read(message.headers).reason for message in dead} == {"in time"}
+
+
+def test_a_commit_that_loses_its_lock_while_it_copies_is_no_success(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client, topic, 8)
+    publish = Retrying.publish
+    with client.consumer("between", topic, retry=RetryPolicy(steps_ms=())) as consumer:
+        delivered = take(consumer, 8)
+        for message in delivered:
+            consumer.reject(message)
+        core = consumer._core
+
+        async def losing(retrying: Retrying, queue: FeedQueue, offset: int) -> None:
+            await publish(retrying, queue, offset)
+            core._lose(queue.key, queue.token, None)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Retrying, "publish", losing)
+            with pytest.raises(LockLost):
+                consumer.commit()
+        # The copies are durable: whoever acquires the queues next goes on behind them.
+        until(lambda: client.admin.describe_group("between").lag == 0)
+        assert consumer.poll(timeout=0.2) == []
+    assert values_of(read_all(client, "between.dead-letters")) == values_of(delivered)
 
 
 def test_after_a_reset_messages_may_be_rejected_again(client: Client, topic: str) -> None:

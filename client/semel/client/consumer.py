@@ -484,11 +484,11 @@ class ConsumerCore:
         if self._retrying is not None:
             wanted, failure = await self._publish(wanted, self._retrying)
             problem = failure or problem
-        ready = {
-            queue.key: offset
-            for queue, offset in wanted
-            if offset > queue.committed and self._held.get(queue.key) is queue
-        }
+            for queue, _ in wanted:
+                if self._held.get(queue.key) is not queue:  # lost while its copies were made
+                    problem = self._lost.pop(queue.key, None) or _lost_with(queue, "was lost")
+            wanted = [(queue, to) for queue, to in wanted if self._held.get(queue.key) is queue]
+        ready = {queue.key: offset for queue, offset in wanted if offset > queue.committed}
         by_group: dict[GroupId, dict[QueueKey, int]] = {}
         for key, offset in ready.items():
             by_group.setdefault(self._held[key].group_id, {})[key] = offset
