@@ -9,6 +9,7 @@ from typing import Final
 SOAKS: Final = {
     "raft": ("tests.sim.soak", "the Raft core in a simulated cluster, many thousand seeds"),
     "sim": ("tests.world.soak", "whole simulated clusters: production nodes, controller, SDK"),
+    "deliveries": ("tests.world.deliveries", "the same, with consumers that reject messages"),
     "metadata": (
         "tests.unit.controller.embedded.soak",
         "the controllers' replicated metadata in a simulated world",
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: ./run soak NAME [ARGUMENT...]; each explains itself with --help\n")
         for name, (_, text) in SOAKS.items():
-            print(f"  {name:9} {text}")
+            print(f"  {name:10} {text}")
         return 0
     name, *rest = arguments
     if name not in SOAKS:
