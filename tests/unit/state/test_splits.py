@@ -1,4 +1,7 @@
-"""Splits: nothing is stored twice, lost or out of order, whatever of the parent comes again."""
+"""Splits: nothing is stored twice, lost or out of order, whatever of the parent comes again.
+
+One file: its scenarios share the split that each of them begins with.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Known bugs of Raft implementations, pysyncobj's own first: absent, and noticed when planted."""
+"""Known bugs of Raft implementations, pysyncobj's own first: absent, and noticed when planted.
+
+One file: it is one list, read beside the one in docs/testing.md.
+"""
 
 from __future__ import annotations
 
