@@ -197,11 +197,34 @@ def _checkpoints(plan: Plan, random: Random) -> Plan:
     )
 
 
+def _lost_disk(plan: Plan, random: Random) -> Plan:
+    """One node is away while entries are committed; then another one loses its disk, and the master
+    its links: who is left must not decide without what the lost disk had promised."""
+    at = random.uniform(0.1, 0.3)
+    return _themed(
+        plan,
+        random,
+        [
+            (at, "long absence"),
+            (at + 0.5, "lost directory"),
+            (at + 0.52, "isolate master"),
+            (at + 2.1, "heal"),
+        ],
+        size=3,
+        victim=random.randrange(1, 4),
+        clients=("loader 1", "sender 1", "sender 2", "member 1"),
+        producers_max=100,
+        producer_idle_ms=_WEEK_MS,
+        send_mean_s=0.04,
+    )
+
+
 THEMES: dict[str, Theme] = {
     "asleep": _asleep,
     "checkpoints": _checkpoints,
     "deposed": _deposed,
     "late commits": _late_commits,
+    "lost disk": _lost_disk,
 }
 
 

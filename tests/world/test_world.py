@@ -155,7 +155,7 @@ PLANTS: list[tuple[Plant, str | None, int]] = [
     (planted.moves_on_after_a_mere_read, None, 30),
     (planted.reads_without_a_quorum, "asleep", 5),
     (planted.serves_what_it_does_not_check, None, 80),  # rot that is read before it is scrubbed
-    (planted.votes_after_losing_its_disk, None, 60),
+    (planted.votes_after_losing_its_disk, "lost disk", 20),
     (raft(raft_planted.CommitsBeforeOwnSync), None, 10),
     (raft(raft_planted.TruncatesWithoutConflict), None, 10),
     (raft(raft_planted.NeverTruncates), None, 30),
