@@ -33,6 +33,12 @@ def test_every_message_is_processed_or_a_dead_letter_and_never_both() -> None:
     assert not missing, f"too rare, by so many: {dict(missing)}"
 
 
+@pytest.mark.parametrize("seed", [122])
+def test_a_lock_that_is_acquired_again_while_it_is_taken_over_stays_usable(seed: int) -> None:
+    """The slower, older take-over ended last, and left notes that nobody could write to."""
+    assert run_delivery(seed)[1] == ""
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_is_found(name: str) -> None:

@@ -284,6 +284,8 @@ class ConsumerCore:
             return
         if self._held.get(queue.key) is queue:
             self.feed.add(queue)
+        elif self._retrying is not None:
+            self._retrying.drop(queue)  # lost while it was prepared
 
     async def _prepare(self, queue: FeedQueue, grant: broker_pb2.LockGrant) -> None:
         """Sets the queue's offsets. Raises SemelError."""

@@ -155,7 +155,10 @@ class Retrying:
                 key.queue_id,
                 len(queue.skip),
             )
-        self._queues[key] = _QueueNotes(queue, relay)
+        newer = self._queues.get(key)
+        if newer is None or newer.queue.token < queue.token:
+            # Else the lock was lost and acquired again meanwhile, and this came too late.
+            self._queues[key] = _QueueNotes(queue, relay)
         return self.covered(queue, start)
 
     def drop(self, queue: FeedQueue) -> None:
