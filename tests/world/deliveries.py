@@ -182,7 +182,8 @@ class DeliveryRun(Run):
                 groups = replica.state.groups
                 for key, queue in replica.state.queues.items():
                     held = groups.lookup(GROUP, key)
-                    done = held.committed_offset if held is not None else 0
+                    # An empty queue is never committed on: -1.
+                    done = max(0, held.committed_offset) if held is not None else 0
                     if queue.topic == TOPIC and done < queue.log_end_offset:
                         return False
                 return True
