@@ -235,6 +235,13 @@ def dead_record(wear: Wear) -> list[tuple[Path, int]]:
     return [(path, first + wear.random.randrange(SIZE))]
 
 
+def kept_files_emptied(wear: Wear) -> list[tuple[Path, int]]:
+    """What was written to them went elsewhere: not even their tables tell what is missing."""
+    for path in wear.files("log/log-*/kept-*"):
+        path.write_bytes(b"")
+    return []
+
+
 KINDS: list[Damage] = [
     identity,
     vote,
@@ -249,4 +256,5 @@ KINDS: list[Damage] = [
     every_checkpoint,
     kept_record,
     dead_record,
+    kept_files_emptied,
 ]

@@ -3,7 +3,8 @@
 How it works. The log knows a damaged entry by index and term, and a damaged kept record by its
 place: from its start, from a read that failed, or from the scrub. Each peer in turn is asked for
 them. A frame proves itself: both CRCs, and index, term and length as the log remembers them; a
-record must have the CRC that its header remembers.
+record must have the CRC that its header remembers. A live record that has no copy at all, because
+its kept file lost everything, is looked for at the start and after each scrub.
 
 What no peer could give is judged by what all of them say they have (`verdict.py`): an entry that
 nobody can have acknowledged is cut off, one whose copies are all damaged is called lost.
@@ -48,6 +49,18 @@ _Standings = dict[tuple[int, int], dict[NodeId, raft_pb2.EntryStanding]]
 """By (index, term): what each peer says."""
 
 
+def note_missing(replica: Replica) -> None:
+    """Live records below the log's first entry that are in no kept file are to be mended."""
+    log, state = replica.log, replica.state
+    if log.first_index > state.applied_index + 1:
+        return  # a snapshot has replaced the log, and the state is about to follow
+    log.note_missing(
+        RecordRef(*record)
+        for queue in state.queues.values()
+        for record in queue.live_records(0, log.first_index)
+    )
+
+
 class Repair:
     """The background task that keeps a replica's log whole."""
 
@@ -58,6 +71,7 @@ class Repair:
     async def run(self) -> None:
         """Ends only by cancellation."""
         log = self._replica.log
+        note_missing(self._replica)
         known: tuple[object, object] = ({}, [])
         pause_s = wait_s = _LOOK_S
         while True:

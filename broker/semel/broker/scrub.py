@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from semel.broker.repair import note_missing
 from semel.broker.replica import Replica
 from semel.broker.snapshots import Checkpoints
 from semel.protos.errors import SemelError
@@ -69,6 +70,7 @@ class Scrub:
                 break
             self.position_bytes += length
             await asyncio.sleep(length / rate)
+        note_missing(replica)
         if replica.log.checkpoints_damaged:
             logger.error("a checkpoint is damaged, writing a new one")
             await self._checkpoints.write(anew=True)

@@ -80,7 +80,8 @@ class KeptStore:
         self._kept: list[_KeptFile] = []
         self._next_number = 1
         self.damaged: set[RecordRef] = set()
-        """Records that failed their check and were not mended since. Replaced, never changed."""
+        """Records that failed their check, or should be here and are not, and were not mended
+        since. Replaced, never changed."""
 
     @property
     def file_count(self) -> int:
@@ -150,6 +151,12 @@ class KeptStore:
             return data
         raise IndexUnavailable(index, 0, 0)
 
+    def note_missing(self, refs: Iterable[RecordRef]) -> None:
+        """These are live; who is not here was in a file that is damaged beyond reading."""
+        with self._lock:
+            missing = {ref for ref in refs if (ref.index, ref.position) not in self._places}
+            self.damaged = self.damaged | missing
+
     def mend(self, ref: RecordRef, payload: bytes) -> None:
         """BLOCKING. Puts a damaged record's payload, as a peer has it, back in place."""
         place = self._places.get((ref.index, ref.position))
@@ -201,11 +208,11 @@ class KeptStore:
             self.add((RecordRef(*key, self._places[key].length), self._copy(key)) for key in alive)
             with self._lock:
                 self._kept.remove(kept)
-                for key in kept.records:
-                    if self._is_at(key, kept.path):
-                        del self._places[key]
+                gone = {key for key in kept.records if self._is_at(key, kept.path)}
+                for key in gone:
+                    del self._places[key]
                 self.damaged = {
-                    ref for ref in self.damaged if (ref.index, ref.position) in self._places
+                    ref for ref in self.damaged if (ref.index, ref.position) not in gone
                 }
             self._open_files.forget(kept.path)
             self._files.remove(kept.path)

@@ -460,7 +460,15 @@ class Log:
 
     def mend_record(self, ref: RecordRef, payload: bytes) -> None:
         """BLOCKING, any thread. The same for a damaged record below first_index."""
-        self._store.kept.mend(ref, payload)
+        if self.has_kept(ref):
+            self._store.kept.mend(ref, payload)
+        else:
+            self.keep_records([(ref, payload)])
+            self._store.kept.forget(ref)
+
+    def note_missing(self, refs: Iterable[RecordRef]) -> None:
+        """These records below first_index are live: those without a copy here are damaged."""
+        self._store.kept.note_missing(refs)
 
     def has_kept(self, ref: RecordRef) -> bool:
         """The record has a copy of its own, beside its entry or instead of it."""
