@@ -267,11 +267,13 @@ def test_what_waits_in_a_queue_is_read_before_its_children_are(calm: Client) -> 
         while len(seen) < 10:
             seen += [int(message.value or b"") for message in consumer.poll(timeout=10)]
         assert seen == list(range(10)), "the child was given before its parent's end is committed"
+        assert calm.admin.describe_group("g").lag == 20, "what waits in the child counts"
         consumer.commit()
         while len(seen) < 20:
             seen += [int(message.value or b"") for message in consumer.poll(timeout=10)]
             consumer.commit()
     assert seen == list(range(20))
+    assert calm.admin.describe_group("g").lag == 0
 
 
 def test_copies_of_a_dead_owner_are_found_in_a_queue_that_was_split(calm: Client) -> None:

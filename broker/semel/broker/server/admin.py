@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,18 +26,20 @@ from semel.broker.state import (
     SPLIT_LEVEL,
     CommitApplied,
     FenceApplied,
+    GroupQueue,
     LockGranted,
     LockRefused,
     OffsetReset,
     OutcomeKind,
     ProducerState,
+    State,
     queue_key_of,
     row_message,
     unread_error,
 )
 from semel.protos.control_records import queue_ref
 from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue, to_detail
-from semel.protos.ids import NodeId, ProducerId, QueueKey
+from semel.protos.ids import NodeId, ProducerId, QueueId, QueueKey
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
 
 _OUTCOMES = {
@@ -265,7 +267,9 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         await self._replica.confirm_read()
         state = self._replica.state
         reply = broker_pb2.DescribeGroupOffsetsReply()
-        for group, key, progress in state.groups.states(request.group or None):
+        known = list(state.groups.states(request.group or None))
+        states = sorted([*known, *_heirs(state, known)], key=lambda one: one[:2])
+        for group, key, progress in states:
             queue = state.queues[key]
             reply.states.add(
                 group=group,
@@ -449,6 +453,22 @@ def _unknown(key: QueueKey, config: BrokerConfig) -> UnknownQueue:
 def _check_producer(producer_id: int) -> None:
     if not 0 < producer_id < 1 << 63:
         raise InvalidRequest(f"producer id {producer_id} is out of range; open the producer first")
+
+
+def _heirs(
+    state: State, known: Sequence[tuple[str, QueueKey, GroupQueue]]
+) -> Iterator[tuple[str, QueueKey, GroupQueue]]:
+    """What came of a group's queues by splits and waits until it has read those to their end."""
+    waiting = [(group, key) for group, key, _ in known]
+    touched = set(waiting)
+    while waiting:
+        group, parent = waiting.pop()
+        for child in state.queues[parent].children:
+            key = QueueKey(parent.topic_id, QueueId(child.queue_id))
+            if key in state.queues and (group, key) not in touched:
+                touched.add((group, key))
+                waiting.append((group, key))
+                yield group, key, GroupQueue(token=0)
 
 
 def _check_group(group: str) -> None:
