@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import random
-import secrets
 import signal
 import socket
 import subprocess
@@ -14,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from semel.console import zookeeper
-from semel.console.cluster_file import PRIVATE_PORTS, is_taken
+from tests.ports import free_ports
 
 START_S = 60.0
 
@@ -78,18 +75,6 @@ class Server:
             self.process.send_signal(signal.SIGCONT)
             self.process.wait(20)
             self.process = None
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, of those that the kernel does not give out by itself."""
-    found: list[int] = []
-    chance = random.Random(f"{os.getpid()} {secrets.token_hex(4)}")
-    for port in chance.sample(PRIVATE_PORTS, len(PRIVATE_PORTS)):
-        if not is_taken(f"127.0.0.1:{port}"):
-            found.append(port)
-        if len(found) == count:
-            break
-    return found
 
 
 @contextlib.contextmanager

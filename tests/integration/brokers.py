@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -40,21 +39,11 @@ from semel.protos.streams import (
     encode_produce,
 )
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
+from tests.ports import free_ports
 
 CLUSTER = "test-cluster"
 TOPIC = TopicId(77)
 QUEUE = QueueKey(TOPIC, QueueId(0))
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 class BrokerGroup:

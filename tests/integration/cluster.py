@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ from types import TracebackType
 import grpc
 
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, controller_pb2, controller_pb2_grpc
+from tests.ports import free_ports
 
 HOST = "127.0.0.1"
 CLUSTER_ID = "0" * 31 + "1"
@@ -100,7 +100,7 @@ class Cluster:
         """`broker_flags` go to every broker node as they are."""
         self.data = data
         data.mkdir(parents=True, exist_ok=True)
-        ports = _free_ports(controllers + brokers * groups)
+        ports = free_ports(controllers + brokers * groups)
         addresses = [f"{HOST}:{ports.pop(0)}" for _ in range(controllers)]
         self.controller_address = addresses[0]
         self.bootstrap = ",".join(addresses)
@@ -318,15 +318,3 @@ class Cluster:
             if node.log_file.exists() and (text := node.log_file.read_text(errors="replace")):
                 tails.append(f"{node.kind} {node.id}: …{text[-2_000:]}")
         return "".join(f"\n{tail}" for tail in tails)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

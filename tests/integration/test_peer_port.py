@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import socket
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -175,3 +177,21 @@ async def test_who_belongs_elsewhere_gets_no_ticket(
 ) -> None:
     with pytest.raises(DataDirectoryError, match=reason):
         await port.OpenStream(request_, None)
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_connection_made_while_the_port_closes_is_closed(turns: int) -> None:
+    """Whatever turn of the loop it is in; an open one would be a warning, which is an error."""
+    port = PeerPort(Sink(), OWN, lambda node: True)
+    await port.serve("127.0.0.1", 0)
+    reply = await ask(port)
+    with socket.create_connection(("127.0.0.1", reply.port)) as caller:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await port.close()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gc.collect()
+        caller.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.to_thread(caller.recv, 1) == b""

@@ -95,6 +95,7 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
         self._is_member = is_member
         self._server: asyncio.Server | None = None
         self._port = 0
+        self._closed = False
         self._tickets: dict[bytes, tuple[NodeId, float]] = {}
         """Node and end of life (loop time, s) by ticket."""
         self._strangers: dict[_Incoming, None] = {}
@@ -109,7 +110,15 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
 
     async def close(self) -> None:
         """Ends every stream."""
+        self._closed = True
         if self._server is not None:
+            loop = asyncio.get_running_loop()
+            if isinstance(loop, asyncio.SelectorEventLoop):
+                # asyncio forgets a connection, open, that it accepted one turn before its server
+                # closes: so nothing more is accepted, and that one is finished first.
+                for listening in self._server.sockets:
+                    loop.remove_reader(listening.fileno())
+                await asyncio.sleep(0)
             self._server.close()
         for stream in (*self._strangers, *self._peers):
             stream.abort()
@@ -146,6 +155,9 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
     # ------------------------------------------------------------------ what a stream tells
 
     def on_connected(self, stream: _Incoming) -> None:
+        if self._closed:
+            stream.abort()
+            return
         if len(self._strangers) >= _STRANGERS_MAX:
             # Not the newest: a peer shows its ticket at once, a flood would keep it out.
             oldest = next(iter(self._strangers))
