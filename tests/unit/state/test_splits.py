@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from semel.broker.state import (
@@ -466,7 +466,8 @@ class Producer:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.session = 0
+        self.sessions: dict[QueueKey, int] = {}
+        """Of each queue: a fence of one queue's children says nothing of the others."""
         self.last: dict[QueueKey, int] = {}
         self.made: list[tuple[BatchHeader, list[int]]] = []
         """Every batch ever made, with the contents it carries."""
@@ -484,6 +485,9 @@ STEPS = st.lists(
 
 
 @given(STEPS)
+@example(
+    [("split", 0, 0), ("make", 0, 0), ("split", 0, 0), *[("resend", 0, 0)] * 2, ("make", 0, 26)]
+)
 @settings(deadline=None, max_examples=120)
 def test_no_history_with_splits_stores_twice_or_loses(steps: list[tuple[str, int, int]]) -> None:
     world = _World(_levelled())
@@ -529,7 +533,7 @@ class _World:
         self.contents = 0
         self.producers = [Producer(1), Producer(2)]
         for producer in self.producers:
-            self._fence(producer, KEY)
+            self._fence(producer, KEY, session=0)
 
     def step(self, step: str, who: int, number: int) -> None:
         producer = self.producers[who]
@@ -570,10 +574,11 @@ class _World:
                 self.leaves.append(child)
                 self.spans[child] = span
 
-    def _fence(self, producer: Producer, key: QueueKey) -> int:
+    def _fence(self, producer: Producer, key: QueueKey, *, session: int) -> int:
         self.group.commit()
+        producer.sessions[key] = session
         result = self.group.fence(
-            producer=producer.number, session=producer.session, keys=[key], commit=True
+            producer=producer.number, session=session, keys=[key], commit=True
         )
         assert not isinstance(result, Refused), result.error
         (row,) = result.rows
@@ -597,7 +602,7 @@ class _World:
             last,
             last=last + len(contents),
             producer=producer.number,
-            session=producer.session,
+            session=producer.sessions[key],
             crc=contents[0],
             key=key,
         )
@@ -625,10 +630,9 @@ class _World:
     def _repartition(self, producer: Producer, key: QueueKey) -> None:
         moved = producer.open.pop(key)
         queue = self.group.state.queues[key]
-        producer.session += 1
         for child in queue.children:
             child_key = QueueKey(key.topic_id, QueueId(child.queue_id))
-            self._fence(producer, child_key)
+            self._fence(producer, child_key, session=producer.sessions[key] + 1)
         for _, contents in moved:
             slot = contents[0] % 100 * 1_310
             child_key = next(
