@@ -31,7 +31,7 @@ from benchmarks.harness import (
     Target,
     arguments,
     compare,
-    percentile,
+    outage,
     report,
     require_disk,
     temporary_directory,
@@ -153,11 +153,7 @@ class Failover:
 
     def all_rounds(self) -> Mapping[str, float]:
         """Over all rounds so far."""
-        return {
-            "p50_s": percentile(self.all_seconds, 50),
-            "p99_s": percentile(self.all_seconds, 99),
-            "worst_s": max(self.all_seconds),
-        }
+        return outage(self.all_seconds)
 
 
 def main() -> int:

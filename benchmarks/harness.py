@@ -203,6 +203,15 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
+def outage(seconds: Sequence[float]) -> dict[str, float]:
+    """Figures of how long a service was away, over all rounds."""
+    return {
+        "p50_s": percentile(seconds, 50),
+        "p99_s": percentile(seconds, 99),
+        "worst_s": max(seconds),
+    }
+
+
 def machine() -> dict[str, Any]:
     """What a figure depends on besides the code."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -197,7 +197,7 @@ class Controllers:
         return True
 
     def _prefer(self, address: str) -> None:
-        """Asks this one first from now on, and watches it; a broker only for now."""
+        """Asks this controller first from now on, and watches it; a broker keeps its place."""
         if address in self._copies():
             return
         if address in self._addresses:

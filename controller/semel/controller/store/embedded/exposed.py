@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -63,7 +64,7 @@ def now() -> float:
     return float(syncobj.monotonicTime())
 
 
-class ExposedSyncObj(SyncObj):  # type: ignore[misc]
+class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
     """A SyncObj over given parts, ticked by hand."""
 
     def __init__(
@@ -180,10 +181,10 @@ class ExposedSyncObj(SyncObj):  # type: ignore[misc]
     def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
         return self.may_stand()
 
+    @abstractmethod
     def apply_entry(self, command: bytes) -> None:
         """Applies the committed entry after `applied_index`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def may_stand(self) -> bool:
         """Asked in every tick after the election deadline; true lets it become a candidate."""
-        raise NotImplementedError
