@@ -99,6 +99,7 @@ def _garbage(run: Run, rng: random.Random) -> Iterator[None]:
     """Random, cut and oversized bytes at every port and every call of every broker."""
     answered = sent = 0
     pids = {node.id: node.pid for node in run.cluster.brokers if node.running}
+    struck = run.struck.copy()
     for node in run.cluster.brokers:
         if node.id not in pids or psutil.Process(node.pid).status() == psutil.STATUS_STOPPED:
             continue
@@ -108,7 +109,9 @@ def _garbage(run: Run, rng: random.Random) -> Iterator[None]:
     run.bit("garbage", sent and answered)
     yield
     for node in run.cluster.brokers:
-        assert node.id not in pids or not node.running or node.pid == pids[node.id]
+        if node.id in pids and run.struck[node.id] == struck[node.id]:
+            assert node.running, f"broker {node.id} has ended"
+            assert node.pid == pids[node.id], f"broker {node.id} was restarted"
 
 
 def _strange_bytes(port: int, rng: random.Random) -> int:

@@ -14,6 +14,7 @@ import contextlib
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,8 @@ class Run:
         """What this process has done itself."""
         self._taken: set[int] = set()
         """Brokers that a fault has now."""
+        self.struck: Counter[int] = Counter()
+        """How many faults have had each broker: one that had it may have restarted it."""
         self._random = random.Random(seed)
         self._queues = queues
         self._crews = crews
@@ -168,6 +171,7 @@ class Run:
             slaves = [node for node in running if node is not master or role == "any"]
             node = self._random.choice(slaves or running)
         self._taken.add(node.id)
+        self.struck[node.id] += 1
         try:
             yield node
         finally:
