@@ -56,8 +56,7 @@ def chaos_round(
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             first, second = rng.sample(chosen, 2)
-            brokers = len(run.cluster.brokers)
-            if first.nodes + second.nodes > brokers:
+            if not second.follows(first, len(run.cluster.brokers)):
                 continue
             with first.run(run, rng):
                 time.sleep(rng.uniform(0.0, 1.0))

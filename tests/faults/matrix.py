@@ -385,14 +385,14 @@ def _dies(run: Run, name: str, role: str, rule: Rule) -> Iterator[None]:
         run.cluster.start_node(node)
 
 
-@fault("sync-fails")
+@fault("sync-fails", needs_writes=True)
 def _sync_fails(run: Run, rng: random.Random) -> Iterator[None]:
     """The master's next fsync fails: it ends, and never tries again."""
     rule = Rule(operation="sync", path="segment-*", error="EIO", after=rng.randrange(5))
     yield from _dies(run, "sync-fails", "master", rule)
 
 
-@fault("write-fails")
+@fault("write-fails", needs_writes=True)
 def _write_fails(run: Run, rng: random.Random) -> Iterator[None]:
     """A slave's write gets EIO: it ends."""
     rule = Rule(operation="write", path="segment-*", error="EIO", after=rng.randrange(5))
@@ -412,28 +412,28 @@ def _suffers(run: Run, name: str, role: str, rule: Rule) -> Iterator[None]:
         assert node.running, f"broker {node.id} has ended: {name} is no reason to"
 
 
-@fault("sync-hangs", seconds=(1.0, 4.0))
+@fault("sync-hangs", seconds=(1.0, 4.0), needs_writes=True)
 def _sync_hangs(run: Run, rng: random.Random) -> Iterator[None]:
     """The master's fsync hangs: it loses its place."""
     rule = Rule(operation="sync", path="segment-*", hang=True)
     yield from _suffers(run, "sync-hangs", "master", rule)
 
 
-@fault("slow-disk-master", seconds=(2.0, 4.0))
+@fault("slow-disk-master", seconds=(2.0, 4.0), needs_writes=True)
 def _slow_master(run: Run, rng: random.Random) -> Iterator[None]:
     """Each of the master's fsyncs takes 20 to 200 ms."""
     rule = Rule(operation="sync", path="segment-*", delay_ms=rng.uniform(20, 200))
     yield from _suffers(run, "slow-disk-master", "master", rule)
 
 
-@fault("slow-disk-slave", seconds=(2.0, 4.0))
+@fault("slow-disk-slave", seconds=(2.0, 4.0), needs_writes=True)
 def _slow_slave(run: Run, rng: random.Random) -> Iterator[None]:
     """Each of a slave's fsyncs takes 0.2 to 2 s."""
     rule = Rule(operation="sync", path="segment-*", delay_ms=rng.uniform(200, 2_000))
     yield from _suffers(run, "slow-disk-slave", "slave", rule)
 
 
-@fault("disk-full-master", seconds=(4.0, 8.0))
+@fault("disk-full-master", seconds=(4.0, 8.0), needs_writes=True)
 def _disk_full(run: Run, rng: random.Random) -> Iterator[None]:
     """The master finds no room for a further segment; somebody with room takes over."""
     rule = Rule(operation="allocate", error="ENOSPC")
