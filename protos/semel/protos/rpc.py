@@ -117,6 +117,8 @@ MetadataItems = Iterable[tuple[str, str | bytes]]
 Authenticate = Callable[[str, Mapping[str, str | bytes]], Awaitable[None]]
 """Called with a call's method and metadata; raises Unauthenticated or PermissionDenied."""
 
+Decode = Callable[[bytes], Any]
+
 Credentials = Callable[[], MetadataItems]
 """Called for every call; what it returns is added to the call's metadata."""
 
@@ -139,34 +141,41 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = _text(handler_call_details.method)
-        codec = (handler.request_deserializer, handler.response_serializer)
-        if handler.response_streaming:
-            behavior = handler.stream_stream or handler.unary_stream
-            streaming = self._streaming(method, behavior)
-            if handler.request_streaming:
-                return grpc.stream_stream_rpc_method_handler(streaming, *codec)
-            return grpc.unary_stream_rpc_method_handler(streaming, *codec)
-        behavior = handler.stream_unary or handler.unary_unary
-        single = self._single(method, behavior)
+        serializer = handler.response_serializer
         if handler.request_streaming:
+            codec = (handler.request_deserializer, serializer)
+            if handler.response_streaming:
+                streaming = self._streaming(method, handler.stream_stream, None)
+                return grpc.stream_stream_rpc_method_handler(streaming, *codec)
+            single = self._single(method, handler.stream_unary, None)
             return grpc.stream_unary_rpc_method_handler(single, *codec)
-        return grpc.unary_unary_rpc_method_handler(single, *codec)
+        # gRPC would end a call whose request cannot be read with a traceback and no detail.
+        decode = handler.request_deserializer
+        if handler.response_streaming:
+            streaming = self._streaming(method, handler.unary_stream, decode)
+            return grpc.unary_stream_rpc_method_handler(streaming, None, serializer)
+        single = self._single(method, handler.unary_unary, decode)
+        return grpc.unary_unary_rpc_method_handler(single, None, serializer)
 
-    def _single(self, method: str, behavior: Callable[..., Any]) -> Callable[..., Any]:
+    def _single(
+        self, method: str, behavior: Callable[..., Any], decode: Decode | None
+    ) -> Callable[..., Any]:
         async def answer(request: Any, context: Any) -> Any:
             try:
                 await self._admit(method, context)
-                return await behavior(request, context)
+                return await behavior(_decoded(decode, request), context)
             except Exception as error:
                 return await _abort(method, context, error)
 
         return answer
 
-    def _streaming(self, method: str, behavior: Callable[..., Any]) -> Callable[..., Any]:
+    def _streaming(
+        self, method: str, behavior: Callable[..., Any], decode: Decode | None
+    ) -> Callable[..., Any]:
         async def answer(request: Any, context: Any) -> None:
             try:
                 await self._admit(method, context)
-                replies = behavior(request, context)
+                replies = behavior(_decoded(decode, request), context)
                 if isinstance(replies, AsyncGenerator):
                     # What gRPC does with a generator; to wrap it in another would cost more.
                     async with aclosing(replies):
@@ -182,6 +191,15 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     async def _admit(self, method: str, context: Any) -> None:
         if self._authenticate is not None:
             await self._authenticate(method, dict(context.invocation_metadata() or ()))
+
+
+def _decoded(decode: Decode | None, request: Any) -> Any:
+    if decode is None:
+        return request
+    try:
+        return decode(request)
+    except DecodeError as error:
+        raise InvalidRequest(f"the request of {len(request)} bytes cannot be read") from error
 
 
 async def _abort(method: str, context: Any, error: Exception) -> Any:

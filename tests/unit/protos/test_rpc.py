@@ -33,18 +33,20 @@ SERVICE = "semel.tests.Echo"
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 Behavior = Callable[..., Any]
+Decode = Callable[[bytes], Any]
 
 
 class _Handlers(grpc.GenericRpcHandler):
     """One method for each kind of call; bytes in, bytes out."""
 
-    def __init__(self, behaviors: dict[str, Behavior]) -> None:
+    def __init__(self, behaviors: dict[str, Behavior], decode: Decode | None) -> None:
         self._behaviors = behaviors
+        self._decode = decode
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         kind = handler_call_details.method.rsplit("/", 1)[1]
         behavior = self._behaviors.get(kind)
-        return behavior and getattr(grpc, f"{kind}_rpc_method_handler")(behavior)
+        return behavior and getattr(grpc, f"{kind}_rpc_method_handler")(behavior, self._decode)
 
 
 def _failing(error: BaseException) -> dict[str, Behavior]:
@@ -63,10 +65,11 @@ async def _serving(
     behaviors: dict[str, Behavior],
     authenticate: Authenticate | None = None,
     credentials: Credentials | None = None,
+    decode: Decode | None = None,
 ) -> AsyncIterator[Callable[[str, bytes], Awaitable[list[bytes]]]]:
     """A server and a function that calls one of its methods and collects the replies."""
     server = grpc.aio.server(interceptors=[ServerInterceptor(authenticate)], options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((_Handlers(behaviors),))
+    server.add_generic_rpc_handlers((_Handlers(behaviors, decode),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(
@@ -112,6 +115,27 @@ async def test_a_bug_becomes_internal_and_is_logged_without_its_text(
     assert type(error) is errors.InternalError
     assert "secret" not in error.message
     assert any(record.exc_info for record in caplog.records if record.name == "semel.protos.rpc")
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+async def test_a_request_that_cannot_be_read_is_refused_without_a_word_in_the_log(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def echo(request: ErrorDetail, context: Any) -> bytes:
+        return request.message.encode()
+
+    async def stream(request: ErrorDetail, context: Any) -> AsyncIterator[bytes]:
+        yield request.message.encode()
+
+    behaviors = {"unary_unary": echo, "unary_stream": stream}
+    async with _serving(behaviors, decode=ErrorDetail.FromString) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(kind, b"\xff\xff\xff")
+        error = error_from_rpc(caught.value)
+        assert type(error) is errors.InvalidRequest
+        assert error.message == "the request of 3 bytes cannot be read"
+        assert await call(kind, ErrorDetail(message="a").SerializeToString()) == [b"a"]
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("kind", KINDS)
