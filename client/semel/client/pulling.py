@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from semel.client.fetch import Feed, FeedQueue
 from semel.client.message import Message, Rows
+from semel.protos.errors import SemelError
 
 GATHER_BYTES: Final = 64 << 10
 """`arrow` puts batches together until they are so large: tiny ones would cost a call each."""
@@ -36,6 +37,8 @@ class Puller:
         self._row = 0
         self._queue: FeedQueue | None = None
         self._turn = 0
+        self._failure: SemelError | None = None
+        """Raised by the next call: what came before it is given out first."""
 
     def _current(self) -> Rows | None:
         """Rows that are not given out yet, fetched from the line when needed."""
@@ -44,6 +47,9 @@ class Puller:
             if self._row < rows.count and self._queue.turn == self._turn:
                 return rows
             self._rows = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         delivery = self._feed.take()
         if delivery is None:
             return None
@@ -74,7 +80,7 @@ class Puller:
         """Up to `limit` messages that are here now."""
         found: list[Message] = []
         while len(found) < limit:
-            rows = self._current()
+            rows = self._next(bool(found))
             if rows is None:
                 break
             end = min(rows.count, self._row + limit - len(found))
@@ -87,13 +93,24 @@ class Puller:
         here."""
         batches: list[pa.RecordBatch] = []
         size = 0
-        while size < GATHER_BYTES and (rows := self._current()) is not None:
+        while size < GATHER_BYTES and (rows := self._next(bool(batches))) is not None:
             batches.append(rows.arrow(self._row))
             size += rows.size
             self._advance(rows, rows.count)
         if len(batches) > 1:
             return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
         return batches[0] if batches else None
+
+    def _next(self, holding: bool) -> Rows | None:
+        """The current rows. While the call holds some already, a failure waits for the next one:
+        they count as given out, and would be lost with it."""
+        try:
+            return self._current()
+        except SemelError as error:
+            if not holding:
+                raise
+            self._failure = error
+            return None
 
     def _advance(self, rows: Rows, row: int) -> None:
         self._row = row

@@ -321,3 +321,17 @@ def test_after_a_final_failure_every_call_fails() -> None:
     for _ in range(2):
         with pytest.raises(InternalError, match="final"):
             box.puller.messages(1)
+
+
+@pytest.mark.parametrize("way", ["arrow", "messages"])
+def test_a_failure_takes_nothing_along_that_was_there_before_it(way: str) -> None:
+    box = Box()
+    box.put([b"a", b"b"], 0)
+    box.feed.fail(OffsetOutOfRange("trimmed"))
+    found = box.puller.arrow() if way == "arrow" else box.puller.messages(10)
+    assert found is not None
+    assert len(found) == 2
+    assert box.queue.delivered == 2
+    with pytest.raises(OffsetOutOfRange):
+        box.puller.arrow()
+    assert box.puller.arrow() is None
