@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semel.client.cluster import Cluster
@@ -45,6 +45,7 @@ from semel.client.offsets import (
     queue_ref,
     resolve_places,
 )
+from semel.client.progress import publish_progress
 from semel.client.resets import (
     OffsetReset,
     Shift,
@@ -148,7 +149,23 @@ class AdminCore:
         ]
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        (topic,) = (await self._routes([name])).topics
+        (topic,) = await self.describe_topics([name])
+        return topic
+
+    async def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
+        """In the order of `names`."""
+        if not names:
+            return []
+        found = {topic.name: topic for topic in (await self._routes(list(names))).topics}
+        return list(await asyncio.gather(*(self._describe_topic(found[name]) for name in names)))
+
+    async def offsets_at(self, name: str, time_us: int) -> dict[int, int]:
+        """By queue; the end where nothing is so late."""
+        route = await self._cluster.topic(name, refresh=True)
+        found = await list_offsets(self._cluster, list(route.every), max(1, time_us))
+        return {queue: offsets.time_offset for queue, offsets in found.items()}
+
+    async def _describe_topic(self, topic: Any) -> TopicDescription:
         route = topic_route(topic)
         offsets = await list_offsets(self._cluster, list(route.every))
         return TopicDescription(
@@ -371,6 +388,14 @@ class AdminCore:
             )
         )
         return offsets
+
+    async def publish_progress(
+        self, group: str, offsets: Mapping[tuple[str, int], int]
+    ) -> list[tuple[str, int]]:
+        """Shows the progress of a reader under a group's name; see `progress.py`."""
+        if not isinstance(group, str) or not group:
+            raise InvalidRequest(f"group must be a name, not {group!r}")
+        return await publish_progress(self._cluster, group, offsets)
 
     async def delete_group(self, group: str) -> None:
         """Forgets a group without members, everywhere."""

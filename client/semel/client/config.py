@@ -220,9 +220,20 @@ class ReaderConfig:
     """At most so much in one reply of a broker; larger replies are slower, not faster."""
     prefetch_bytes: int = 16 << 20
     """At most so much is held ready, over all queues."""
+    read_from: Literal["master", "any"] = "master"
+    """`any` spreads readers that have an `end` over all nodes of a broker group, and goes to the
+    master where a node is behind or does not answer."""
+    topic_id: int = 0
+    """Read this topic or none: one that was deleted and created again under the name is refused.
+    0: whatever has the name."""
 
     def __post_init__(self) -> None:
         _check_fetch(self.fetch_bytes, self.prefetch_bytes)
+        _require(
+            self.read_from in ("master", "any"),
+            f"read_from must be 'master' or 'any', not {self.read_from!r}",
+        )
+        _whole("topic_id", self.topic_id, 0, (1 << 64) - 1)
 
 
 def _check_fetch(fetch_bytes: int, prefetch_bytes: int) -> None:

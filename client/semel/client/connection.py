@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from semel.protos.errors import SemelError, Unavailable
+from semel.protos.errors import SemelError, TimedOut, Unavailable
 from semel.protos.rpc import CHANNEL_OPTIONS, Credentials, client_interceptors, error_from_rpc
 from semel.protos.v1 import broker_pb2_grpc, controller_pb2_grpc
 
@@ -83,6 +83,19 @@ def translate(error: grpc.RpcError, address: str) -> SemelError:
     if type(known) is Unavailable and address not in known.message:
         return Unavailable(f"{address} does not answer: {known.message}")
     return known
+
+
+def telling(group: BaseExceptionGroup[SemelError]) -> SemelError:
+    """The error of a stream's tasks that says most: a broker's own word before the transport's."""
+    leaves: list[SemelError] = []
+    stack: list[Any] = list(group.exceptions)
+    while stack:
+        each = stack.pop()
+        if isinstance(each, BaseExceptionGroup):
+            stack.extend(each.exceptions)
+        else:
+            leaves.append(each)
+    return min(leaves, key=lambda error: isinstance(error, Unavailable | TimedOut))
 
 
 BROKER: type[Any] = broker_pb2_grpc.BrokerStub

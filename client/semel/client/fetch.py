@@ -10,6 +10,9 @@ under the lock would start the lock's clock; so the next batch is *peeked* at fi
 group, and fetched, alone, when it is due. A clock that is behind makes it late by at most the
 delay again.
 
+A feed that may read from *any replica* asks one node of each broker group, chosen by lot, and for
+all that is left the master, as soon as that node fails, refuses or turns out to be behind.
+
 Invariants
 1. Deliveries of one queue come in offset order without a gap: each begins where the one before
    ended, or where the caller sought to, but for offsets to be *skipped*.
@@ -36,7 +39,7 @@ import grpc
 import grpc.aio
 
 from semel.client.cluster import Cluster, translate
-from semel.client.connection import Purpose
+from semel.client.connection import Purpose, telling
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
 from semel.client.message import Rows
@@ -50,7 +53,7 @@ from semel.protos.errors import (
     Unavailable,
     from_detail,
 )
-from semel.protos.ids import GroupId, QueueKey
+from semel.protos.ids import GroupId, NodeId, QueueKey, Term
 from semel.protos.streams import FETCH_METHOD, decode_fetch_reply
 from semel.protos.v1 import broker_pb2, common_pb2
 
@@ -182,12 +185,15 @@ class Feed:
         fetch_bytes: int,
         prefetch_bytes: int,
         call_soon: Callable[[Callable[[], None]], None],
+        any_replica: bool = False,
     ) -> None:
-        """`call_soon` runs a function on the I/O thread, from any thread."""
+        """`call_soon` runs a function on the I/O thread, from any thread. With `any_replica` every
+        queue must have an end that exists: a node that has nothing to give is behind then."""
         self.owner = owner
         self.cluster = cluster
         self.fetch_bytes = fetch_bytes
         self.prefetch_bytes = prefetch_bytes
+        self.any_replica = any_replica
         self.queues: dict[QueueKey, FeedQueue] = {}
         self.buffered = 0
         self.ended = False
@@ -333,6 +339,8 @@ class _FetchLink:
         """Polls under way: deadline, and what they are for."""
         self._number = 0
         self._not_before = 0.0
+        self._any = feed.any_replica
+        """Asks any node; False once one of them was no good."""
         self._task = feed.cluster.spawn(self._run(), f"semel-fetch-{group_id}")
 
     def wake(self) -> None:
@@ -349,7 +357,7 @@ class _FetchLink:
                 self._wake.clear()
                 await self._wake.wait()
             try:
-                master = await feed.cluster.master(self._group_id)
+                master = self._replica() or await feed.cluster.master(self._group_id)
             except SemelError as error:
                 feed.fail(error)
                 await asyncio.sleep(1.0)
@@ -358,7 +366,7 @@ class _FetchLink:
             try:
                 await self._stream(master)
             except* SemelError as group:
-                self._on_ended(master, _leaf(group))
+                self._on_ended(master, telling(group))
             except* Exception as group:
                 logger.exception("fetch stream failed group=%s", self._group_id, exc_info=group)
                 self._on_ended(master, InternalError(f"client: {group.exceptions[0]!r}"))
@@ -371,6 +379,13 @@ class _FetchLink:
                 backoff.reset()
             await asyncio.sleep(backoff.next_ms() / 1000)
 
+    def _replica(self) -> Master | None:
+        """Some node, to be asked as if it were the master."""
+        addresses = self._feed.cluster.routes.replicas(self._group_id) if self._any else ()
+        if not addresses:
+            return None
+        return Master(address=random.choice(addresses), node_id=NodeId(0), term=Term(0))
+
     def _on_ended(self, master: Master, error: SemelError) -> None:
         logger.info(
             "fetch stream ended group=%s address=%s error=%s",
@@ -378,7 +393,9 @@ class _FetchLink:
             master.address,
             error.message,
         )
-        if error.retriable or isinstance(error, InternalError):
+        if self._any:
+            self._any = False
+        elif error.retriable or isinstance(error, InternalError):
             self._feed.cluster.on_master_error(self._group_id, master, error)
         else:
             self._feed.fail(error)
@@ -416,6 +433,7 @@ class _FetchLink:
                     correlation_id=self._number,
                     max_bytes=feed.fetch_bytes,
                     max_wait_ms=MAX_WAIT_MS,
+                    any_replica=self._any,
                 )
                 asked = []
                 for queue in queues:
@@ -460,6 +478,8 @@ class _FetchLink:
                 self._rest(error.retry_after_ms)
                 return
             raise error
+        if self._any and not header.results:
+            raise Unavailable("the node is behind")
         deliveries: list[Delivery] = []
         at = 0
         moved: SemelError | None = None
@@ -473,7 +493,7 @@ class _FetchLink:
             queue, turn, peek = found
             if result.HasField("error"):
                 error = from_detail(result.error)
-                if isinstance(error, NotMaster):
+                if self._any or isinstance(error, NotMaster):
                     moved = error
                 elif error.retriable:
                     self._rest(0)
@@ -571,16 +591,3 @@ def _ended(error: BaseException, address: str) -> SemelError:
     if isinstance(error, grpc.RpcError):
         return translate(error, address)
     return Unavailable(f"{address} ended the fetch stream")
-
-
-def _leaf(group: BaseExceptionGroup[SemelError]) -> SemelError:
-    """The error that says most: a broker's own word before the transport's."""
-    leaves: list[SemelError] = []
-    stack: list[Any] = list(group.exceptions)
-    while stack:
-        each = stack.pop()
-        if isinstance(each, BaseExceptionGroup):
-            stack.extend(each.exceptions)
-        else:
-            leaves.append(each)
-    return min(leaves, key=lambda error: isinstance(error, Unavailable | TimedOut))

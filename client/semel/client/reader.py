@@ -43,7 +43,9 @@ class ReaderCore:
             fetch_bytes=config.fetch_bytes,
             prefetch_bytes=config.prefetch_bytes,
             call_soon=runtime.call_soon,
+            any_replica=config.read_from == "any",
         )
+        self._config = config
         self.puller = Puller(self.feed)
         self._topic = ""
         self._follows = False
@@ -57,7 +59,14 @@ class ReaderCore:
         check_places("start", start)
         if end is not None:
             check_places("end", end)
+        if end is None and self._config.read_from == "any":
+            raise InvalidRequest("read_from='any' needs an end: only the master knows what is new")
         route = await self._cluster.topic(topic, refresh=True)
+        if self._config.topic_id not in (0, route.topic_id):
+            raise UnknownTopic(
+                f"topic {topic!r} was deleted and created again: it is {route.topic_id} now, not"
+                f" {self._config.topic_id}"
+            )
         self._topic = topic
         self._follows = queues is None and end is None
         self._known = {queue.key for queue in route.every}

@@ -114,6 +114,15 @@ class Admin:
         """A topic with its queues and their offsets. Raises UnknownTopic."""
         return self._session.run(self._session.admin.describe_topic(name))
 
+    def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
+        """Topics in the order of `names`, asked for at once. Raises UnknownTopic."""
+        return self._session.run(self._session.admin.describe_topics(names))
+
+    def offsets_at(self, name: str, time_us: int) -> dict[int, int]:
+        """First offset of each queue of a topic that was appended at or after a time, microseconds
+        since the epoch; the end where nothing is so late. Raises UnknownTopic."""
+        return self._session.run(self._session.admin.offsets_at(name, time_us))
+
     def list_groups(self) -> list[str]:
         """Names of all consumer groups."""
         return self._session.run(self._session.admin.list_groups())
@@ -144,6 +153,16 @@ class Admin:
     def reset_offsets(self, group: str, topic: str, to: Places) -> dict[int, int]:
         """Moves a group's progress and fences its running consumers; new offsets by queue."""
         return self._session.run(self._session.admin.reset_offsets(group, topic, to))
+
+    def publish_progress(
+        self, group: str, offsets: Mapping[tuple[str, int], int]
+    ) -> list[tuple[str, int]]:
+        """Stores next offsets by (topic, queue) of a reader without a group, under a group's name
+        that shows its lag. Returns the queues that somebody holds, which are left alone.
+
+        Raises InvalidRequest when consumers have ever joined the group, UnknownTopic.
+        """
+        return self._session.run(self._session.admin.publish_progress(group, offsets))
 
     def delete_group(self, group: str) -> None:
         """Forgets a group without members. Raises UnknownGroup."""

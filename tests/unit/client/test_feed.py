@@ -8,13 +8,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from semel.client.fetch import Delivery, Feed, FeedQueue, cut
+from semel.client.core.routing import Master
+from semel.client.fetch import Delivery, Feed, FeedQueue, _Asked, _FetchLink, cut
 from semel.client.message import ARROW_SCHEMA
 from semel.client.pulling import Puller, await_ready, wait_ready
 from semel.protos.batch import BrokerHeader, Codec
 from semel.protos.columns import Columns, encode_batch
-from semel.protos.errors import CorruptBatch, InternalError, OffsetOutOfRange
-from semel.protos.ids import GroupId, Offset, QueueId, QueueKey, Term, TopicId
+from semel.protos.errors import (
+    CorruptBatch,
+    InternalError,
+    OffsetOutOfRange,
+    SemelError,
+    Unavailable,
+    UnknownQueue,
+    to_detail,
+)
+from semel.protos.ids import GroupId, NodeId, Offset, QueueId, QueueKey, Term, TopicId
+from semel.protos.streams import encode_fetch_reply
 from semel.protos.v1 import broker_pb2
 
 KEY = QueueKey(TopicId(1), QueueId(2))
@@ -335,3 +345,44 @@ def test_a_failure_takes_nothing_along_that_was_there_before_it(way: str) -> Non
     with pytest.raises(OffsetOutOfRange):
         box.puller.arrow()
     assert box.puller.arrow() is None
+
+
+class Nowhere:
+    """A cluster that starts nothing and notes which masters failed."""
+
+    def __init__(self) -> None:
+        self.routes = self
+        self.failed: list[Master] = []
+
+    def spawn(self, coroutine: Any, name: str) -> None:
+        coroutine.close()
+
+    def replicas(self, group_id: GroupId) -> list[str]:
+        return ["slave:1"]
+
+    def on_master_error(self, group_id: GroupId, master: Master, error: SemelError) -> None:
+        self.failed.append(master)
+
+
+@pytest.mark.parametrize("answer", ["nothing", "refused"])
+def test_a_node_that_is_behind_is_asked_once_and_no_master_is_blamed(answer: str) -> None:
+    box = Box()
+    box.feed.any_replica = True
+    box.feed.cluster = cluster = Nowhere()  # type: ignore[assignment]
+    link = _FetchLink(box.feed, GroupId(1))
+    node = link._replica()
+    assert node is not None
+    assert node.address == "slave:1"
+    header = broker_pb2.FetchReplyHeader(correlation_id=1)
+    if answer == "refused":
+        result = header.results.add(error=to_detail(UnknownQueue("not here yet")))
+        result.queue.topic_id, result.queue.queue_id = KEY.topic_id, KEY.queue_id
+    link._polls[1] = (0.0, [_Asked(box.queue, box.queue.turn, False)])
+    with pytest.raises(Unavailable if answer == "nothing" else UnknownQueue) as caught:
+        link._on_reply(encode_fetch_reply(header, []))
+    link._on_ended(node, caught.value)
+    assert link._replica() is None  # the master's turn
+    assert cluster.failed == []
+    master = Master(address="master:1", node_id=NodeId(1), term=Term(1))
+    link._on_ended(master, Unavailable("gone"))
+    assert cluster.failed == [master]
