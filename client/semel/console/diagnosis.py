@@ -118,6 +118,36 @@ def _masters(found: Inspection) -> Iterator[Finding]:
             )
 
 
+def _racks(found: Inspection) -> Iterator[Finding]:
+    """A group's nodes are spread over the racks that the cluster has as evenly as they can be."""
+    racks = {node.rack for group in found.status.groups for node in group.nodes if node.rack}
+    for group in found.status.groups if racks else ():
+        subject = f"group {group.id}"
+        unknown = [str(node.id) for node in group.nodes if not node.rack]
+        if unknown:
+            yield Finding(
+                severity="note",
+                check="rack-unknown",
+                subject=subject,
+                text=f"has nodes that were not told their rack: {_some(unknown)}",
+                advice="start them with --rack, as the others",
+            )
+            continue
+        rack, count = Counter(node.rack for node in group.nodes).most_common(1)[0]
+        if count > -(-len(group.nodes) // len(racks)):
+            crowded = [str(node.id) for node in group.nodes if node.rack == rack]
+            majority = count > (len(group.nodes) - 1) // 2
+            elsewhere = _some(sorted(racks - {rack}))
+            yield Finding(
+                severity="warning",
+                check="rack-crowded",
+                subject=subject,
+                text=f"has {count} of {len(group.nodes)} nodes in rack {rack}"
+                + (": without that rack it has no majority" if majority else ""),
+                advice=f"start a node in {elsewhere} and: semel node replace {crowded[0]} NEW",
+            )
+
+
 def _nodes(found: Inspection) -> Iterator[Finding]:
     for node in found.nodes:
         subject = f"broker {node.node}"
@@ -318,6 +348,7 @@ def _unseen(found: Inspection) -> Iterator[Finding]:
 CHECKS: Final[tuple[Check, ...]] = (
     _controllers,
     _masters,
+    _racks,
     _nodes,
     _damage,
     _disks,

@@ -142,6 +142,34 @@ def _controller(index: int, **fields: Any) -> Callable[[Inspection], Inspection]
     return change
 
 
+def _racks(*racks: str) -> Callable[[Inspection], Inspection]:
+    def change(found: Inspection) -> Inspection:
+        [group] = found.status.groups
+        nodes = [
+            dataclasses.replace(node, rack=rack)
+            for node, rack in zip(group.nodes, racks, strict=True)
+        ]
+        return _with_status(found, groups=[dataclasses.replace(group, nodes=nodes)])
+
+    return change
+
+
+def _elsewhere(rack: str, *racks: str) -> Callable[[Inspection], Inspection]:
+    """With a second group, all of which is in `rack`."""
+
+    def change(found: Inspection) -> Inspection:
+        found = _racks(*racks)(found)
+        [group] = found.status.groups
+        other = dataclasses.replace(
+            group, id=2, queues=4, nodes=[dataclasses.replace(group.nodes[0], rack=rack)]
+        )
+        master = dataclasses.replace(found.nodes[0], group=2, peers=[])
+        found = dataclasses.replace(found, nodes=[*found.nodes, master, _node(9, group=2)])
+        return _with_status(found, groups=[group, other])
+
+    return change
+
+
 CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
     ("error", "controller-unreachable", "controller c:2", _controller(1, trouble="refused")),
     (
@@ -154,6 +182,8 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
         lambda found: _with_node(found, 1, serving=False, role="candidate"),
     ),
     ("warning", "one-node-group", "group 1", _alone),
+    ("note", "rack-unknown", "group 1", _racks("a", "b", "")),
+    ("warning", "rack-crowded", "group 1", _elsewhere("c", "a", "b", "b")),
     ("error", "queues-missing", "group 1", lambda found: _with_node(found, 1, queues=3)),
     (
         *("warning", "broker-lags", "broker 2"),
@@ -220,6 +250,21 @@ def test_each_trouble_is_found_and_nothing_else(
     assert (finding.severity, finding.check, finding.subject) == (severity, check, subject)
     assert finding.text
     assert finding.advice
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _racks("a", "b", "c"),
+        _racks("a", "b", "a"),
+        _racks("a", "a", "a"),
+        _elsewhere("b", "a", "b", "b"),
+    ],
+)
+def test_racks_as_even_as_they_can_be_are_no_finding(
+    change: Callable[[Inspection], Inspection],
+) -> None:
+    assert diagnose(change(_whole())) == []
 
 
 def test_every_check_has_a_case_and_the_gravest_come_first() -> None:
