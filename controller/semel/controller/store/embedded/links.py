@@ -12,6 +12,8 @@ off is broken. Consensus asks again.
 Invariants
 1. No message of another cluster, another group, or of one who means somebody else, is handled.
 2. What is queued for a peer is bounded, in frames and bytes.
+3. Whatever ends one stream, the others stand, and it is tried again; an error of our own ends
+   `run`, and with it the store.
 
 Not here: what messages mean (`node.py`); who may call at all (the server's authenticator).
 """
@@ -198,7 +200,8 @@ class Links:
         ended: asyncio.Future[Any] | None = None
         key: Peer | None = None
         try:
-            await call.write(LinkFrame(hello=self._hello(peer)))
+            if not await _write(call, LinkFrame(hello=self._hello(peer))):
+                return
             welcome = await call.read()
             if not isinstance(welcome, LinkWelcome):
                 await _raise_status(call)
@@ -212,14 +215,17 @@ class Links:
                 self._post(_connected(key))
             while not ended.done() and standing == self._standing:
                 message = outbox.pop()
-                if message is not None:
-                    await call.write(LinkFrame(message=message))
-                    continue
-                try:
-                    async with asyncio.timeout(PING_S):
-                        await outbox.filled.wait()
-                except TimeoutError:
-                    await call.write(LinkFrame())
+                if message is None:
+                    try:
+                        async with asyncio.timeout(PING_S):
+                            await outbox.filled.wait()
+                        continue
+                    except TimeoutError:
+                        frame = LinkFrame()
+                else:
+                    frame = LinkFrame(message=message)
+                if not await _write(call, frame):
+                    return
         finally:
             outbox.reset(open=False)
             if key is not None:
@@ -332,8 +338,22 @@ class Links:
             )
 
 
+async def _write(call: Any, frame: LinkFrame) -> bool:
+    """False when the call has ended well. Raises AioRpcError when it has ended otherwise.
+
+    Its end can be known to gRPC a moment before it is known to whoever reads from it; a write in
+    between is no fault of the writer's, and gRPC calls it one.
+    """
+    try:
+        await call.write(frame)
+    except asyncio.InvalidStateError:
+        await _raise_status(call)
+        return False
+    return True
+
+
 async def _raise_status(call: Any) -> None:
-    """Raises what a call that gave no welcome ended with."""
+    """Raises what a call that has ended has ended with, unless that is OK."""
     code = await call.code()
     if code != grpc.StatusCode.OK:
         raise grpc.aio.AioRpcError(

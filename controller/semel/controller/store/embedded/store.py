@@ -205,6 +205,7 @@ class EmbeddedStore(MemoryStore):
         await super().start(me)
         self._ticker.start()
         self._running = asyncio.ensure_future(self._links.run())
+        self._running.add_done_callback(self._on_links_ended)
 
     async def mastership(self) -> AsyncGenerator[Mastership]:
         last: Mastership | None = None
@@ -351,6 +352,14 @@ class EmbeddedStore(MemoryStore):
         )
         self._fail(failure)
         self._give_up(failure)
+
+    def _on_links_ended(self, running: asyncio.Future[None]) -> None:
+        """A controller that can send nothing must not stay and look alive."""
+        if not running.cancelled() and (error := running.exception()) is not None:
+            log.critical("the links to the other controllers have ended", exc_info=error)
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            self._on_failed(error)
 
     # --- helpers --------------------------------------------------------------------------------
 
