@@ -141,7 +141,7 @@ class Maintenance:
             return  # a snapshot has replaced the log, and the state is about to follow
         stats = log.stats()
         stored = stats.segment_bytes + stats.kept_bytes
-        live = sum(queue.bytes for queue in state.queues.values())
+        live = state.live_bytes
         spare = replica.config.retained_log_bytes + replica.config.log.segment_bytes
         if stored - live < spare or live > stored * _LIVE_SHARE_MAX:
             return
@@ -155,14 +155,8 @@ class Maintenance:
         # record that is trimmed meanwhile is copied for nothing, and dropped the next time. What
         # is live here says nothing about the log that a snapshot may put in its place meanwhile.
         lo = log.first_index
-        live_refs = [
-            RecordRef(*record)
-            for queue in state.queues.values()
-            for record in queue.live_records(lo, upto)
-        ]
-        live_kept = {
-            record[:2] for queue in state.queues.values() for record in queue.live_records(0, lo)
-        }
+        live_refs = [RecordRef(*record) for record in state.live_records(lo, upto)]
+        live_kept = {record[:2] for record in state.live_records(0, lo)}
 
         def keep(first: int, end: int) -> Iterable[RecordRef]:
             return (ref for ref in live_refs if first <= ref.index < end)

@@ -35,6 +35,7 @@ from semel.broker.state import (
     ParkKey,
     Pending,
     Refused,
+    Staged,
     batch_record_parts,
     queue_key_of,
 )
@@ -42,6 +43,7 @@ from semel.protos.batch import BatchHeader
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
 from semel.protos.ids import ProducerId, QueueKey, Term
+from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1.control_pb2 import ControlRecord
 
 RecordParts = tuple[RecordKind, Sequence[bytes | memoryview]]
@@ -195,11 +197,17 @@ class Proposer:
         self, item: _Batch, time_us: int, term: int, now_ms: int
     ) -> RecordParts | None:
         header = item.header
-        verdict = self._judge.judge_batch(header, now_ms)
+        staged = header.producer_id >= STAGER_ID_MIN
+        if staged:
+            verdict = self._judge.judge_staged(header)
+        else:
+            verdict = self._judge.judge_batch(header, now_ms)
         if isinstance(verdict, Accepted):
             parts = batch_record_parts(
                 item.data, base_offset=verdict.base_offset, append_time_us=time_us, term=Term(term)
             )
+            if staged:
+                return RecordKind.STAGED, parts
             self._unpark(header.queue_key, header.producer_id)
             return RecordKind.BATCH, parts
         if isinstance(verdict, Duplicate):
@@ -246,6 +254,8 @@ class Proposer:
                 verdict = self._judge.judge_trim(record.trim)
             case "fence":
                 verdict = self._judge.judge_fence(record.fence)
+            case "transaction":
+                verdict = self._judge.judge_transaction(record.transaction)
             case None:
                 verdict = Refused(InvalidRequest("the control record is empty"))
             case _:
@@ -281,6 +291,13 @@ class Proposer:
             if isinstance(item, _Control):
                 if not item.future.done():
                     item.future.set_result(result)
+                continue
+            if isinstance(result, Staged):
+                if result.error is not None:
+                    item.sink.refuse(item.header, result.error)
+                else:
+                    status = "duplicate" if result.duplicate else "committed"
+                    item.sink.ack(item.header, status, -1, 0)
                 continue
             assert isinstance(result, BatchApplied)
             item.sink.ack(item.header, "committed", result.base_offset, result.append_time_us)

@@ -54,11 +54,7 @@ def note_missing(replica: Replica) -> None:
     log, state = replica.log, replica.state
     if log.first_index > state.applied_index + 1:
         return  # a snapshot has replaced the log, and the state is about to follow
-    log.note_missing(
-        RecordRef(*record)
-        for queue in state.queues.values()
-        for record in queue.live_records(0, log.first_index)
-    )
+    log.note_missing(RecordRef(*record) for record in state.live_records(0, log.first_index))
 
 
 class Repair:
@@ -107,11 +103,7 @@ class Repair:
 
     def _live(self, index: int) -> list[RecordRef]:
         """The records of an applied entry that are still needed."""
-        return [
-            RecordRef(*record)
-            for queue in self._replica.state.queues.values()
-            for record in queue.live_records(index, index + 1)
-        ]
+        return [RecordRef(*record) for record in self._replica.state.live_records(index, index + 1)]
 
     def _forget_dead_records(self) -> None:
         """What was trimmed since is not mended: no peer need have it any more."""

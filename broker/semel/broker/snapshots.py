@@ -229,11 +229,7 @@ class CatchUp:
             if not replica.core.begin_snapshot(mark):
                 return
             logger.info("installing snapshot index=%d bytes=%d", index, len(payload))
-            refs = [
-                RecordRef(*ref)
-                for queue in state.queues.values()
-                for ref in queue.live_records(0, index + 1)
-            ]
+            refs = [RecordRef(*ref) for ref in state.live_records(0, index + 1)]
             records = self._records(pull, refs, index, replica.state.applied_index, loop)
             installing = loop.run_in_executor(
                 replica.readers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from semel.broker.state import ApplyResult, BatchApplied, Done, Released
+from semel.broker.state import ApplyResult, BatchApplied, Done, Published, Released
 from semel.protos.ids import QueueKey
 
 
@@ -36,7 +36,13 @@ class QueueWatchers:
         if not self._events:
             return
         for result in results:
-            if isinstance(result, BatchApplied | Released | Done) and result.queue_key is not None:
+            if isinstance(result, Published):
+                for part in result.parts:
+                    for event in self._events.get(part.queue_key, ()):
+                        event.set()
+            elif (
+                isinstance(result, BatchApplied | Released | Done) and result.queue_key is not None
+            ):
                 for event in self._events.get(result.queue_key, ()):
                     event.set()
 

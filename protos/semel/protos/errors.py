@@ -142,6 +142,13 @@ class MemberFenced(FencedError):
     status = "ABORTED"
 
 
+class TransactionFenced(FencedError):
+    """A newer attempt at the transaction exists."""
+
+    code = errors_pb2.ERROR_CODE_TRANSACTION_FENCED
+    status = "ABORTED"
+
+
 class InvalidRequest(CallerError):
     """Malformed, or not allowed in this state."""
 
@@ -262,6 +269,21 @@ class ParentUnread(CallerError):
     code = errors_pb2.ERROR_CODE_PARENT_UNREAD
     status = "FAILED_PRECONDITION"
     retry_after_ms: int = 0
+
+
+class TransactionConflict(CallerError):
+    """The transaction id belongs to another query."""
+
+    code = errors_pb2.ERROR_CODE_TRANSACTION_CONFLICT
+    status = "FAILED_PRECONDITION"
+    owner: str = ""
+
+
+class TransactionAborted(CallerError):
+    """The transaction ended without effect; nothing of it is stored."""
+
+    code = errors_pb2.ERROR_CODE_TRANSACTION_ABORTED
+    status = "ABORTED"
 
 
 class Unauthenticated(CallerError):

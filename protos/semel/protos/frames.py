@@ -57,6 +57,8 @@ class RecordKind(IntEnum):
     """A stored batch: broker header, client header, body."""
     CONTROL = 4
     """Protobuf semel.protos.v1.ControlRecord."""
+    STAGED = 5
+    """A stored batch without offsets: part of a transaction. Feature level 3."""
 
 
 _KINDS: Final = {kind.value: kind for kind in RecordKind}

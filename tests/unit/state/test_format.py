@@ -6,7 +6,16 @@ import struct
 
 import pytest
 
-from semel.broker.state import expired, extents, locks, machine, producers, queues
+from semel.broker.state import (
+    coordination,
+    expired,
+    extents,
+    locks,
+    machine,
+    producers,
+    queues,
+    staging,
+)
 from tests.unit.protos.tables import fields, struct_format
 
 DOCUMENT = "state.md"
@@ -24,6 +33,12 @@ DOCUMENT = "state.md"
         ("Row", 0, producers.ROW),
         ("Row", 1, producers.ENTRY),
         ("Consumer group", 0, locks._FIXED),
+        ("Stager", 0, staging.STAGER),
+        ("Stager", 1, staging.STAGED_QUEUE),
+        ("Stager", 2, staging.STAGED_EXTENT),
+        ("Pin", 0, staging.PIN),
+        ("Transaction", 0, coordination.HEAD),
+        ("Transaction", 1, coordination.ROW),
     ],
 )
 def test_parts_have_the_documented_layout(heading: str, table: int, code: struct.Struct) -> None:

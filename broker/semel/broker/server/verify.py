@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from semel.broker.log import IndexUnavailable, Log
@@ -62,7 +62,7 @@ async def verify_queues(
     applied = replica.state.applied_index
     index = index or applied
     assert index <= applied
-    wanted = [_capture(replica.state, key, index) for key in keys]
+    wanted = [_capture(replica.state, key) for key in keys]
     loop = asyncio.get_running_loop()
     base = await loop.run_in_executor(replica.readers, _base, replica.log, index)
     total = sum(extent.length for one in wanted for extent in one.extents)
@@ -93,20 +93,14 @@ class _Cancelled(Exception):
     """The caller has gone: stop reading."""
 
 
-def _capture(state: State, key: QueueKey, index: int) -> _Wanted:
+def _capture(state: State, key: QueueKey) -> _Wanted:
     queue = state.queues[key]
-    extents = tuple(
-        extent
-        for extent in queue.extents_from(queue.log_start_offset, 1 << 62)
-        if extent.index <= index
-    )
-    end = extents[-1].base_offset + extents[-1].count if extents else queue.log_start_offset
     return _Wanted(
         key=key,
         log_start_offset=queue.log_start_offset,
-        log_end_offset=end,
+        log_end_offset=queue.log_end_offset,
         expired_epoch_floor=queue.expired_epoch_floor,
-        extents=extents,
+        extents=tuple(queue.extents_from(queue.log_start_offset, 1 << 62)),
         inherited=_inherited(state, queue),
         live_table_digest=state.producers.queue_digest(key),
     )
@@ -152,6 +146,7 @@ def _verify(
         for frame in _frames(log, table.index + 1, index + 1):
             table.feed(frame)
         digests = {one.key: table.queue_digest(one.key) for one in wanted}
+        wanted = [_cut(one, table.log_end_offset(one.key)) for one in wanted]
         for frame in _frames(log, index + 1, applied + 1):
             table.feed(frame)
     except StorageError as error:
@@ -185,6 +180,14 @@ def _verify(
                 bytes_read=done, bytes_total=total, index=index, queues=[queue]
             )
         )
+
+
+def _cut(one: _Wanted, end: int) -> _Wanted:
+    """The queue as it ended then. An extent's own entry does not tell when it got its offsets: a
+    transaction publishes what was stored before."""
+    end = max(end, one.log_start_offset)
+    extents = tuple(extent for extent in one.extents if extent.base_offset < end)
+    return replace(one, log_end_offset=end, extents=extents)
 
 
 def _read_queue(log: Log, one: _Wanted, progress: Callable[[int], None]) -> QueueReport:

@@ -1,5 +1,6 @@
 """What the log means: the replicated state machine, and the master's judge. Pure; no I/O."""
 
+from semel.broker.state.coordination import Begun, Coordination
 from semel.broker.state.extents import Extent
 from semel.broker.state.judge import Judge, batch_record_parts
 from semel.broker.state.lock_clock import LockClock
@@ -28,11 +29,17 @@ from semel.broker.state.results import (
     NodeRef,
     OffsetReset,
     ProducerState,
+    Published,
+    PublishedPart,
     Released,
+    Staged,
     StateDiverged,
+    TransactionApplied,
     WindowEntry,
 )
 from semel.broker.state.splits import SPLIT_LEVEL, unread_error
+from semel.broker.state.staging import Pin, Stager, Staging
+from semel.broker.state.transactions import TRANSACTION_LEVEL, Transactions
 from semel.broker.state.verdicts import (
     Accepted,
     BatchKey,
@@ -49,6 +56,7 @@ from semel.broker.state.verify import BatchVerifier, QueueReport, TableVerifier
 __all__ = [
     "FEATURE_LEVEL_MAX",
     "SPLIT_LEVEL",
+    "TRANSACTION_LEVEL",
     "WINDOW_BATCHES",
     "Accepted",
     "ApplyResult",
@@ -56,11 +64,13 @@ __all__ = [
     "BatchKey",
     "BatchVerdict",
     "BatchVerifier",
+    "Begun",
     "Child",
     "CommitApplied",
     "CommitOutcome",
     "ConsumerGroups",
     "ControlVerdict",
+    "Coordination",
     "Done",
     "Duplicate",
     "Extent",
@@ -80,16 +90,24 @@ __all__ = [
     "ParkKey",
     "Parked",
     "Pending",
+    "Pin",
     "ProducerState",
+    "Published",
+    "PublishedPart",
     "QueueReport",
     "QueueSettings",
     "QueueState",
     "Refused",
     "Released",
     "SequenceTable",
+    "Staged",
+    "Stager",
+    "Staging",
     "State",
     "StateDiverged",
     "TableVerifier",
+    "TransactionApplied",
+    "Transactions",
     "VoterClocks",
     "WindowEntry",
     "batch_record_parts",

@@ -39,9 +39,10 @@ from semel.broker.state.machine import FEATURE_LEVEL_MAX, State, queue_key_of
 from semel.broker.state.parking import Parking
 from semel.broker.state.producers import WINDOW_BATCHES, OutcomeKind
 from semel.broker.state.queues import SLOTS, QueueSettings, QueueState
-from semel.broker.state.results import ApplyResult
+from semel.broker.state.results import ApplyResult, Staged
 from semel.broker.state.spec import InFlight, RecordUse, Spec, SpecQueue, SpecRow
 from semel.broker.state.splits import SPLIT_LEVEL, children_of, sealed_error, split_trouble
+from semel.broker.state.transactions import judge_staged, judge_step
 from semel.broker.state.verdicts import (
     Accepted,
     BatchKey,
@@ -53,7 +54,7 @@ from semel.broker.state.verdicts import (
     Pending,
     Refused,
 )
-from semel.protos.batch import BatchHeader, BrokerHeader
+from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
 from semel.protos.errors import (
     DedupStateExpired,
     InvalidRequest,
@@ -76,7 +77,7 @@ from semel.protos.ids import (
     Sequence,
     Term,
 )
-from semel.protos.v1 import control_pb2
+from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 IN_FLIGHT_BATCHES_MAX: Final = WINDOW_BATCHES
 EXPIRED_ROWS_MAX: Final = 4_096
@@ -89,12 +90,21 @@ class Judge:
     """Decides for one term of one master. Asserts that the term's no-op is applied."""
 
     def __init__(
-        self, state: State, *, term: Term, park_ms: int = 2_000, park_bytes_max: int = 32 << 20
+        self,
+        state: State,
+        *,
+        term: Term,
+        park_ms: int = 2_000,
+        park_bytes_max: int = 32 << 20,
+        staged_bytes_max: int = 1 << 40,
     ) -> None:
         assert state.applied_term == term, f"term {term} begins, {state.applied_term} is applied"
         self._state = state
         self._spec = Spec(state)
         self._parking = Parking(park_ms=park_ms, bytes_max=park_bytes_max)
+        self._staged_bytes_max = staged_bytes_max
+        self._staging_bytes = 0
+        """Of staged batches that are accepted and not applied."""
 
     @property
     def pending_count(self) -> int:
@@ -329,6 +339,10 @@ class Judge:
             return _come_back("the queue is being split")
         if applied is None:
             return _come_back("the queue is being created")
+        if not applied.sealed and (
+            self._spec.may_pin or self._state.transactions.staging.is_pinned(key)
+        ):
+            return _come_back("a transaction is being committed to the queue")
         if applied.sealed:
             if applied.children != children:
                 return Refused(sealed_error(applied))
@@ -343,6 +357,20 @@ class Judge:
         queue.splitting = True
         self._spec.use(RecordUse.SPLIT, (queue,), ())
         return Accepted()
+
+    def judge_staged(self, header: BatchHeader) -> BatchVerdict:
+        """What becomes of a batch of a stager. Accepted: append it as STAGED; the fold decides."""
+        room = self._staged_bytes_max - self._staging_bytes - self._state.transactions.staging.bytes
+        queue = self._state.queues.get(header.queue_key)
+        verdict = judge_staged(self._state.transactions, header, queue, room_bytes=room)
+        if isinstance(verdict, Accepted):
+            self._staging_bytes += header.batch_length + BROKER_HEADER_BYTES
+        return verdict
+
+    def judge_transaction(self, step: transaction_records_pb2.TransactionRecord) -> ControlVerdict:
+        """Most steps are decided at apply; a publication gets its offsets here."""
+        state = self._state
+        return judge_step(state.transactions, self._spec, state.feature_level, step)
 
     def judge_feature_level(self, record: control_pb2.FeatureLevel) -> ControlVerdict:
         """Whoever asks has made sure that every member knows the level's rules."""
@@ -408,6 +436,9 @@ class Judge:
     def on_applied(self, results: Many[ApplyResult]) -> None:
         """Takes what a frame did out of the overlay; right after `State.apply_frame`."""
         self._spec.on_applied(results)
+        for result in results:
+            if isinstance(result, Staged):
+                self._staging_bytes -= result.length
 
 
 def batch_record_parts(

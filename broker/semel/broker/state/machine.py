@@ -44,6 +44,7 @@ from semel.broker.state.results import (
     StateDiverged,
 )
 from semel.broker.state.splits import SPLIT_LEVEL, children_of, split_trouble, unread_error
+from semel.broker.state.transactions import TRANSACTION_LEVEL, Transactions
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     HEADER_BYTES,
@@ -61,11 +62,11 @@ from semel.protos.ids import (
     Term,
     TopicId,
 )
-from semel.protos.v1 import common_pb2, control_pb2
+from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 
 STATE_MAGIC: Final = b"SMST"
-STATE_VERSION_MAX: Final = 2
-FEATURE_LEVEL_MAX: Final = 2
+STATE_VERSION_MAX: Final = 3
+FEATURE_LEVEL_MAX: Final = 3
 """The highest level whose rules this version knows."""
 _STORED: Final = struct.Struct("<qqQ8x8xI8xIQIIQIIqqq48x")
 """What the fold needs of both headers of a stored batch. Their CRCs were checked with the frame,
@@ -90,6 +91,7 @@ class State:
         "membership",
         "producers",
         "queues",
+        "transactions",
     )
 
     def __init__(self) -> None:
@@ -101,6 +103,7 @@ class State:
         self.queues: dict[QueueKey, QueueState] = {}
         self.producers = SequenceTable()
         self.groups = ConsumerGroups()
+        self.transactions = Transactions()
         self._handlers: dict[str, Callable[..., ApplyResult]] = {
             "create_queue": self._create_queue,
             "delete_queue": self._delete_queue,
@@ -115,6 +118,7 @@ class State:
             "reset_offset": self._reset_offset,
             "delete_group": self._delete_group,
             "feature_level": self._raise_feature_level,
+            "transaction": self._transaction,
         }
 
     # --- the fold ---------------------------------------------------------------------------
@@ -140,6 +144,8 @@ class State:
                         results.append(self._apply_membership(header.index, payload))
                     case RecordKind.NOOP:
                         results.append(Done(what="noop"))
+                    case RecordKind.STAGED:
+                        results.append(self._stage(header, position, payload))
         except (CorruptFrame, CorruptBatch, DecodeError) as error:
             raise StateDiverged(f"entry {self.applied_index + 1}: {error}") from error
         self.applied_index = header.index
@@ -253,6 +259,7 @@ class State:
         if self.queues.pop(key, None) is not None:
             self.producers.remove_queue(key)
             self.groups.remove_queue(key)
+            self.transactions.staging.remove_queue(key)
         return Done(what="delete_queue", queue_key=key)
 
     def _alter_topic(self, record: control_pb2.AlterTopic) -> Done:
@@ -271,7 +278,9 @@ class State:
         if not queue.sealed or queue.children != children:
             trouble = split_trouble(children, key.queue_id, queue.slot_start, queue.slot_end)
             keys = [QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children]
-            if queue.sealed or trouble or any(child in self.queues for child in keys):
+            pinned = self.transactions.staging.is_pinned(key)
+            taken = any(child in self.queues for child in keys)
+            if queue.sealed or trouble or taken or pinned:
                 raise StateDiverged(f"queue {key} of {queue.children} cannot become {children}")
             queue.children = children
             made = [self._make_child(queue, child) for child in children]
@@ -349,6 +358,25 @@ class State:
                     )
         return Done(what="expire_producers", queue_key=key)
 
+    # --- transactions -----------------------------------------------------------------------
+
+    def _stage(self, frame: FrameHeader, position: int, payload: memoryview) -> ApplyResult:
+        self._check_level(TRANSACTION_LEVEL)
+        return self.transactions.stage(
+            payload, self.queues, frame.index, position, self.log_time_us
+        )
+
+    def _transaction(self, step: transaction_records_pb2.TransactionRecord) -> ApplyResult:
+        self._check_level(TRANSACTION_LEVEL)
+        return self.transactions.apply(step, self.queues, self.applied_index + 1, self.log_time_us)
+
+    def _check_level(self, level: int) -> None:
+        if self.feature_level < level:
+            raise StateDiverged(
+                f"entry {self.applied_index + 1} holds what needs feature level {level}; the log is"
+                f" at {self.feature_level}"
+            )
+
     # --- consumer groups --------------------------------------------------------------------
 
     def _acquire_lock(self, record: control_pb2.AcquireLock) -> ApplyResult:
@@ -404,9 +432,16 @@ class State:
 
     def live_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
         """(index, position, length) of every record in entries `[lo_index, hi_index)` that some
-        queue still needs, by queue, then offset. `length` is the payload's."""
+        queue still needs, by queue, then offset, and that transactions have staged. `length` is
+        the payload's."""
         for key in sorted(self.queues):
             yield from self.queues[key].live_records(lo_index, hi_index)
+        yield from self.transactions.staging.live_records(lo_index, hi_index)
+
+    @property
+    def live_bytes(self) -> int:
+        """Stored bytes that queues and transactions still need."""
+        return sum(queue.bytes for queue in self.queues.values()) + self.transactions.staging.bytes
 
     # --- canonical bytes --------------------------------------------------------------------
 
@@ -432,6 +467,8 @@ class State:
             parts += self.queues[key].parts(lineage=version >= 2)
         parts += self.producers.parts()
         parts += self.groups.parts()
+        if version >= 3:
+            parts += self.transactions.parts()
         crc = 0
         for part in parts:
             crc = google_crc32c.extend(crc, part)
@@ -468,6 +505,8 @@ class State:
             state.queues[queue.key] = queue
         state.producers = SequenceTable.read_parts(reader)
         state.groups = ConsumerGroups.read_parts(reader)
+        if version >= 3:
+            state.transactions = Transactions.read_parts(reader)
         reader.finish()
         return state
 
@@ -487,7 +526,9 @@ def queue_key_of(reference: common_pb2.QueueRef) -> QueueKey:
 def _version_of(level: int) -> int:
     """Version of the bytes at a feature level: what nodes of both versions of the program keep must
     be the same until the group has agreed on the newer rules."""
-    return STATE_VERSION_MAX if level >= SPLIT_LEVEL else 1
+    if level >= TRANSACTION_LEVEL:
+        return 3
+    return 2 if level >= SPLIT_LEVEL else 1
 
 
 def _node(message: common_pb2.NodeAddress) -> NodeRef:

@@ -167,6 +167,46 @@ class OffsetReset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A batch of a transaction is on hold, by this record or an earlier one, or `error`."""
+
+    queue_key: QueueKey
+    length: int
+    """Of the record."""
+    duplicate: bool
+    error: SemelError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionApplied:
+    """A step of a transaction was done, or refused with `error`."""
+
+    step: str
+    """Its name in transaction_records.proto."""
+    error: SemelError | None = None
+    value: tuple[int, ...] = ()
+    """open_stager: last sequence of each queue. begin: epoch, attempt (0: committed already), last
+    committed epoch. abort: 1 if it is committed. drop_stagers: how many."""
+
+
+class PublishedPart(NamedTuple):
+    """What one queue got by a publication."""
+
+    queue_key: QueueKey
+    base_offset: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A transaction's batches on this group became messages, all at once."""
+
+    transaction_id: str
+    attempt: int
+    parts: tuple[PublishedPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipApplied:
     """The group has these replicas from here on."""
 
@@ -182,5 +222,8 @@ ApplyResult = (
     | CommitApplied
     | Released
     | OffsetReset
+    | Staged
+    | TransactionApplied
+    | Published
     | MembershipApplied
 )

@@ -22,7 +22,14 @@ from typing import Final, NamedTuple
 from semel.broker.state.expired import Expired
 from semel.broker.state.machine import State
 from semel.broker.state.producers import Row
-from semel.broker.state.results import ApplyResult, BatchApplied, Done, FenceApplied
+from semel.broker.state.results import (
+    ApplyResult,
+    BatchApplied,
+    Done,
+    FenceApplied,
+    Published,
+    TransactionApplied,
+)
 from semel.protos.ids import NO_SEQUENCE, ProducerId, QueueKey
 
 
@@ -102,6 +109,8 @@ class RecordUse(Enum):
     DELETE = "delete_queue"
     SPLIT = "split_queue"
     EXPIRE = "expire_producers"
+    PIN = "pin"
+    PUBLISH = "publish"
 
 
 class _Unapplied(NamedTuple):
@@ -126,6 +135,8 @@ class Spec:
         self._state = state
         self._queues: dict[QueueKey, SpecQueue] = {}
         self._unapplied: deque[_Unapplied] = deque()
+        self._publishing: deque[str] = deque()
+        """Transactions of accepted, unapplied publications, in log order."""
 
     @property
     def unapplied_count(self) -> int:
@@ -174,6 +185,24 @@ class Spec:
             queues[at if len(queues) > 1 else 0].rows[row.producer_id] = row
         self._unapplied.append(_Unapplied(kind, queues, rows))
 
+    def use_pin(self) -> None:
+        """A PIN is accepted; the fold decides about it."""
+        self.use(RecordUse.PIN, (), ())
+
+    @property
+    def may_pin(self) -> bool:
+        """A PIN is accepted and not applied."""
+        return any(one.kind is RecordUse.PIN for one in self._unapplied)
+
+    def use_publication(self, transaction_id: str, queues: tuple[SpecQueue, ...]) -> None:
+        """A publication is accepted that moves the ends of these queues."""
+        self.use(RecordUse.PUBLISH, queues, ())
+        self._publishing.append(transaction_id)
+
+    def is_publishing(self, transaction_id: str) -> bool:
+        """A publication of the transaction is accepted and not applied."""
+        return transaction_id in self._publishing
+
     def on_applied(self, results: Many[ApplyResult]) -> None:
         """Takes what a frame did out of the overlay; right after `State.apply_frame`."""
         for result in results:
@@ -191,6 +220,11 @@ class Spec:
                     row.applied = self._state.producers.find(queue.key, row.producer_id)
             elif isinstance(result, Done) and result.what in _DONE:
                 done = self._next(_DONE[result.what])
+            elif isinstance(result, TransactionApplied) and result.step == "pin":
+                done = self._next(RecordUse.PIN)
+            elif isinstance(result, Published):
+                done = self._next(RecordUse.PUBLISH)
+                assert self._publishing.popleft() == result.transaction_id
             else:
                 continue
             self._release(done)

@@ -6,7 +6,8 @@ the fold and the judge: plain dicts, no shared rules.
 - `BatchVerifier` reads one queue's stored batches from its start to its end, also where the entries
   around them are gone: offsets dense, every CRC good, each producer's sequences rising without a
   repetition, contiguous ones without a gap, incarnations never going back. A child of a split is
-  read after what its parent had stored: whatever is in both was stored twice.
+  read after what its parent had stored: whatever is in both was stored twice. What a transaction
+  published was stored without offsets; its stager's sequences begin at 0 in each queue.
 - `TableVerifier` reads whole entries from a checkpoint's state (or the first one) on and rebuilds
   the sequence table; its digests must equal `SequenceTable.queue_digest` at the same index. It also
   follows position marks, which leave no batch behind, so it checks every link of every chain.
@@ -39,7 +40,8 @@ from semel.protos.batch import (
 from semel.protos.errors import CorruptBatch, CorruptSegment
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import QueueId, QueueKey
-from semel.protos.v1 import control_pb2
+from semel.protos.staging import STAGER_ID_MIN
+from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 PROBLEMS_MAX: Final = 20
 _OFFSET: Final = struct.Struct("<q")
@@ -132,7 +134,10 @@ class BatchVerifier:
         self._messages += offset + count - begin
         if batch.queue_key != self._key:
             self._problem(f"offset {offset} holds a batch of {batch.queue_key}")
-        if head.base_offset + first_row != offset or first_row + count > batch.count:
+        # What a transaction published was stored before it had offsets, and always whole.
+        staged = batch.producer_id >= STAGER_ID_MIN and head.base_offset == -1
+        base = offset if staged and not first_row else head.base_offset
+        if base + first_row != offset or first_row + count > batch.count:
             self._problem(
                 f"offset {offset}, {count} rows from {first_row}: the batch there says"
                 f" {head.base_offset}, {batch.count} rows"
@@ -289,10 +294,26 @@ class TableVerifier:
             self._ends.setdefault(queue_key_of(record.create_queue.queue), 0)
         elif record.HasField("split_queue"):
             self._split(record.split_queue)
+        elif record.transaction.HasField("publish"):
+            self._publish(record.transaction.publish)
         elif record.HasField("delete_queue"):
             self._sealed.discard(queue_key_of(record.delete_queue.queue))
             self._ends.pop(queue_key_of(record.delete_queue.queue), None)
             self._tables.pop(queue_key_of(record.delete_queue.queue), None)
+
+    def _publish(self, record: transaction_records_pb2.PublishTransaction) -> None:
+        """Staged batches get offsets; what they are, `BatchVerifier` reads in their place."""
+        for part in record.parts:
+            key = queue_key_of(part.queue)
+            where = f"entry {self.index + 1}, queue {key.queue_id}"
+            if key in self._sealed:
+                self._problem(f"{where}: a transaction was published after the queue was split")
+            if part.base_offset != self._ends.get(key):
+                self._problem(
+                    f"{where}: a transaction was published at {part.base_offset}, the end was"
+                    f" {self._ends.get(key)}"
+                )
+            self._ends[key] = part.base_offset + part.messages
 
     def _split(self, record: control_pb2.SplitQueue) -> None:
         """Children begin with their parent's rows, which know that all was stored, not where."""

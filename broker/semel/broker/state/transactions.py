@@ -1,0 +1,264 @@
+"""Transactions in the replicated state: the fold of their records, and the judge's part.
+
+How it works. Nearly every step is granted or refused at apply, like locks, so that retries and
+races need no overlay: the order of the log decides. PUBLISH alone is decided by the judge, as it
+gives out offsets; the fold checks it and halts on a mismatch. A PIN in flight keeps the judge from
+splitting queues, and something pinned does, too: so what is pinned can always be published.
+
+Invariants
+1. A publication takes all of a pin or nothing, in one record.
+2. A queue is never split while something is pinned for it.
+
+Not here: the rules of stagers and pins (`staging.py`) and of the coordinator (`coordination.py`);
+who asks whom (`semel.broker.transactions`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from semel.broker.state.codec import Reader
+from semel.broker.state.coordination import Begun, Coordination
+from semel.broker.state.queues import QueueState
+from semel.broker.state.results import (
+    ApplyResult,
+    Published,
+    PublishedPart,
+    Staged,
+    StateDiverged,
+    TransactionApplied,
+)
+from semel.broker.state.splits import sealed_error
+from semel.broker.state.staging import Staging
+from semel.broker.state.verdicts import Accepted, BatchVerdict, ControlVerdict, Duplicate, Refused
+from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, decode_header
+from semel.protos.errors import (
+    MessageTooLarge,
+    SemelError,
+    Throttled,
+    TransactionAborted,
+    Unavailable,
+    UnknownQueue,
+)
+from semel.protos.ids import Offset, QueueId, QueueKey, TopicId
+from semel.protos.v1 import common_pb2, transaction_records_pb2
+
+if TYPE_CHECKING:
+    from semel.broker.state.spec import Spec
+
+TRANSACTION_LEVEL: Final = 3
+"""The feature level from which on a log may hold transactions."""
+RETRY_MS: Final = 20
+FULL_RETRY_MS: Final = 500
+
+Step = transaction_records_pb2.TransactionRecord
+Queues = dict[QueueKey, QueueState]
+
+
+class Transactions:
+    """The part of the replicated state that transactions have."""
+
+    __slots__ = ("coordination", "staging")
+
+    def __init__(self) -> None:
+        self.staging = Staging()
+        self.coordination = Coordination()
+
+    # --- the fold ---------------------------------------------------------------------------
+
+    def stage(
+        self, payload: memoryview, queues: Queues, index: int, position: int, now_us: int
+    ) -> Staged:
+        """A STAGED record. Raises CorruptBatch."""
+        batch = decode_header(payload, BROKER_HEADER_BYTES)
+        length = len(payload)
+        found = self.staging.check(batch, queues.get(batch.queue_key))
+        if found is False:
+            self.staging.add(batch, index, position, length, now_us)
+        return Staged(
+            queue_key=batch.queue_key,
+            length=length,
+            duplicate=found is True,
+            error=found if isinstance(found, SemelError) else None,
+        )
+
+    def apply(self, step: Step, queues: Queues, index: int, now_us: int) -> ApplyResult:
+        """A step that a control record holds. Raises StateDiverged."""
+        name = step.WhichOneof("step")
+        staging, coordination = self.staging, self.coordination
+        error: SemelError | None = None
+        value: tuple[int, ...] = ()
+        match name:
+            case "open_stager":
+                opened = staging.open(
+                    step.open_stager, map(_key, step.open_stager.queues), queues, now_us
+                )
+                error, value = _split(opened)
+            case "pin":
+                error = staging.pin(step.pin, queues, now_us)
+            case "publish":
+                return self._publish(step.publish, queues, index, now_us)
+            case "drop_pin":
+                staging.drop_pin(step.drop_pin.transaction_id, step.drop_pin.attempt)
+            case "drop_stagers":
+                limit_us = now_us if step.drop_stagers.expired_only else None
+                numbers = step.drop_stagers.stager_ids
+                value = (staging.drop_stagers(numbers, expired_before_us=limit_us),)
+            case "begin":
+                error, value = _split(coordination.begin(step.begin, now_us))
+            case "decide":
+                error = coordination.decide(step.decide, now_us)
+            case "abort":
+                value = (int(coordination.abort(step.abort, now_us)),)
+            case "finish":
+                coordination.finish(step.finish)
+            case "forget":
+                coordination.forget(step.forget.transaction_ids)
+            case _:
+                raise StateDiverged(
+                    f"entry {index} has a step of a transaction that this version does not know;"
+                    " upgrade this node"
+                )
+        return TransactionApplied(step=name, error=error, value=value)
+
+    def _publish(
+        self,
+        record: transaction_records_pb2.PublishTransaction,
+        queues: Queues,
+        index: int,
+        now_us: int,
+    ) -> Published:
+        pin = self.staging.pin_of(record.transaction_id, record.attempt)
+        found = {} if pin is None else self.staging.pinned_extents(pin)
+        parts = tuple(
+            PublishedPart(_key(part.queue), part.base_offset, part.messages)
+            for part in record.parts
+        )
+        expected = tuple(
+            PublishedPart(
+                key, queues[key].log_end_offset, sum(extent.messages for extent in extents)
+            )
+            for key, extents in found.items()
+        )
+        if (
+            pin is None
+            or pin.epoch != record.epoch
+            or parts != expected
+            or any(queues[key].sealed for key in found)
+        ):
+            raise StateDiverged(
+                f"entry {index} publishes {parts} of transaction {record.transaction_id!r}; pinned"
+                f" is {pin} with {expected}"
+            )
+        for key, extents in found.items():
+            queue = queues[key]
+            for extent in extents:
+                queue.append(extent.messages, extent.entry, extent.position, extent.length, now_us)
+        self.staging.drop_pin(record.transaction_id, record.attempt)
+        return Published(transaction_id=record.transaction_id, attempt=record.attempt, parts=parts)
+
+    # --- canonical bytes --------------------------------------------------------------------
+
+    def parts(self) -> list[bytes]:
+        """Canonical bytes: staging, then coordination."""
+        return [*self.staging.parts(), *self.coordination.parts()]
+
+    @classmethod
+    def read_parts(cls, reader: Reader) -> Transactions:
+        """The inverse of `parts`. Raises CorruptSegment."""
+        made = cls()
+        made.staging = Staging.read_parts(reader)
+        made.coordination = Coordination.read_parts(reader)
+        return made
+
+
+# --- the judge's part ---------------------------------------------------------------------------
+
+
+def judge_staged(
+    transactions: Transactions,
+    batch: BatchHeader,
+    queue: QueueState | None,
+    *,
+    room_bytes: int,
+) -> BatchVerdict:
+    """What is certain about a staged batch before it is proposed; the fold decides the rest."""
+    key = batch.queue_key
+    if queue is None:
+        return Refused(UnknownQueue(f"queue {key.queue_id} of topic {key.topic_id} is not here"))
+    if batch.batch_length > queue.settings.batch_bytes_max:
+        limit = queue.settings.batch_bytes_max
+        return Refused(
+            MessageTooLarge(
+                f"batch of {batch.batch_length} bytes; queue {key.queue_id} takes {limit}",
+                limit_bytes=limit,
+            )
+        )
+    found = transactions.staging.check(batch, queue)
+    if found is True:
+        return Duplicate(Offset(-1))
+    if isinstance(found, TransactionAborted):
+        return Refused(found)
+    if queue.sealed and found is not False:
+        return Refused(sealed_error(queue))
+    if batch.batch_length > room_bytes:
+        return Refused(
+            Throttled(
+                "the broker group's limit for what transactions have staged is reached; it goes on"
+                " when some of them end",
+                retry_after_ms=FULL_RETRY_MS,
+            )
+        )
+    return Accepted()
+
+
+def judge_step(transactions: Transactions, spec: Spec, level: int, step: Step) -> ControlVerdict:
+    """Whether a step may be proposed. A publication gets its offsets here, into the record."""
+    if level < TRANSACTION_LEVEL:
+        return Refused(Unavailable(f"no transactions before feature level {TRANSACTION_LEVEL}"))
+    match step.WhichOneof("step"):
+        case "pin":
+            spec.use_pin()
+        case "publish":
+            record = step.publish
+            pin = transactions.staging.pin_of(record.transaction_id, record.attempt)
+            if pin is None or pin.epoch != record.epoch:
+                return Refused(
+                    TransactionAborted(
+                        f"attempt {record.attempt} at epoch {record.epoch} of transaction"
+                        f" {record.transaction_id!r} is not pinned here (any more)"
+                    )
+                )
+            if spec.is_publishing(record.transaction_id):
+                return Refused(
+                    Throttled("not judged: it is being published", retry_after_ms=RETRY_MS)
+                )
+            del record.parts[:]
+            queues = []
+            for key, extents in transactions.staging.pinned_extents(pin).items():
+                queue = spec.queue(key)
+                if queue is None:
+                    continue  # its end is accepted, and comes first
+                assert not queue.splitting, "a queue is not split while something is pinned for it"
+                messages = sum(extent.messages for extent in extents)
+                record.parts.add(
+                    queue=common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id),
+                    base_offset=queue.log_end_offset,
+                    messages=messages,
+                )
+                queue.log_end_offset += messages
+                queues.append(queue)
+            spec.use_publication(record.transaction_id, tuple(queues))
+        case None:
+            return Refused(Unavailable("this version does not know that step of a transaction"))
+    return Accepted()
+
+
+def _split(
+    found: Begun | tuple[int, ...] | SemelError,
+) -> tuple[SemelError | None, tuple[int, ...]]:
+    return (found, ()) if isinstance(found, SemelError) else (None, tuple(found))
+
+
+def _key(reference: common_pb2.QueueRef) -> QueueKey:
+    return QueueKey(TopicId(reference.topic_id), QueueId(reference.queue_id))
