@@ -228,7 +228,7 @@ class World:
         ]
         for group in self.groups:
             staging = group.state.transactions.staging
-            assert not (staging.stagers or staging.pins or staging.bytes), "left hanging"
+            assert (staging.stagers, staging.pins, staging.bytes) == ({}, {}, 0), "left hanging"
             assert group.replayed().digest() == group.state.digest()
         assert set(visible[0]) == set(visible[1]), "committed here and not there"
         assert sorted(set(visible[0])) == sorted(self.committed_epochs.values())
@@ -273,6 +273,9 @@ def test_the_world_is_not_too_tame() -> None:
 
 
 def test_pins_that_are_thrown_away_without_asking_are_noticed() -> None:
-    with pytest.raises(AssertionError):
+    def careless() -> None:
         for seed in range(60):
             run(seed, careless=True)
+
+    with pytest.raises(AssertionError):
+        careless()
