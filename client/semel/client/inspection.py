@@ -25,7 +25,7 @@ from typing import Any, Final
 from semel.client.cluster import Cluster
 from semel.client.connection import BROKER, CONTROLLER
 from semel.client.model import ClusterStatus, Described, GroupSummary
-from semel.protos.errors import SemelError, TimedOut
+from semel.protos.errors import SemelError, TimedOut, Unavailable
 from semel.protos.v1 import broker_pb2, controller_pb2
 
 PATIENCE_S: Final = 2.0
@@ -180,11 +180,11 @@ async def _controller(cluster: Cluster, address: str) -> ControllerReport:
 
 
 def _why(error: SemelError) -> str:
-    """In a few words; gRPC tells a refused connection in a paragraph."""
+    """In a few words; the address stands beside it."""
     if isinstance(error, TimedOut) or "timed out" in error.message:
         return f"no answer within {PATIENCE_S:g} s"
-    if "failed to connect" in error.message:
-        return error.message.rpartition(": ")[2].lower()
+    if isinstance(error, Unavailable):
+        return error.message.rpartition(": ")[2]
     return error.message or type(error).__name__
 
 

@@ -19,9 +19,11 @@ Not here: the layout inside stream messages (`streams.py`), reconnecting and ret
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -288,6 +290,11 @@ def _with(credentials: Credentials, details: Any) -> Any:
     return details._replace(metadata=metadata)
 
 
+_UNREACHED: Final = re.compile(
+    r"ipv[46]:(?P<address>\S+): Failed to connect to remote host: (?:connect: )?(?P<reason>.+)"
+)
+"""gRPC's paragraph about a connection that nobody took; an IPv6 address is percent-encoded."""
+
 _FROM_STATUS: Final[dict[grpc.StatusCode, type[SemelError]]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: TimedOut,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
@@ -309,6 +316,9 @@ def error_from_rpc(error: grpc.RpcError) -> SemelError:
         return from_detail(detail)
     status: grpc.StatusCode = error.code()
     text = str(error.details() or status.name)
+    unreached = _UNREACHED.search(text)
+    if unreached:
+        return Unavailable(f"{unquote(unreached['address'])}: {unreached['reason'].lower()}")
     if "larger than max" in text:
         return MessageTooLarge(text, limit_bytes=MESSAGE_BYTES_MAX)
     if "serializ" in text:

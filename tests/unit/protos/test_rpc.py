@@ -251,7 +251,27 @@ async def test_what_grpc_says_itself() -> None:
             await channel.unary_unary("/a/b")(b"", timeout=10)
     assert type(error_from_rpc(unknown.value)) is errors.InvalidRequest
     assert type(error_from_rpc(large.value)) is errors.MessageTooLarge
-    assert type(error_from_rpc(refused.value)) is errors.Unavailable
+    error = error_from_rpc(refused.value)
+    assert (type(error), error.message) == (
+        errors.Unavailable,
+        "127.0.0.1:1: connection refused",
+    )
+
+
+@pytest.mark.parametrize(
+    ("details", "message"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv6:%5B::1%5D:7070: "
+            "Failed to connect to remote host: connect: Network is unreachable (101)",
+            "[::1]:7070: network is unreachable (101)",
+        ),
+        ("recvmsg:Connection reset by peer", "UNAVAILABLE: recvmsg:Connection reset by peer"),
+    ],
+)
+def test_a_connection_that_nobody_took_is_told_in_few_words(details: str, message: str) -> None:
+    error = error_from_rpc(_rpc_error(grpc.StatusCode.UNAVAILABLE, details=details))
+    assert (type(error), error.message) == (errors.Unavailable, message)
 
 
 def _rpc_error(
