@@ -188,7 +188,7 @@ async def test_a_page_of_many_queues_lets_the_loop_turn() -> None:
     """And bears that a queue and a group end meanwhile."""
     queues = {
         QueueKey(TopicId(topic), QueueId(queue)): SimpleNamespace(
-            topic=f"t{topic}", log_start_offset=1, log_end_offset=11, bytes=100
+            topic=f"t{topic}", log_start_offset=1, log_end_offset=11, bytes=100, children=()
         )
         for topic in range(300)
         for queue in range(20)

@@ -23,6 +23,7 @@ from semel.broker.server.admin import disk_room
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.snapshots import Checkpoints
+from semel.broker.state import progress
 from semel.protos.ids import NodeId
 from semel.protos.metrics import Metric, Samples
 
@@ -115,7 +116,8 @@ METRICS: Final = (
     _gauge(
         "consumer_lag_messages",
         "messages",
-        "Messages that a consumer group has not committed. Master only.",
+        "Messages that a consumer group has not committed, also in queues that it gets after"
+        " those. Master only.",
         *("consumer_group", "topic"),
     ),
     _gauge(
@@ -265,17 +267,13 @@ class Probe:
                 await asyncio.sleep(0)
 
     async def _add_consumers(self, page: Samples) -> None:
-        """What a group has not committed; without a commit all that its queue still has."""
         queues, groups = self._replica.state.queues, self._replica.state.groups
         for group in groups.names():
             lags: dict[str, list[int]] = defaultdict(list)
             held = 0
-            for number, (key, progress) in enumerate(groups.copy_of(group), 1):
-                queue = queues.get(key)
-                if queue is not None:
-                    done = max(progress.committed_offset, queue.log_start_offset)
-                    lags[queue.topic].append(queue.log_end_offset - done)
-                    held += bool(progress.owner)
+            for number, one in enumerate(progress(queues, groups, group), 1):
+                lags[one.queue.topic].append(one.lag)
+                held += bool(one.row.owner)
                 if number % _ROWS == 0:
                     await asyncio.sleep(0)
             page.add("semel_broker_locks_held", held, consumer_group=group)

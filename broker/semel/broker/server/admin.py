@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,20 +26,19 @@ from semel.broker.state import (
     SPLIT_LEVEL,
     CommitApplied,
     FenceApplied,
-    GroupQueue,
     LockGranted,
     LockRefused,
     OffsetReset,
     OutcomeKind,
     ProducerState,
-    State,
+    progress,
     queue_key_of,
     row_message,
     unread_error,
 )
 from semel.protos.control_records import queue_ref
 from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue, to_detail
-from semel.protos.ids import NodeId, ProducerId, QueueId, QueueKey
+from semel.protos.ids import NodeId, ProducerId, QueueKey
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
 
 _OUTCOMES = {
@@ -267,19 +266,18 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         await self._replica.confirm_read()
         state = self._replica.state
         reply = broker_pb2.DescribeGroupOffsetsReply()
-        known = list(state.groups.states(request.group or None))
-        states = sorted([*known, *_heirs(state, known)], key=lambda one: one[:2])
-        for group, key, progress in states:
-            queue = state.queues[key]
-            reply.states.add(
-                group=group,
-                queue=queue_ref(key),
-                committed_offset=progress.committed_offset,
-                token=progress.token,
-                owner=progress.owner,
-                log_start_offset=queue.log_start_offset,
-                high_watermark=queue.log_end_offset,
-            )
+        for group in [request.group] if request.group else state.groups.names():
+            found = progress(state.queues, state.groups, group)
+            for queue, row in sorted(found, key=lambda one: one.queue.key):
+                reply.states.add(
+                    group=group,
+                    queue=queue_ref(queue.key),
+                    committed_offset=row.committed_offset,
+                    token=row.token,
+                    owner=row.owner,
+                    log_start_offset=queue.log_start_offset,
+                    high_watermark=queue.log_end_offset,
+                )
         return reply
 
     async def ResetOffsets(  # noqa: N802
@@ -453,22 +451,6 @@ def _unknown(key: QueueKey, config: BrokerConfig) -> UnknownQueue:
 def _check_producer(producer_id: int) -> None:
     if not 0 < producer_id < 1 << 63:
         raise InvalidRequest(f"producer id {producer_id} is out of range; open the producer first")
-
-
-def _heirs(
-    state: State, known: Sequence[tuple[str, QueueKey, GroupQueue]]
-) -> Iterator[tuple[str, QueueKey, GroupQueue]]:
-    """What came of a group's queues by splits and waits until it has read those to their end."""
-    waiting = [(group, key) for group, key, _ in known]
-    touched = set(waiting)
-    while waiting:
-        group, parent = waiting.pop()
-        for child in state.queues[parent].children:
-            key = QueueKey(parent.topic_id, QueueId(child.queue_id))
-            if key in state.queues and (group, key) not in touched:
-                touched.add((group, key))
-                waiting.append((group, key))
-                yield group, key, GroupQueue(token=0)
 
 
 def _check_group(group: str) -> None:

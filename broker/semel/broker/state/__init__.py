@@ -3,6 +3,7 @@
 from semel.broker.state.coordination import Begun, Coordination
 from semel.broker.state.extents import Extent
 from semel.broker.state.judge import Judge, batch_record_parts
+from semel.broker.state.lag import Progress, progress
 from semel.broker.state.lock_clock import LockClock
 from semel.broker.state.locks import ConsumerGroups, GroupQueue
 from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
@@ -92,6 +93,7 @@ __all__ = [
     "Pending",
     "Pin",
     "ProducerState",
+    "Progress",
     "Published",
     "PublishedPart",
     "QueueReport",
@@ -112,6 +114,7 @@ __all__ = [
     "WindowEntry",
     "batch_record_parts",
     "majority_time_us",
+    "progress",
     "queue_key_of",
     "row_message",
     "unread_error",
