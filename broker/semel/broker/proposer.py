@@ -74,6 +74,14 @@ class _Control:
     future: asyncio.Future[ApplyResult]
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A stored batch of another group; decided at apply."""
+
+    stored: bytes
+    future: asyncio.Future[ApplyResult]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Expiry:
     """Nobody waits for it: what is not done now is done at the next look."""
@@ -84,7 +92,7 @@ class _Expiry:
     rows_max: int
 
 
-_Item = _Batch | _Control | _Expiry
+_Item = _Batch | _Control | _Copy | _Expiry
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +153,12 @@ class Proposer:
         self._queue.append(_Control(record, future))
         return future
 
+    def submit_copy(self, stored: bytes) -> asyncio.Future[ApplyResult]:
+        """A batch of a queue that is moved here, checked; the future gives what became of it."""
+        future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Copy(stored, future))
+        return future
+
     def submit_expiry(
         self, queue_key: QueueKey, *, now_us: int, idle_ms: int, rows_max: int
     ) -> None:
@@ -179,6 +193,8 @@ class Proposer:
                 accepted = self._judge_batch(item, time_us, term, now_ms)
             elif isinstance(item, _Control):
                 accepted = self._judge_control(item)
+            elif isinstance(item, _Copy):
+                accepted = RecordKind.COPY, (item.stored,)
             else:
                 accepted = self._judge_expiry(item)
             if accepted is None:
@@ -204,7 +220,10 @@ class Proposer:
             verdict = self._judge.judge_batch(header, now_ms)
         if isinstance(verdict, Accepted):
             parts = batch_record_parts(
-                item.data, base_offset=verdict.base_offset, append_time_us=time_us, term=Term(term)
+                item.data,
+                base_offset=verdict.base_offset,
+                append_time_us=self._judge.append_time_us(header.queue_key, time_us),
+                term=Term(term),
             )
             if staged:
                 return RecordKind.STAGED, parts
@@ -246,6 +265,10 @@ class Proposer:
                 verdict = self._judge.judge_delete_queue(record.delete_queue)
             case "split_queue":
                 verdict = self._judge.judge_split(record.split_queue)
+            case "move_queue":
+                verdict = self._judge.judge_move(record.move_queue)
+            case "delete_group":
+                verdict = self._judge.judge_delete_group(record.delete_group)
             case "feature_level":
                 verdict = self._judge.judge_feature_level(record.feature_level)
             case "alter_topic":
@@ -288,7 +311,7 @@ class Proposer:
         for item, result in zip(owners, results, strict=True):
             if isinstance(item, _Expiry):
                 continue
-            if isinstance(item, _Control):
+            if isinstance(item, _Control | _Copy):
                 if not item.future.done():
                     item.future.set_result(result)
                 continue
@@ -327,7 +350,7 @@ class Proposer:
 def _answer(item: _Item, error: SemelError) -> None:
     if isinstance(item, _Batch):
         item.sink.refuse(item.header, error)
-    elif isinstance(item, _Control) and not item.future.done():
+    elif isinstance(item, _Control | _Copy) and not item.future.done():
         item.future.set_exception(error)
 
 
@@ -335,6 +358,8 @@ def _size(item: _Item) -> int:
     """Upper bound of the record's payload, broker header aside."""
     if isinstance(item, _Batch):
         return len(item.data)
+    if isinstance(item, _Copy):
+        return len(item.stored)
     if isinstance(item, _Control):
         return item.record.ByteSize()
     return _EXPIRY_BYTES + 10 * item.rows_max

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from semel.broker.state import ApplyResult, BatchApplied, Done, Published, Released
+from semel.broker.state import ApplyResult, BatchApplied, Done, MoveApplied, Published, Released
 from semel.protos.ids import QueueKey
 
 
@@ -41,7 +41,8 @@ class QueueWatchers:
                     for event in self._events.get(part.queue_key, ()):
                         event.set()
             elif (
-                isinstance(result, BatchApplied | Released | Done) and result.queue_key is not None
+                isinstance(result, BatchApplied | Released | Done | MoveApplied)
+                and result.queue_key is not None
             ):
                 for event in self._events.get(result.queue_key, ()):
                     event.set()

@@ -111,6 +111,16 @@ class TimedOut(RetriableError):
     status = "DEADLINE_EXCEEDED"
 
 
+class QueueMoved(RetriableError):
+    """The queue lives on broker group `group_id`, with all that was known of it."""
+
+    code = errors_pb2.ERROR_CODE_QUEUE_MOVED
+    status = "UNAVAILABLE"
+    topic_id: int = 0
+    queue_id: int = 0
+    group_id: int = 0
+
+
 class ProducerFenced(FencedError):
     """A newer (epoch, session) of the producer exists."""
 

@@ -59,6 +59,8 @@ class RecordKind(IntEnum):
     """Protobuf semel.protos.v1.ControlRecord."""
     STAGED = 5
     """A stored batch without offsets: part of a transaction. Feature level 3."""
+    COPY = 6
+    """A stored batch of a queue that is moved here, as it was stored there. Feature level 4."""
 
 
 _KINDS: Final = {kind.value: kind for kind in RecordKind}

@@ -36,6 +36,9 @@ VALUES = {
     "current_token": st.integers(0, 2**64 - 1),
     "limit_bytes": st.integers(0, 2**64 - 1),
     "split_record": st.binary(max_size=20),
+    "topic_id": st.integers(0, 2**64 - 1),
+    "queue_id": st.integers(0, 2**32 - 1),
+    "group_id": st.integers(0, 2**32 - 1),
 }
 
 
@@ -134,6 +137,7 @@ def test_a_misspelled_attribute_is_a_bug() -> None:
 def test_exactly_the_retriable_family_is_retriable() -> None:
     assert {cls for cls in CONCRETE if cls.retriable} == {
         errors.NotMaster,
+        errors.QueueMoved,
         errors.Unavailable,
         errors.Throttled,
         errors.TimedOut,

@@ -12,6 +12,7 @@ from semel.broker.state import (
     extents,
     locks,
     machine,
+    moves,
     producers,
     queues,
     staging,
@@ -39,6 +40,7 @@ DOCUMENT = "state.md"
         ("Pin", 0, staging.PIN),
         ("Transaction", 0, coordination.HEAD),
         ("Transaction", 1, coordination.ROW),
+        ("Move", 0, moves._PLACE),
     ],
 )
 def test_parts_have_the_documented_layout(heading: str, table: int, code: struct.Struct) -> None:

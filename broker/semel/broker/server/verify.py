@@ -29,6 +29,7 @@ from semel.broker.state import (
     State,
     TableVerifier,
 )
+from semel.broker.state.verify_moves import Entry
 from semel.protos.control_records import queue_ref
 from semel.protos.errors import CorruptSegment, InvalidRequest, StorageError
 from semel.protos.ids import QueueId, QueueKey
@@ -141,12 +142,14 @@ def _verify(
     """Runs in a reader thread."""
     table = TableVerifier(base)
     digests: dict[QueueKey, bytes] = {}
+    windows: dict[QueueKey, dict[int, list[Entry]]] = {}
     broken: list[str] = []
     try:
         for frame in _frames(log, table.index + 1, index + 1):
             table.feed(frame)
         digests = {one.key: table.queue_digest(one.key) for one in wanted}
         wanted = [_cut(one, table.log_end_offset(one.key)) for one in wanted]
+        windows = {one.key: table.windows(one.key) for one in wanted}
         for frame in _frames(log, index + 1, applied + 1):
             table.feed(frame)
     except StorageError as error:
@@ -161,7 +164,7 @@ def _verify(
             report(broker_pb2.VerifyQueuesReply(bytes_read=done, bytes_total=total, index=index))
 
     for one in wanted:
-        found = _read_queue(log, one, progress)
+        found = _read_queue(log, one, windows.get(one.key, {}), progress)
         problems = [*found.problems, *table.problems, *broken]
         queue = broker_pb2.VerifiedQueue(
             queue=queue_ref(one.key),
@@ -190,7 +193,12 @@ def _cut(one: _Wanted, end: int) -> _Wanted:
     return replace(one, log_end_offset=end, extents=extents)
 
 
-def _read_queue(log: Log, one: _Wanted, progress: Callable[[int], None]) -> QueueReport:
+def _read_queue(
+    log: Log,
+    one: _Wanted,
+    windows: dict[int, list[Entry]],
+    progress: Callable[[int], None],
+) -> QueueReport:
     verifier = BatchVerifier(
         one.key,
         one.log_start_offset,
@@ -205,6 +213,7 @@ def _read_queue(log: Log, one: _Wanted, progress: Callable[[int], None]) -> Queu
             continue  # the verifier counts the offsets as missing
         verifier.feed(extent.base_offset, extent.count, stored, extent.first_row)
         progress(extent.length)
+    verifier.hold_against(windows)
     return verifier.finish()
 
 

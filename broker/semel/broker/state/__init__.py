@@ -8,6 +8,7 @@ from semel.broker.state.lock_clock import LockClock
 from semel.broker.state.locks import ConsumerGroups, GroupQueue
 from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
 from semel.broker.state.machine import FEATURE_LEVEL_MAX, State, queue_key_of
+from semel.broker.state.moves import MOVE_LEVEL, Incoming, Moves, MoveState, Place
 from semel.broker.state.producers import (
     WINDOW_BATCHES,
     Outcome,
@@ -27,6 +28,7 @@ from semel.broker.state.results import (
     LockRefused,
     Membership,
     MembershipApplied,
+    MoveApplied,
     NodeRef,
     OffsetReset,
     ProducerState,
@@ -38,6 +40,7 @@ from semel.broker.state.results import (
     TransactionApplied,
     WindowEntry,
 )
+from semel.broker.state.slices import make_slice, read_slice
 from semel.broker.state.splits import SPLIT_LEVEL, unread_error
 from semel.broker.state.staging import Pin, Stager, Staging
 from semel.broker.state.transactions import TRANSACTION_LEVEL, Transactions
@@ -56,6 +59,7 @@ from semel.broker.state.verify import BatchVerifier, QueueReport, TableVerifier
 
 __all__ = [
     "FEATURE_LEVEL_MAX",
+    "MOVE_LEVEL",
     "SPLIT_LEVEL",
     "TRANSACTION_LEVEL",
     "WINDOW_BATCHES",
@@ -77,6 +81,7 @@ __all__ = [
     "Extent",
     "FenceApplied",
     "GroupQueue",
+    "Incoming",
     "Judge",
     "LockClock",
     "LockGranted",
@@ -84,6 +89,9 @@ __all__ = [
     "LogClock",
     "Membership",
     "MembershipApplied",
+    "MoveApplied",
+    "MoveState",
+    "Moves",
     "NodeRef",
     "OffsetReset",
     "Outcome",
@@ -92,6 +100,7 @@ __all__ = [
     "Parked",
     "Pending",
     "Pin",
+    "Place",
     "ProducerState",
     "Progress",
     "Published",
@@ -114,8 +123,10 @@ __all__ = [
     "WindowEntry",
     "batch_record_parts",
     "majority_time_us",
+    "make_slice",
     "progress",
     "queue_key_of",
+    "read_slice",
     "row_message",
     "unread_error",
 ]

@@ -23,6 +23,8 @@ Invariants
 4. At most 64 batches of a row are in flight, so each of them can still be found in the window.
 5. A queue whose split is accepted accepts nothing more, and QueueSealed is said of applied splits
    only: what gets that answer is not in the queue and never will be.
+6. A queue that a move has sealed changes in nothing, and no final answer is given that its table
+   does not hold for ever: who comes with something new comes back, here or at its new group.
 
 Not here: the overlay (`spec.py`), parked batches and their order (`parking.py`), locks and commits
 (decided at apply).
@@ -34,8 +36,8 @@ from collections.abc import Sequence as Many
 from typing import Final
 
 from semel.broker.state.expired import Expired
-from semel.broker.state.locks import unknown_queue
 from semel.broker.state.machine import FEATURE_LEVEL_MAX, State, queue_key_of
+from semel.broker.state.moves import MOVE_LEVEL, level_error
 from semel.broker.state.parking import Parking
 from semel.broker.state.producers import WINDOW_BATCHES, OutcomeKind
 from semel.broker.state.queues import SLOTS, QueueSettings, QueueState
@@ -128,7 +130,7 @@ class Judge:
         key = header.queue_key
         queue = self._spec.queue(key)
         if queue is None:
-            return Refused(unknown_queue(key))
+            return Refused(self._state.absent(key))
         if header.batch_length > queue.batch_bytes_max and self._sealed(key) is None:
             return Refused(
                 MessageTooLarge(
@@ -155,7 +157,16 @@ class Judge:
         sealed = self._sealed(queue.key)
         if sealed is not None:
             return Refused(sealed_error(sealed))
-        return _come_back("the queue is being split") if queue.splitting else None
+        if queue.splitting:
+            return _come_back("the queue is being split")
+        return self._moving(queue)
+
+    def _moving(self, queue: SpecQueue) -> Refused | None:
+        """The refusal of what would change a queue that a move has sealed: never final."""
+        if queue.sealing:
+            return _come_back("the queue is being sealed for a move")
+        frozen = self._state.moves.frozen(queue.key)
+        return None if frozen is None else Refused(frozen)
 
     def _accept(self, header: BatchHeader, queue: SpecQueue, row: SpecRow) -> BatchVerdict:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
@@ -276,7 +287,7 @@ class Judge:
             key = queue_key_of(reference)
             queue = self._spec.queue(key)
             if queue is None:
-                return Refused(unknown_queue(key))
+                return Refused(self._state.absent(key))
             row = self._spec.row(queue, producer_id)
             if not row.exists and not queue.expired.may_open(
                 producer_id, record.epoch, after_expiry=record.after_expiry
@@ -329,7 +340,9 @@ class Judge:
         key = queue_key_of(record.queue)
         queue, children = self._spec.queue(key), children_of(record)
         if queue is None:
-            return Refused(unknown_queue(key))
+            return Refused(self._state.absent(key))
+        if (moving := self._moving(queue)) is not None:
+            return moving
         if self._state.feature_level < SPLIT_LEVEL:
             return Refused(
                 Unavailable(f"queue {key.queue_id} cannot be split before feature level 2")
@@ -362,6 +375,10 @@ class Judge:
         """What becomes of a batch of a stager. Accepted: append it as STAGED; the fold decides."""
         room = self._staged_bytes_max - self._staging_bytes - self._state.transactions.staging.bytes
         queue = self._state.queues.get(header.queue_key)
+        if queue is None:
+            return Refused(self._state.absent(header.queue_key))
+        if queue.frozen:
+            return _come_back("the queue is sealed by a move")
         verdict = judge_staged(self._state.transactions, header, queue, room_bytes=room)
         if isinstance(verdict, Accepted):
             self._staging_bytes += header.batch_length + BROKER_HEADER_BYTES
@@ -371,6 +388,32 @@ class Judge:
         """Most steps are decided at apply; a publication gets its offsets here."""
         state = self._state
         return judge_step(state.transactions, self._spec, state.feature_level, step)
+
+    def judge_move(self, record: control_pb2.MoveQueue) -> ControlVerdict:
+        """Decided at apply; but once a seal is accepted, nothing more is that would change the
+        queue."""
+        key = queue_key_of(record.queue)
+        if self._state.feature_level < MOVE_LEVEL:
+            return Refused(level_error(key))
+        if record.step == control_pb2.MOVE_STEP_SEAL:
+            queue = self._spec.queue(key)
+            if queue is None:
+                return Refused(self._state.absent(key))
+            if queue.splitting and self._sealed(key) is None:
+                return _come_back("the queue is being split")
+            if queue.sealing:
+                return _come_back("the queue is being sealed already")
+            if self._spec.may_pin or self._state.transactions.staging.is_pinned(key):
+                return _come_back("a transaction is being committed to the queue")
+            queue.sealing = True
+            self._spec.use(RecordUse.SEAL, (queue,), ())
+        return Accepted()
+
+    def judge_delete_group(self, record: control_pb2.DeleteGroup) -> ControlVerdict:
+        """Not while a sealed queue's slice goes over: it would come back with that."""
+        if self._spec.sealing or self._state.moves.settling:
+            return _come_back(f"a queue moves, perhaps with offsets of {record.group!r}")
+        return Accepted()
 
     def judge_feature_level(self, record: control_pb2.FeatureLevel) -> ControlVerdict:
         """Whoever asks has made sure that every member knows the level's rules."""
@@ -392,9 +435,11 @@ class Judge:
     def judge_trim(self, record: control_pb2.Trim) -> ControlVerdict:
         """A queue can be trimmed up to its end as it is applied."""
         key = queue_key_of(record.queue)
-        queue = self._state.queues.get(key)
-        if queue is None or self._spec.queue(key) is None:
-            return Refused(unknown_queue(key))
+        queue, spec = self._state.queues.get(key), self._spec.queue(key)
+        if queue is None or spec is None:
+            return Refused(self._state.absent(key))
+        if (moving := self._moving(spec)) is not None:
+            return moving
         if not 0 <= record.log_start_offset <= queue.log_end_offset:
             return Refused(
                 OffsetOutOfRange(
@@ -414,7 +459,7 @@ class Judge:
         the rest is left to the next call.
         """
         queue = self._spec.queue(queue_key)
-        if queue is None:
+        if queue is None or self._moving(queue) is not None:
             return None
         producers = self._state.producers
         found = producers.expirable(queue_key, now_us, idle_ms, rows_max)
@@ -430,6 +475,12 @@ class Judge:
         record = control_pb2.ExpireProducers(producer_ids=[row.producer_id for row in rows])
         record.queue.topic_id, record.queue.queue_id = queue_key
         return record
+
+    def append_time_us(self, queue_key: QueueKey, time_us: int) -> int:
+        """When a batch that was just accepted counts as appended: the entry's time, but not before
+        the queue's newest batch, which another group's clock may have dated."""
+        queue = self._state.queues.get(queue_key)
+        return time_us if queue is None else max(time_us, queue.last_append_us)
 
     # --- the fold catches up ----------------------------------------------------------------
 

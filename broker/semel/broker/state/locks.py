@@ -113,12 +113,15 @@ class ConsumerGroups:
         key: QueueKey,
         queue: QueueState | None,
         unread: ParentUnread | None,
+        barred: SemelError | None = None,
     ) -> LockGranted | LockRefused:
         """Grants an unlocked queue, or one that the member holds already, under a new token; not
-        one that is `unread` further up."""
-        error: SemelError | None = None
+        one that is `unread` further up, or `barred` by a move."""
+        error = barred
         state = self.lookup(record.group, key)
-        if queue is None:
+        if error is not None:
+            pass
+        elif queue is None:
             error = unknown_queue(key)
         elif not record.member_id:
             error = InvalidRequest("a lock needs a member_id")
@@ -162,14 +165,21 @@ class ConsumerGroups:
         return Released(group=record.group, queue_key=key, token=record.token, released=released)
 
     def commit(
-        self, group: str, key: QueueKey, queue: QueueState | None, token: int, offset: int
+        self,
+        group: str,
+        key: QueueKey,
+        queue: QueueState | None,
+        token: int,
+        offset: int,
+        *,
+        moved: bool = False,
     ) -> CommitOutcome:
-        """Stores progress of the lock's holder."""
+        """Stores progress of the lock's holder. A queue that was `moved` away has no holder."""
         state = self.lookup(group, key)
         error: SemelError | None = None
-        if queue is None:
+        if queue is None and not moved:
             error = unknown_queue(key)
-        elif state is None or not state.owner or state.token != token:
+        elif queue is None or state is None or not state.owner or state.token != token:
             current = state.token if state is not None and state.owner else 0
             error = LockLost(
                 f"token {token} of group {group!r} for queue {key.queue_id} is not current"
@@ -209,6 +219,26 @@ class ConsumerGroups:
         """Forgets a group; a group of that name begins above the tokens this one had."""
         for key, state in self._groups.pop(group, {}).items():
             queues[key].token_floor = max(queues[key].token_floor, state.token)
+
+    def release_all(self, key: QueueKey) -> None:
+        """Ends every lock of a queue; the tokens stay."""
+        for queues in self._groups.values():
+            if key in queues:
+                queues[key].owner = ""
+
+    def only(self, key: QueueKey) -> ConsumerGroups:
+        """The states of one queue; shared."""
+        made = ConsumerGroups()
+        made._groups = {
+            group: {key: queues[key]} for group, queues in self._groups.items() if key in queues
+        }
+        return made
+
+    def adopt(self, key: QueueKey, other: ConsumerGroups) -> None:
+        """A queue that was moved here brings its states."""
+        for group, queues in other._groups.items():
+            if key in queues:
+                self._groups.setdefault(group, {})[key] = queues[key]
 
     def remove_queue(self, key: QueueKey) -> None:
         """Forgets a queue."""

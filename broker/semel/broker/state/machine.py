@@ -29,6 +29,7 @@ from google.protobuf.message import DecodeError
 
 from semel.broker.state.codec import Reader, pack_text
 from semel.broker.state.locks import ConsumerGroups
+from semel.broker.state.moves import MOVE_LEVEL, Moves
 from semel.broker.state.producers import Outcome, OutcomeKind, Row, SequenceTable
 from semel.broker.state.queues import SLOTS, Child, QueueSettings, QueueState
 from semel.broker.state.results import (
@@ -40,6 +41,7 @@ from semel.broker.state.results import (
     Membership,
     MembershipApplied,
     NodeRef,
+    OffsetReset,
     ProducerState,
     StateDiverged,
 )
@@ -51,7 +53,7 @@ from semel.protos.batch import (
     decode_broker_header,
     decode_header,
 )
-from semel.protos.errors import CorruptBatch, CorruptFrame, CorruptSegment
+from semel.protos.errors import CorruptBatch, CorruptFrame, CorruptSegment, SemelError
 from semel.protos.frames import FrameHeader, RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import (
     Index,
@@ -65,8 +67,8 @@ from semel.protos.ids import (
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 
 STATE_MAGIC: Final = b"SMST"
-STATE_VERSION_MAX: Final = 3
-FEATURE_LEVEL_MAX: Final = 3
+STATE_VERSION_MAX: Final = 4
+FEATURE_LEVEL_MAX: Final = 4
 """The highest level whose rules this version knows."""
 _STORED: Final = struct.Struct("<qqQ8x8xI8xIQIIQIIqqq48x")
 """What the fold needs of both headers of a stored batch. Their CRCs were checked with the frame,
@@ -89,6 +91,7 @@ class State:
         "groups",
         "log_time_us",
         "membership",
+        "moves",
         "producers",
         "queues",
         "transactions",
@@ -104,6 +107,7 @@ class State:
         self.producers = SequenceTable()
         self.groups = ConsumerGroups()
         self.transactions = Transactions()
+        self.moves = Moves()
         self._handlers: dict[str, Callable[..., ApplyResult]] = {
             "create_queue": self._create_queue,
             "delete_queue": self._delete_queue,
@@ -119,6 +123,7 @@ class State:
             "delete_group": self._delete_group,
             "feature_level": self._raise_feature_level,
             "transaction": self._transaction,
+            "move_queue": self._move_queue,
         }
 
     # --- the fold ---------------------------------------------------------------------------
@@ -142,6 +147,9 @@ class State:
                         results.append(self._apply_control(payload))
                     case RecordKind.MEMBERSHIP:
                         results.append(self._apply_membership(header.index, payload))
+                    case RecordKind.COPY:
+                        self._check_level(MOVE_LEVEL)
+                        results.append(self.moves.copy(header.index, position, payload))
                     case RecordKind.NOOP:
                         results.append(Done(what="noop"))
                     case RecordKind.STAGED:
@@ -194,8 +202,11 @@ class State:
             or last < base
             or base_offset != queue.log_end_offset
             or queue.children
+            or queue.frozen
             or term != frame.term
-            or not queue.last_append_us <= append_time_us <= frame.time_us
+            or append_time_us < queue.last_append_us
+            # A queue that was moved here may have later batches than this group's clock knows.
+            or (append_time_us > frame.time_us and append_time_us != queue.last_append_us)
             or length != BROKER_HEADER_BYTES + HEADER_BYTES + body_length
         ):
             raise StateDiverged(self._why_not(frame, position, payload))
@@ -260,6 +271,7 @@ class State:
             self.producers.remove_queue(key)
             self.groups.remove_queue(key)
             self.transactions.staging.remove_queue(key)
+        self.moves.forget(key)
         return Done(what="delete_queue", queue_key=key)
 
     def _alter_topic(self, record: control_pb2.AlterTopic) -> Done:
@@ -273,7 +285,7 @@ class State:
         key = queue_key_of(record.queue)
         queue = self.queues.get(key)
         children = children_of(record)
-        if queue is None or self.feature_level < SPLIT_LEVEL:
+        if queue is None or queue.frozen or self.feature_level < SPLIT_LEVEL:
             raise StateDiverged(f"queue {key} cannot be split at level {self.feature_level}")
         if not queue.sealed or queue.children != children:
             trouble = split_trouble(children, key.queue_id, queue.slot_start, queue.slot_end)
@@ -295,6 +307,10 @@ class State:
         self.queues[key] = queue
         self.producers.inherit(parent.key, key)
         return queue
+
+    def _move_queue(self, record: control_pb2.MoveQueue) -> ApplyResult:
+        self._check_level(MOVE_LEVEL)
+        return self.moves.apply(record, self)
 
     def _trim(self, record: control_pb2.Trim) -> Done:
         key = queue_key_of(record.queue)
@@ -325,7 +341,7 @@ class State:
                 )
             ):
                 raise StateDiverged(f"fence of producer {producer_id} by {incarnation} on {key}")
-            if queue.sealed and (row is None or row.epoch != record.epoch):
+            if queue.frozen or (queue.sealed and (row is None or row.epoch != record.epoch)):
                 raise StateDiverged(f"fence of producer {producer_id} by {incarnation} on {key}")
             if row is None:
                 row = Row(record.epoch, record.session, self.log_time_us)
@@ -385,7 +401,7 @@ class State:
         unread = None
         if queue is not None and queue.parent is not None:
             unread = unread_error(self.queues, self.groups, record.group, queue)
-        return self.groups.acquire(record, key, queue, unread)
+        return self.groups.acquire(record, key, queue, unread, self.moves.barred(key, queue))
 
     def _release_lock(self, record: control_pb2.ReleaseLock) -> ApplyResult:
         return self.groups.release(record, queue_key_of(record.queue))
@@ -396,13 +412,24 @@ class State:
             key = queue_key_of(commit.queue)
             queue = self.queues.get(key)
             outcomes.append(
-                self.groups.commit(record.group, key, queue, commit.token, commit.offset)
+                self.groups.commit(
+                    record.group,
+                    key,
+                    queue,
+                    commit.token,
+                    commit.offset,
+                    moved=key in self.moves.places,
+                )
             )
         return CommitApplied(group=record.group, outcomes=tuple(outcomes))
 
     def _reset_offset(self, record: control_pb2.ResetOffset) -> ApplyResult:
         key = queue_key_of(record.queue)
-        return self.groups.reset(record, key, self.queues.get(key))
+        queue = self.queues.get(key)
+        barred = self.moves.barred(key, queue)
+        if barred is not None:
+            return OffsetReset(group=record.group, queue_key=key, token=0, error=barred)
+        return self.groups.reset(record, key, queue)
 
     def _delete_group(self, record: control_pb2.DeleteGroup) -> Done:
         self.groups.remove_group(record.group, self.queues)
@@ -434,14 +461,23 @@ class State:
         """(index, position, length) of every record in entries `[lo_index, hi_index)` that some
         queue still needs, by queue, then offset, and that transactions have staged. `length` is
         the payload's."""
-        for key in sorted(self.queues):
-            yield from self.queues[key].live_records(lo_index, hi_index)
+        for queue in self.stored_queues():
+            yield from queue.live_records(lo_index, hi_index)
         yield from self.transactions.staging.live_records(lo_index, hi_index)
 
     @property
     def live_bytes(self) -> int:
         """Stored bytes that queues and transactions still need."""
-        return sum(queue.bytes for queue in self.queues.values()) + self.transactions.staging.bytes
+        return sum(queue.bytes for queue in self.stored_queues()) + self.transactions.staging.bytes
+
+    def stored_queues(self) -> Iterator[QueueState]:
+        """Every queue whose batches are needed, also those on their way here."""
+        yield from (self.queues[key] for key in sorted(self.queues))
+        yield from self.moves.stored()
+
+    def absent(self, key: QueueKey) -> SemelError:
+        """The error for a queue that is not here: QueueMoved or UnknownQueue."""
+        return self.moves.absent(key)
 
     # --- canonical bytes --------------------------------------------------------------------
 
@@ -469,6 +505,8 @@ class State:
         parts += self.groups.parts()
         if version >= 3:
             parts += self.transactions.parts()
+        if version >= MOVE_LEVEL:
+            parts += self.moves.parts()
         crc = 0
         for part in parts:
             crc = google_crc32c.extend(crc, part)
@@ -507,6 +545,8 @@ class State:
         state.groups = ConsumerGroups.read_parts(reader)
         if version >= 3:
             state.transactions = Transactions.read_parts(reader)
+        if version >= MOVE_LEVEL:
+            state.moves = Moves.read_parts(reader, state.queues)
         reader.finish()
         return state
 
@@ -526,9 +566,7 @@ def queue_key_of(reference: common_pb2.QueueRef) -> QueueKey:
 def _version_of(level: int) -> int:
     """Version of the bytes at a feature level: what nodes of both versions of the program keep must
     be the same until the group has agreed on the newer rules."""
-    if level >= TRANSACTION_LEVEL:
-        return 3
-    return 2 if level >= SPLIT_LEVEL else 1
+    return max(1, level)
 
 
 def _node(message: common_pb2.NodeAddress) -> NodeRef:

@@ -197,6 +197,20 @@ class SequenceTable:
         for producer_id, row in self._queues.get(key, {}).items():
             self.create(child, producer_id, row.inherited())
 
+    def only(self, key: QueueKey) -> SequenceTable:
+        """A table with the rows of one queue, which are shared, and their producers' names."""
+        table = SequenceTable()
+        for producer_id, row in self._queues.get(key, {}).items():
+            table.create(key, producer_id, row)
+            table.set_name(ProducerId(producer_id), self._names.get(producer_id, ""))
+        return table
+
+    def adopt(self, key: QueueKey, other: SequenceTable) -> None:
+        """A queue that was moved here brings its rows."""
+        for producer_id, row in other._queues.get(key, {}).items():
+            self.create(key, producer_id, row)
+            self.set_name(ProducerId(producer_id), other._names.get(producer_id, ""))
+
     def remove_queue(self, key: QueueKey) -> None:
         """All rows of a queue end."""
         for producer_id in self._queues.pop(key, {}):

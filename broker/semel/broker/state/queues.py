@@ -68,6 +68,7 @@ class QueueState:
         "children",
         "expired",
         "extents",
+        "frozen",
         "key",
         "last_append_us",
         "log_end_offset",
@@ -106,6 +107,17 @@ class QueueState:
         """Number of the queue that was split to make this one."""
         self.children: tuple[Child, ...] = ()
         """What a split made of it, by rising slot."""
+        self.frozen = False
+        """Sealed by a move (`moves.py`), for now: nothing changes."""
+
+    def bare(self) -> QueueState:
+        """All of it but the extents."""
+        made = QueueState(self.key, self.topic, self.slot_start, self.slot_end, self.settings)
+        made.log_start_offset, made.log_end_offset = self.log_start_offset, self.log_end_offset
+        made.bytes, made.last_append_us = self.bytes, self.last_append_us
+        made.token_floor, made.expired = self.token_floor, self.expired.copy()
+        made.parent, made.children = self.parent, self.children
+        return made
 
     @property
     def sealed(self) -> bool:

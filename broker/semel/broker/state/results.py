@@ -207,6 +207,19 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoveApplied:
+    """A step of a move was taken, or a copy; or refused with `error`: InvalidRequest, Throttled,
+    QueueMoved, UnknownQueue."""
+
+    step: int
+    """control_pb2.MoveStep; 0 for a copy."""
+    queue_key: QueueKey
+    error: SemelError | None
+    copied_offset: int
+    """End of the incoming queue; -1 without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipApplied:
     """The group has these replicas from here on."""
 
@@ -225,5 +238,6 @@ ApplyResult = (
     | Staged
     | TransactionApplied
     | Published
+    | MoveApplied
     | MembershipApplied
 )

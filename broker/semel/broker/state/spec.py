@@ -27,10 +27,12 @@ from semel.broker.state.results import (
     BatchApplied,
     Done,
     FenceApplied,
+    MoveApplied,
     Published,
     TransactionApplied,
 )
 from semel.protos.ids import NO_SEQUENCE, ProducerId, QueueKey
+from semel.protos.v1.control_pb2 import MOVE_STEP_SEAL
 
 
 class InFlight(NamedTuple):
@@ -80,6 +82,7 @@ class SpecQueue:
         "key",
         "log_end_offset",
         "rows",
+        "sealing",
         "splitting",
         "uses",
     )
@@ -95,6 +98,8 @@ class SpecQueue:
         self.deleted = False
         self.splitting = False
         """A split of it was accepted; whether it is applied, the state says."""
+        self.sealing = False
+        """A move's seal was accepted, and is not applied."""
         self.rows: dict[int, SpecRow] = {}
         self.uses = 0
         """Accepted, unapplied records that concern the queue or one of its rows."""
@@ -111,6 +116,8 @@ class RecordUse(Enum):
     EXPIRE = "expire_producers"
     PIN = "pin"
     PUBLISH = "publish"
+    SEAL = "move_queue"
+    """Of the steps of a move only the seal."""
 
 
 class _Unapplied(NamedTuple):
@@ -137,6 +144,11 @@ class Spec:
         self._unapplied: deque[_Unapplied] = deque()
         self._publishing: deque[str] = deque()
         """Transactions of accepted, unapplied publications, in log order."""
+
+    @property
+    def sealing(self) -> bool:
+        """Some queue's seal is accepted and not applied."""
+        return any(queue.sealing for queue in self._queues.values())
 
     @property
     def unapplied_count(self) -> int:
@@ -218,6 +230,9 @@ class Spec:
                 done = self._next(RecordUse.FENCE)
                 for queue, row in zip(done.queues, done.rows, strict=True):
                     row.applied = self._state.producers.find(queue.key, row.producer_id)
+            elif isinstance(result, MoveApplied) and result.step == MOVE_STEP_SEAL:
+                done = self._next(RecordUse.SEAL)
+                done.queues[0].sealing = False
             elif isinstance(result, Done) and result.what in _DONE:
                 done = self._next(_DONE[result.what])
             elif isinstance(result, TransactionApplied) and result.step == "pin":

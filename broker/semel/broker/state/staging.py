@@ -301,8 +301,8 @@ class Staging:
         for key, part in claimed.items():
             staged = stager.queues[key]
             queue = queues.get(key)
-            if queue is None or queue.sealed:
-                what = "deleted" if queue is None else "split"
+            if queue is None or queue.sealed or queue.frozen:
+                what = "deleted" if queue is None else "split" if queue.sealed else "moved"
                 return TransactionAborted(
                     f"{name}: queue {key.queue_id} was {what} after messages were staged for it."
                     " Nothing is stored; begin it again"

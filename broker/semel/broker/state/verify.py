@@ -24,11 +24,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from semel.broker.state.machine import State, queue_key_of
+from semel.broker.state.results import ProducerState
+from semel.broker.state.verify_moves import Entry, MovedTables, window_problems
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     BatchFlags,
@@ -110,6 +113,8 @@ class BatchVerifier:
         self._missing = 0
         self._digest = hashlib.sha256()
         self._problems: list[str] = []
+        self._newest: dict[int, deque[Entry]] = {}
+        """Each producer's newest batches, as many as a window holds."""
 
     def feed(self, offset: int, count: int, stored: bytes, first_row: int = 0) -> None:
         """The next extent: offsets `[offset, offset + count)` and its stored batch. The first one
@@ -142,7 +147,15 @@ class BatchVerifier:
                 f"offset {offset}, {count} rows from {first_row}: the batch there says"
                 f" {head.base_offset}, {batch.count} rows"
             )
+        self._newest.setdefault(batch.producer_id, deque(maxlen=_WINDOW)).append(
+            (batch.base_sequence, batch.last_sequence, offset, batch.count, batch.content_crc)
+        )
         self._follow(offset, batch)
+
+    def hold_against(self, windows: Mapping[int, list[Entry]]) -> None:
+        """Compares the windows of the sequence table, once every extent was fed."""
+        for problem in window_problems(windows, self._newest, self._start):
+            self._problem(problem)
 
     def _follow(self, offset: int, batch: BatchHeader) -> None:
         """The producer's chain, as far as batches tell it."""
@@ -209,7 +222,20 @@ class _TableRow:
     session: int
     last: int
     time_us: int
-    window: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    window: list[Entry] = field(default_factory=list)
+
+
+def _row_of(row: ProducerState) -> _TableRow:
+    return _TableRow(
+        row.epoch,
+        row.session,
+        row.last_sequence,
+        row.last_time_us,
+        [
+            (e.base_sequence, e.last_sequence, e.base_offset, e.count, e.content_crc)
+            for e in row.window
+        ],
+    )
 
 
 class TableVerifier:
@@ -224,20 +250,12 @@ class TableVerifier:
         self._tables: dict[QueueKey, dict[int, _TableRow]] = {}
         self._ends: dict[QueueKey, int] = {}
         self._sealed: set[QueueKey] = set()
+        self._moved = MovedTables(start)
         if start is not None:
             self._sealed = {key for key, queue in start.queues.items() if queue.sealed}
             self._ends = {key: queue.log_end_offset for key, queue in start.queues.items()}
             for row in start.producers.rows():
-                self._tables.setdefault(row.queue_key, {})[row.producer_id] = _TableRow(
-                    row.epoch,
-                    row.session,
-                    row.last_sequence,
-                    row.last_time_us,
-                    [
-                        (e.base_sequence, e.last_sequence, e.base_offset, e.count, e.content_crc)
-                        for e in row.window
-                    ],
-                )
+                self._tables.setdefault(row.queue_key, {})[row.producer_id] = _row_of(row)
 
     def feed(self, frame: bytes) -> None:
         """The next entry. Raises CorruptSegment when it is not the next one, or damaged."""
@@ -296,7 +314,10 @@ class TableVerifier:
             self._split(record.split_queue)
         elif record.transaction.HasField("publish"):
             self._publish(record.transaction.publish)
+        elif record.HasField("move_queue"):
+            self._move(record.move_queue)
         elif record.HasField("delete_queue"):
+            self._moved.forget(queue_key_of(record.delete_queue.queue))
             self._sealed.discard(queue_key_of(record.delete_queue.queue))
             self._ends.pop(queue_key_of(record.delete_queue.queue), None)
             self._tables.pop(queue_key_of(record.delete_queue.queue), None)
@@ -335,6 +356,31 @@ class TableVerifier:
             child_key = QueueKey(key.topic_id, QueueId(child.queue_id))
             self._tables[child_key] = rows
             self._ends[child_key] = 0
+
+    def _move(self, record: control_pb2.MoveQueue) -> None:
+        key = queue_key_of(record.queue)
+        if record.step == control_pb2.MOVE_STEP_SEAL:
+            self._moved.seal(key, record.job, self._ends.get(key, 0))
+        elif record.step == control_pb2.MOVE_STEP_FORWARD:
+            end = self._moved.forward(key, record.job)
+            if end is not None:
+                if end != self._ends.get(key, 0):
+                    self._problem(f"entry {self.index + 1}: queue {key.queue_id} grew while sealed")
+                self._ends.pop(key, None)
+                self._tables.pop(key, None)
+        else:
+            arrived = self._moved.feed(key, record)
+            if arrived is not None:
+                self._ends[key] = arrived.log_end_offset
+                self._tables[key] = {row.producer_id: _row_of(row) for row in arrived.rows}
+                if arrived.split:
+                    self._sealed.add(key)
+
+    def windows(self, key: QueueKey) -> dict[int, list[Entry]]:
+        """What the queue's rows remember, by producer."""
+        return {
+            producer_id: list(row.window) for producer_id, row in self._tables.get(key, {}).items()
+        }
 
     def _problem(self, text: str) -> None:
         if len(self.problems) < PROBLEMS_MAX:

@@ -647,3 +647,93 @@ class VerifyQueuesReply(_message.Message):
     queues: _containers.RepeatedCompositeFieldContainer[VerifiedQueue]
     index: int
     def __init__(self, bytes_read: _Optional[int] = ..., bytes_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[VerifiedQueue, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
+
+class CopyQueueRequest(_message.Message):
+    __slots__ = ("queue", "offset", "max_bytes")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    offset: int
+    max_bytes: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class CopiedBatch(_message.Message):
+    __slots__ = ("base_offset", "count", "stored")
+    BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    base_offset: int
+    count: int
+    stored: bytes
+    def __init__(self, base_offset: _Optional[int] = ..., count: _Optional[int] = ..., stored: _Optional[bytes] = ...) -> None: ...
+
+class CopyQueueReply(_message.Message):
+    __slots__ = ("batches", "log_start_offset", "log_end_offset", "bytes")
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[CopiedBatch]
+    log_start_offset: int
+    log_end_offset: int
+    bytes: int
+    def __init__(self, batches: _Optional[_Iterable[_Union[CopiedBatch, _Mapping]]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class ReadSliceRequest(_message.Message):
+    __slots__ = ("queue", "job", "offset", "max_bytes")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    job: int
+    offset: int
+    max_bytes: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadSliceReply(_message.Message):
+    __slots__ = ("part", "total_bytes", "digest", "log_start_offset")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    part: bytes
+    total_bytes: int
+    digest: bytes
+    log_start_offset: int
+    def __init__(self, part: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., log_start_offset: _Optional[int] = ...) -> None: ...
+
+class PullQueueRequest(_message.Message):
+    __slots__ = ("cluster_id", "office", "queue", "job", "sources", "max_ms", "finish")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFICE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    MAX_MS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    office: int
+    queue: _common_pb2.QueueRef
+    job: int
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    max_ms: int
+    finish: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., office: _Optional[int] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., max_ms: _Optional[int] = ..., finish: _Optional[bool] = ...) -> None: ...
+
+class PullQueueReply(_message.Message):
+    __slots__ = ("log_start_offset", "copied_offset", "log_end_offset", "copied_bytes", "total_bytes", "ready")
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COPIED_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    log_start_offset: int
+    copied_offset: int
+    log_end_offset: int
+    copied_bytes: int
+    total_bytes: int
+    ready: bool
+    def __init__(self, log_start_offset: _Optional[int] = ..., copied_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., ready: _Optional[bool] = ...) -> None: ...

@@ -1000,3 +1000,167 @@ class Members:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class MovesStub:
+    """Bringing a queue from one broker group to another. Master only; all may be repeated.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.CopyQueue = channel.unary_unary(
+                '/semel.protos.v1.Moves/CopyQueue',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueReply.FromString,
+                _registered_method=True)
+        self.ReadSlice = channel.unary_unary(
+                '/semel.protos.v1.Moves/ReadSlice',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceReply.FromString,
+                _registered_method=True)
+        self.PullQueue = channel.unary_unary(
+                '/semel.protos.v1.Moves/PullQueue',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.PullQueueRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.PullQueueReply.FromString,
+                _registered_method=True)
+
+
+class MovesServicer:
+    """Bringing a queue from one broker group to another. Master only; all may be repeated.
+    """
+
+    def CopyQueue(self, request, context):
+        """Stored batches of a queue, as they lie in the log of the group that has it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadSlice(self, request, context):
+        """A piece of what a sealed queue is besides its batches.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PullQueue(self, request, context):
+        """Has the group that gets the queue fetch from the one that has it; the controller's call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_MovesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'CopyQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.CopyQueue,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueReply.SerializeToString,
+            ),
+            'ReadSlice': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadSlice,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceReply.SerializeToString,
+            ),
+            'PullQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.PullQueue,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.PullQueueRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.PullQueueReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'semel.protos.v1.Moves', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('semel.protos.v1.Moves', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Moves:
+    """Bringing a queue from one broker group to another. Master only; all may be repeated.
+    """
+
+    @staticmethod
+    def CopyQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Moves/CopyQueue',
+            semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadSlice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Moves/ReadSlice',
+            semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Moves/PullQueue',
+            semel_dot_protos_dot_v1_dot_broker__pb2.PullQueueRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.PullQueueReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

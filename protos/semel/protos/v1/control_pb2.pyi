@@ -1,6 +1,7 @@
 from semel.protos.v1 import common_pb2 as _common_pb2
 from semel.protos.v1 import transaction_records_pb2 as _transaction_records_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -8,8 +9,31 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class MoveStep(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MOVE_STEP_UNSPECIFIED: _ClassVar[MoveStep]
+    MOVE_STEP_BEGIN: _ClassVar[MoveStep]
+    MOVE_STEP_FLOOR: _ClassVar[MoveStep]
+    MOVE_STEP_SEAL: _ClassVar[MoveStep]
+    MOVE_STEP_PART: _ClassVar[MoveStep]
+    MOVE_STEP_INGEST: _ClassVar[MoveStep]
+    MOVE_STEP_ACTIVATE: _ClassVar[MoveStep]
+    MOVE_STEP_FORWARD: _ClassVar[MoveStep]
+    MOVE_STEP_UNSEAL: _ClassVar[MoveStep]
+    MOVE_STEP_ABORT: _ClassVar[MoveStep]
+MOVE_STEP_UNSPECIFIED: MoveStep
+MOVE_STEP_BEGIN: MoveStep
+MOVE_STEP_FLOOR: MoveStep
+MOVE_STEP_SEAL: MoveStep
+MOVE_STEP_PART: MoveStep
+MOVE_STEP_INGEST: MoveStep
+MOVE_STEP_ACTIVATE: MoveStep
+MOVE_STEP_FORWARD: MoveStep
+MOVE_STEP_UNSEAL: MoveStep
+MOVE_STEP_ABORT: MoveStep
+
 class ControlRecord(_message.Message):
-    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction")
+    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue")
     CREATE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     DELETE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     ALTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +48,7 @@ class ControlRecord(_message.Message):
     FEATURE_LEVEL_FIELD_NUMBER: _ClassVar[int]
     SPLIT_QUEUE_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_FIELD_NUMBER: _ClassVar[int]
+    MOVE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     create_queue: CreateQueue
     delete_queue: DeleteQueue
     alter_topic: AlterTopic
@@ -38,7 +63,8 @@ class ControlRecord(_message.Message):
     feature_level: FeatureLevel
     split_queue: SplitQueue
     transaction: _transaction_records_pb2.TransactionRecord
-    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ...) -> None: ...
+    move_queue: MoveQueue
+    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ..., move_queue: _Optional[_Union[MoveQueue, _Mapping]] = ...) -> None: ...
 
 class CreateQueue(_message.Message):
     __slots__ = ("queue", "topic", "slot_start", "slot_end", "settings")
@@ -193,3 +219,37 @@ class MembershipRecord(_message.Message):
     voters: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]
     learners: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]
     def __init__(self, voters: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ...) -> None: ...
+
+class MoveQueue(_message.Message):
+    __slots__ = ("queue", "job", "group_id", "step", "create", "offset", "part", "digest")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CREATE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    job: int
+    group_id: int
+    step: MoveStep
+    create: CreateQueue
+    offset: int
+    part: bytes
+    digest: bytes
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., group_id: _Optional[int] = ..., step: _Optional[_Union[MoveStep, str]] = ..., create: _Optional[_Union[CreateQueue, _Mapping]] = ..., offset: _Optional[int] = ..., part: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class QueueSlice(_message.Message):
+    __slots__ = ("version", "queue", "rows", "groups", "extents")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    queue: bytes
+    rows: bytes
+    groups: bytes
+    extents: int
+    def __init__(self, version: _Optional[int] = ..., queue: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., groups: _Optional[bytes] = ..., extents: _Optional[int] = ...) -> None: ...

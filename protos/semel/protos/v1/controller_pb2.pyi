@@ -57,6 +57,56 @@ class SplitQueueRequest(_message.Message):
     children: int
     def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., children: _Optional[int] = ...) -> None: ...
 
+class MoveQueueRequest(_message.Message):
+    __slots__ = ("name", "queue_id", "group_id", "cancel")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    queue_id: int
+    group_id: int
+    cancel: bool
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., group_id: _Optional[int] = ..., cancel: _Optional[bool] = ...) -> None: ...
+
+class MoveStatus(_message.Message):
+    __slots__ = ("topic", "topic_id", "queue_id", "source", "target", "job", "stage", "copied_bytes", "total_bytes", "trouble", "begun_us")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_US_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    topic_id: int
+    queue_id: int
+    source: int
+    target: int
+    job: int
+    stage: str
+    copied_bytes: int
+    total_bytes: int
+    trouble: str
+    begun_us: int
+    def __init__(self, topic: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., source: _Optional[int] = ..., target: _Optional[int] = ..., job: _Optional[int] = ..., stage: _Optional[str] = ..., copied_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., trouble: _Optional[str] = ..., begun_us: _Optional[int] = ...) -> None: ...
+
+class ListMovesRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListMovesReply(_message.Message):
+    __slots__ = ("moves",)
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    moves: _containers.RepeatedCompositeFieldContainer[MoveStatus]
+    def __init__(self, moves: _Optional[_Iterable[_Union[MoveStatus, _Mapping]]] = ...) -> None: ...
+
 class DeleteTopicRequest(_message.Message):
     __slots__ = ("name", "if_exists")
     NAME_FIELD_NUMBER: _ClassVar[int]

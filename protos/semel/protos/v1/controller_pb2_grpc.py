@@ -50,6 +50,16 @@ class ControllerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.SplitQueueRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicReply.FromString,
                 _registered_method=True)
+        self.MoveQueue = channel.unary_unary(
+                '/semel.protos.v1.Controller/MoveQueue',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.MoveQueueRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.MoveStatus.FromString,
+                _registered_method=True)
+        self.ListMoves = channel.unary_unary(
+                '/semel.protos.v1.Controller/ListMoves',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListMovesRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListMovesReply.FromString,
+                _registered_method=True)
         self.DeleteTopic = channel.unary_unary(
                 '/semel.protos.v1.Controller/DeleteTopic',
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.DeleteTopicRequest.SerializeToString,
@@ -132,6 +142,20 @@ class ControllerServicer:
 
     def SplitQueue(self, request, context):
         """Splits one queue of a topic.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveQueue(self, request, context):
+        """Begins to move a queue to another broker group, or gives a move up; returns once that is stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListMoves(self, request, context):
+        """Queues that are being moved, and moves that were given up.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -238,6 +262,16 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.SplitQueue,
                     request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.SplitQueueRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicReply.SerializeToString,
+            ),
+            'MoveQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveQueue,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.MoveQueueRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.MoveStatus.SerializeToString,
+            ),
+            'ListMoves': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMoves,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListMovesRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListMovesReply.SerializeToString,
             ),
             'DeleteTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteTopic,
@@ -382,6 +416,60 @@ class Controller:
             '/semel.protos.v1.Controller/SplitQueue',
             semel_dot_protos_dot_v1_dot_controller__pb2.SplitQueueRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_controller__pb2.AlterTopicReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/MoveQueue',
+            semel_dot_protos_dot_v1_dot_controller__pb2.MoveQueueRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.MoveStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMoves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/ListMoves',
+            semel_dot_protos_dot_v1_dot_controller__pb2.ListMovesRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.ListMovesReply.FromString,
             options,
             channel_credentials,
             insecure,

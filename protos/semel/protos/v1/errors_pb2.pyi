@@ -12,6 +12,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_UNAVAILABLE: _ClassVar[ErrorCode]
     ERROR_CODE_THROTTLED: _ClassVar[ErrorCode]
     ERROR_CODE_TIMED_OUT: _ClassVar[ErrorCode]
+    ERROR_CODE_QUEUE_MOVED: _ClassVar[ErrorCode]
     ERROR_CODE_PRODUCER_FENCED: _ClassVar[ErrorCode]
     ERROR_CODE_STALE_GENERATION: _ClassVar[ErrorCode]
     ERROR_CODE_LOCK_LOST: _ClassVar[ErrorCode]
@@ -50,6 +51,7 @@ ERROR_CODE_NOT_MASTER: ErrorCode
 ERROR_CODE_UNAVAILABLE: ErrorCode
 ERROR_CODE_THROTTLED: ErrorCode
 ERROR_CODE_TIMED_OUT: ErrorCode
+ERROR_CODE_QUEUE_MOVED: ErrorCode
 ERROR_CODE_PRODUCER_FENCED: ErrorCode
 ERROR_CODE_STALE_GENERATION: ErrorCode
 ERROR_CODE_LOCK_LOST: ErrorCode
@@ -85,7 +87,7 @@ ERROR_CODE_BUFFER_FULL: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("code", "message", "master_address", "master_id", "term", "route_version", "last_sequence", "retry_after_ms", "current_epoch", "current_session", "current_token", "epoch_floor", "log_start_offset", "log_end_offset", "limit_bytes", "owner", "split_record")
+    __slots__ = ("code", "message", "master_address", "master_id", "term", "route_version", "last_sequence", "retry_after_ms", "current_epoch", "current_session", "current_token", "epoch_floor", "log_start_offset", "log_end_offset", "limit_bytes", "owner", "split_record", "topic_id", "queue_id", "group_id")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     MASTER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +105,9 @@ class ErrorDetail(_message.Message):
     LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     SPLIT_RECORD_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     message: str
     master_address: str
@@ -120,4 +125,7 @@ class ErrorDetail(_message.Message):
     limit_bytes: int
     owner: str
     split_record: bytes
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., master_address: _Optional[str] = ..., master_id: _Optional[int] = ..., term: _Optional[int] = ..., route_version: _Optional[int] = ..., last_sequence: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., current_epoch: _Optional[int] = ..., current_session: _Optional[int] = ..., current_token: _Optional[int] = ..., epoch_floor: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., owner: _Optional[str] = ..., split_record: _Optional[bytes] = ...) -> None: ...
+    topic_id: int
+    queue_id: int
+    group_id: int
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., master_address: _Optional[str] = ..., master_id: _Optional[int] = ..., term: _Optional[int] = ..., route_version: _Optional[int] = ..., last_sequence: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., current_epoch: _Optional[int] = ..., current_session: _Optional[int] = ..., current_token: _Optional[int] = ..., epoch_floor: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., owner: _Optional[str] = ..., split_record: _Optional[bytes] = ..., topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., group_id: _Optional[int] = ...) -> None: ...

@@ -14,10 +14,25 @@ class TopicState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOPIC_STATE_CREATING: _ClassVar[TopicState]
     TOPIC_STATE_ACTIVE: _ClassVar[TopicState]
     TOPIC_STATE_DELETING: _ClassVar[TopicState]
+
+class MoveStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MOVE_STAGE_UNSPECIFIED: _ClassVar[MoveStage]
+    MOVE_STAGE_COPYING: _ClassVar[MoveStage]
+    MOVE_STAGE_DECIDED: _ClassVar[MoveStage]
+    MOVE_STAGE_ACTIVATED: _ClassVar[MoveStage]
+    MOVE_STAGE_ABORTING: _ClassVar[MoveStage]
+    MOVE_STAGE_ABORTED: _ClassVar[MoveStage]
 TOPIC_STATE_UNSPECIFIED: TopicState
 TOPIC_STATE_CREATING: TopicState
 TOPIC_STATE_ACTIVE: TopicState
 TOPIC_STATE_DELETING: TopicState
+MOVE_STAGE_UNSPECIFIED: MoveStage
+MOVE_STAGE_COPYING: MoveStage
+MOVE_STAGE_DECIDED: MoveStage
+MOVE_STAGE_ACTIVATED: MoveStage
+MOVE_STAGE_ABORTING: MoveStage
+MOVE_STAGE_ABORTED: MoveStage
 
 class ClusterRecord(_message.Message):
     __slots__ = ("cluster_id", "created_us", "terms_of_office")
@@ -30,7 +45,7 @@ class ClusterRecord(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., created_us: _Optional[int] = ..., terms_of_office: _Optional[int] = ...) -> None: ...
 
 class TopicRecord(_message.Message):
-    __slots__ = ("name", "topic_id", "state", "settings", "placement", "created_us", "settings_pending", "queues", "splits", "request_id")
+    __slots__ = ("name", "topic_id", "state", "settings", "placement", "created_us", "settings_pending", "queues", "splits", "touched", "request_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +55,7 @@ class TopicRecord(_message.Message):
     SETTINGS_PENDING_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
+    TOUCHED_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: int
@@ -50,8 +66,9 @@ class TopicRecord(_message.Message):
     settings_pending: bool
     queues: _containers.RepeatedCompositeFieldContainer[QueueRecord]
     splits: _containers.RepeatedCompositeFieldContainer[SplitRecord]
+    touched: _containers.RepeatedCompositeFieldContainer[QueuePlace]
     request_id: bytes
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., state: _Optional[_Union[TopicState, str]] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., placement: _Optional[_Iterable[int]] = ..., created_us: _Optional[int] = ..., settings_pending: _Optional[bool] = ..., queues: _Optional[_Iterable[_Union[QueueRecord, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[SplitRecord, _Mapping]]] = ..., request_id: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., state: _Optional[_Union[TopicState, str]] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., placement: _Optional[_Iterable[int]] = ..., created_us: _Optional[int] = ..., settings_pending: _Optional[bool] = ..., queues: _Optional[_Iterable[_Union[QueueRecord, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[SplitRecord, _Mapping]]] = ..., touched: _Optional[_Iterable[_Union[QueuePlace, _Mapping]]] = ..., request_id: _Optional[bytes] = ...) -> None: ...
 
 class QueueRecord(_message.Message):
     __slots__ = ("slot_start", "slot_end", "sealed", "parent_id")
@@ -150,3 +167,33 @@ class ConsumerGroupRecord(_message.Message):
     generation: int
     members: _containers.RepeatedCompositeFieldContainer[ConsumerMemberRecord]
     def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ConsumerMemberRecord, _Mapping]]] = ...) -> None: ...
+
+class QueuePlace(_message.Message):
+    __slots__ = ("queue_id", "group_id")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    group_id: int
+    def __init__(self, queue_id: _Optional[int] = ..., group_id: _Optional[int] = ...) -> None: ...
+
+class MoveRecord(_message.Message):
+    __slots__ = ("job", "topic", "topic_id", "queue_id", "source", "target", "stage", "begun_us", "reason")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_US_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job: int
+    topic: str
+    topic_id: int
+    queue_id: int
+    source: int
+    target: int
+    stage: MoveStage
+    begun_us: int
+    reason: str
+    def __init__(self, job: _Optional[int] = ..., topic: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., source: _Optional[int] = ..., target: _Optional[int] = ..., stage: _Optional[_Union[MoveStage, str]] = ..., begun_us: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
