@@ -149,6 +149,7 @@ class Replica:
         self._loop = asyncio.get_running_loop()
         self._frames_in_step: dict[int, bytes] = {}
         self._turn_scheduled = False
+        self._stopping = False
         self._reading_to_apply = False
         self._log_clock: LogClock | None = None
         self._voter_clocks = VoterClocks()
@@ -715,7 +716,7 @@ class Replica:
 
     def _maybe_become_judge(self) -> None:
         """The no-op of the own term is applied: from here on the state is all there is."""
-        if self.state.applied_term != self.core.term:
+        if self._stopping or self.state.applied_term != self.core.term:
             return
         self._term_of_proposer = self.core.term
         self.proposer = Proposer(
@@ -743,7 +744,9 @@ class Replica:
         return Members.of_state(state.membership) or self._founding
 
     def fail_all(self, error: Callable[[], SemelError]) -> None:
-        """The node stops: everybody who waits hears so."""
+        """The node stops: everybody who waits hears so, and nothing more is proposed: what was on
+        its way to the disk is still applied, but makes nobody a judge again."""
+        self._stopping = True
         if self.proposer is not None:
             self.proposer.on_lost(error)
             self.proposer = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ from semel.broker.state import State
 from semel.protos.errors import Unavailable
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
 from semel.protos.ids import GroupId, NodeId
-from semel.protos.v1.control_pb2 import ControlRecord
+from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel
 
 LOG = LogConfig(segment_bytes=1 << 20, ids_per_segment=64, fill_bytes_per_second=0)
 HOUR_US = 3_600_000_000
@@ -75,8 +77,9 @@ def test_the_feature_level_rises_when_every_member_knows_it(
     assert group.submitted == submitted
 
 
-async def _time_of_first_own_entry(directory: Path) -> int:
-    """A group of one starts on the log in `directory` and is elected."""
+@asynccontextmanager
+async def _elected(directory: Path) -> AsyncIterator[Replica]:
+    """A group of one on the log in `directory`, and master."""
     failures: list[str] = []
     log = Log.open(directory / "log", LOG)
     with ThreadPoolExecutor(1) as readers:
@@ -102,9 +105,17 @@ async def _time_of_first_own_entry(directory: Path) -> int:
             while replica.core.role is not Role.MASTER and not failures:
                 replica.on_tick()
                 await asyncio.sleep(0.001)
-        (frame,) = log.read_frames(log.last_index, log.last_index + 1)
-        log.close()
+        try:
+            yield replica
+        finally:
+            log.close()
     assert not failures
+
+
+async def _time_of_first_own_entry(directory: Path) -> int:
+    async with _elected(directory) as replica:
+        last = replica.log.last_index
+        (frame,) = replica.log.read_frames(last, last + 1)
     return decode_frame_header(frame).time_us
 
 
@@ -120,3 +131,27 @@ def test_log_time_does_not_fall_after_a_restart_when_the_clock_was_set_back(
     log.close()
     HardStateFile(tmp_path / "hard_state").save(1, NodeId(1))
     assert asyncio.run(_time_of_first_own_entry(tmp_path)) >= later_us
+
+
+def test_a_replica_that_stops_takes_nothing_more_though_it_stays_master(tmp_path: Path) -> None:
+    """What was on its way to the disk is applied meanwhile: that makes it no judge again, whose
+    next entry would meet a closed log."""
+
+    async def stop_while_an_entry_is_written() -> None:
+        async with _elected(tmp_path) as replica, asyncio.timeout(10):
+            await replica.wait_master()
+            asked = asyncio.create_task(
+                replica.submit_control(ControlRecord(feature_level=FeatureLevel(level=1)))
+            )
+            last = replica.log.last_index
+            while replica.log.last_index == last:
+                await asyncio.sleep(0)
+            replica.fail_all(lambda: Unavailable("the node is stopping"))
+            with pytest.raises(Unavailable, match="stopping"):
+                await asked
+            while replica.state.applied_index <= last:
+                await asyncio.sleep(0)
+            assert replica.core.role is Role.MASTER
+            assert not replica.is_master
+
+    asyncio.run(stop_while_an_entry_is_written())
