@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _FAIL = ("write", "sync")
 SLOW_KINDS = frozenset({"sync", "syncdir"})
+_FIRST_VOTE = "hard_state.tmp"
 _LASTING = frozenset({"segment", "checkpoint", "kept", "hard_state", "CURRENT", "IDENTITY"})
 
 
@@ -56,6 +57,10 @@ class Disk:
         self.on_misdirected: Callable[[], None] = lambda: None
         self.vote_struck = False
         """A block of `hard_state` was damaged or not written: the format survives one."""
+        self.first_vote_lost = False
+        """The first write of `hard_state`, all copies at once, is not in it: until the next one the
+        node stands by a vote that it would not find if it started again."""
+        self._lose_first_vote = False
         self.seen: Counter[str] = Counter()
 
     def mount(self, process: Process) -> NodeFiles:
@@ -72,6 +77,25 @@ class Disk:
         survives = self.random.choice([0.0, 0.3, 0.7, 1.0])
         self.files = self.files.restart(self.random, survives)
         self._calm()
+
+    def lose_first_vote(self) -> None:
+        """The first write of `hard_state` on this empty disk will succeed and be nowhere."""
+        self._lose_first_vote = True
+
+    def loses(self, file: File) -> bool:
+        """Whether this write is such a one."""
+        if not self._lose_first_vote:
+            return False
+        inode = next(
+            (one for path, one in self.files.names_now.items() if path.name == _FIRST_VOTE), None
+        )
+        if inode is None or inode is not file._inode:  # type: ignore[attr-defined]
+            return False
+        self._lose_first_vote = False
+        self.first_vote_lost = self.vote_struck = True
+        self.on_misdirected()
+        self.world.fault("lost write of the first vote")
+        return True
 
     def _calm(self) -> None:
         self.crash_in = self.fail_in = self.misdirect_in = None
@@ -131,6 +155,7 @@ class Disk:
             return False  # another write will do
         self.misdirect_in = None
         self.vote_struck |= "hard_state" in (kind, _lasting(target.name))
+        self.first_vote_lost |= source.name == _FIRST_VOTE
         self.files.open(target).write([landing], at)
         self.on_misdirected()
         self.world.fault(f"misdirected write of {kind}")
@@ -271,6 +296,8 @@ class _NodeFile:
                     self._file.write([data[:torn]], offset)
             raise
         disk = self._layer.disk
+        if disk.loses(self._file):
+            return
         if disk.misdirect_in is not None:
             data = b"".join(parts)
             if disk.misdirects(self._file, data, offset):

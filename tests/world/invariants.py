@@ -217,6 +217,9 @@ class Invariants:
             MessageKind.VOTE_REPLY,
         ):
             found = self._see_hard_state(host)
+            if found is None and host.disk.first_vote_lost:
+                # It cannot know that its disk has nothing, so its word counts all the same.
+                found = (term, message.target if kind is MessageKind.VOTE_REPLY else host.number)
             require(
                 found is not None and term <= found[0],
                 f"{host.name} says {kind.name} in term {term}, durable is {found}",
@@ -233,6 +236,7 @@ class Invariants:
                     found == (term, host.number),
                     f"{host.name} stands in term {term}, durable is {found}",
                 )
+                self._see_vote(host.number, term, host.number)
         if kind in _ACKNOWLEDGES and not message.rejected:
             self._check_durable(host, replica, message.log_index)
 

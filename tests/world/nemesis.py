@@ -383,11 +383,7 @@ class Nemesis:
     def _misdirected_write(self) -> None:
         """One of the next writes of the node that may rot succeeds, and lies elsewhere."""
         host = self.run.hosts[NodeId(self.run.plan.victim)]
-
-        def bitten() -> None:
-            host.damaged = True
-
-        host.disk.on_misdirected = bitten
+        host.disk.on_misdirected = lambda: setattr(host, "damaged", True)
         # Not the very next one, which may be the ID of a frame that was misdirected before.
         host.disk.misdirect_in = self._random.randrange(2, 12)
         host.disk.misdirect_file = self._random.choice(
@@ -403,6 +399,19 @@ class Nemesis:
         self._die(host, "lost directory")
         host.wipe()
         self.run.invariants.forget(host)
+        if self._random.random() < 0.5:
+            self._lose_first_vote(host, self._random.randrange(0, 40))
+
+    def _lose_first_vote(self, host: BrokerHost, crash_in: int) -> None:
+        """The disk loses more than its data: it takes the next vote and does not keep it. Soon
+        after that the process dies, and does not find what it has said."""
+
+        def bitten() -> None:
+            host.damaged = True
+            host.disk.crash_kind, host.disk.crash_in = "", crash_in
+
+        host.disk.on_misdirected = bitten
+        host.disk.lose_first_vote()
 
     # --- clocks and housekeeping
 

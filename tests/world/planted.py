@@ -175,6 +175,15 @@ def serves_what_it_does_not_check() -> Any:
     )
 
 
+def mends_in_memory_only() -> Any:
+    """What a peer gave is never written over what was damaged."""
+    return _exchanged(Reader, "mend", lambda *_: None)
+
+
+def scrubs_without_looking() -> Any:
+    return _exchanged(Reader, "check", lambda *_: None)
+
+
 def commits_under_any_token() -> Any:
     """Nobody looks whether the lock is still the committer's."""
     original = ConsumerGroups.commit

@@ -9,16 +9,18 @@ names it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from semel.broker.log import IndexUnavailable, LogConfig
 from semel.broker.log.reader import record_of
+from semel.broker.replica import Replica
 from semel.client import session as client_session
 from semel.controller import node as controller_node
 from semel.protos.errors import SemelError
@@ -39,12 +41,13 @@ from tests.world.invariants import Invariants
 from tests.world.loop import Process
 from tests.world.nemesis import Nemesis
 from tests.world.network import Weather
-from tests.world.nodes import BrokerHost, ControllerHost, broker_config
+from tests.world.nodes import BrokerHost, ControllerHost, SimBroker, broker_config
 from tests.world.operator import Operator
 from tests.world.plan import NODES_MAX, Plan, make_plan
 from tests.world.protocol_clients import Doubter, Hasty
 from tests.world.world import World
 
+_SCRUB_BYTES_PER_SECOND = 8 << 20
 BOOT_S = 20.0
 PATIENCE_S = 30.0
 
@@ -75,7 +78,8 @@ class Run:
         self.controller: ControllerHost
         self.operator: Operator
         self.invariants: Invariants
-        self._scrubbed: list[Process | None] = []
+        self._scrubs: dict[Process, bool] = {}
+        """Of nodes with damaged disks: whether their last scrub is through."""
 
     def execute(self) -> Result:
         """Raises Failed."""
@@ -256,11 +260,25 @@ class Run:
             for host in self.members()
             if host.replica is not None
             and host.context is not None
-            and not host.replica.log.damaged
+            and self._is_whole(host, host.replica)
             and host.replica.state.applied_index
             == host.replica.log.last_index
+            == host.replica.log.synced_index
             == self.invariants.newest
         ]
+
+    def _is_whole(self, host: BrokerHost, replica: Replica) -> bool:
+        """Nothing is left to mend, and nothing that nobody has looked for."""
+        if not host.damaged:
+            return not replica.log.damaged
+        log = replica.log
+        return (
+            host.process is not None
+            and self._scrubs.get(host.process, False)
+            and log.damaged.keys() <= replica.lost_entries
+            and not log.damaged_records
+            and not log.checkpoints_damaged
+        )
 
     def _replace_refused(self) -> None:
         """A node that halts because of rot is replaced by an empty one, as its message asks."""
@@ -272,16 +290,24 @@ class Run:
                 self.invariants.forget(host)
 
     def _scrub(self) -> None:
-        """Reads all of a damaged node's log once: whatever is rotten is found, and mended."""
+        """A damaged node's own scrub runs once: whatever is rotten is found at the latest now."""
         for host in self.hosts.values():
-            replica = host.replica
-            if host.damaged and replica is not None and host.process not in self._scrubbed:
-                self._scrubbed.append(host.process)
-                for index in range(replica.log.first_index, replica.log.last_index + 1):
-                    with suppress(SemelError):
-                        replica.log.read_frames(index, index + 1)
-                if replica.log.damaged:
-                    self.world.count("damage found by reading")
+            process, node = host.process, host.node
+            if not host.damaged or host.context is None or process is None or node is None:
+                continue
+            if process.alive and process not in self._scrubs:
+                self._scrubs[process] = False
+
+                async def scrub(process: Process = process, node: SimBroker = node) -> None:
+                    await node.scrub._pass(_SCRUB_BYTES_PER_SECOND)
+                    self._scrubs[process] = True
+                    if node.replica.log.damaged:
+                        self.world.count("damage found by the scrub")
+
+                self.world.loop.call_soon(
+                    lambda scrub=scrub: asyncio.get_running_loop().create_task(scrub()),
+                    context=host.context,
+                )
 
     def _group_at_end(self) -> bool:
         """The consumer group has committed everything that is stored."""
@@ -326,12 +352,11 @@ class Run:
         for host in self.members():
             replica = host.replica
             assert replica is not None
-            log, state = replica.log, replica.state
-            frames = log.read_frames(log.first_index, log.last_index + 1)
+            state = replica.state
             logs.append(
                 NodeLog(
                     node=host.number,
-                    frames=dict(enumerate(frames, log.first_index)),
+                    frames=self._stored(host, replica),
                     commit_index=replica.core.commit_index,
                     applied_index=state.applied_index,
                     state=b"".join(state.to_parts()),
@@ -342,6 +367,21 @@ class Run:
             return check(self.world.history, logs)
         except Violation as violation:
             raise Failed(f"history: {violation}") from None
+
+    @staticmethod
+    def _stored(host: BrokerHost, replica: Replica) -> dict[int, bytes]:
+        """The node's frames as they lie on its disk, whatever it remembers of them."""
+        store = replica.log._store
+        frames = {}
+        for index in range(store.index.first_index, store.index.last_index + 1):
+            if index in replica.lost_entries:
+                continue  # what is still needed of it stands in a kept file
+            segment = store.index.locate(index)
+            inode = host.disk.files.names_now[store.directory / segment.file_name]
+            assert inode is not None
+            start, end = segment.place(index)
+            frames[index] = bytes(inode.data[start:end])
+        return frames
 
     def _check_records(self, host: BrokerHost) -> None:
         """Every record that is live must be readable, wherever the cleaner has put it."""
