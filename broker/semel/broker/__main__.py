@@ -167,6 +167,18 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
     help="So many producers are remembered a queue; those that were idle longest go first.",
 )
 @click.option(
+    "--staged-bytes-max",
+    type=click.IntRange(1),
+    default=8 << 30,
+    help="Bytes that transactions may have staged and not published; further ones wait.",
+)
+@click.option(
+    "--transaction-pin-ms",
+    type=click.IntRange(1),
+    default=30_000,
+    help="A commit that takes longer is aborted, unless it is decided.",
+)
+@click.option(
     "--retained-log-bytes",
     type=click.IntRange(1),
     default=64 << 20,
@@ -223,6 +235,8 @@ def main(
     retention_check_ms: int,
     producer_idle_ms: int,
     producers_per_queue_max: int,
+    staged_bytes_max: int,
+    transaction_pin_ms: int,
     retained_log_bytes: int,
     checkpoint_records: int,
     scrub_bytes_per_second: int,
@@ -265,6 +279,8 @@ def main(
             retention_check_ms=retention_check_ms,
             producer_idle_ms=producer_idle_ms,
             producers_per_queue_max=producers_per_queue_max,
+            staged_bytes_max=staged_bytes_max,
+            transaction_pin_ms=transaction_pin_ms,
             retained_log_bytes=retained_log_bytes,
             checkpoint_records=checkpoint_records,
             scrub_bytes_per_second=scrub_bytes_per_second,

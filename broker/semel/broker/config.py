@@ -142,6 +142,20 @@ class BrokerConfig:
     producers_per_queue_max: int = 100_000
     """Default 100,000. The oldest rows of a queue end above that."""
 
+    staged_bytes_max: int = 8 << 30
+    """Default 8 GiB. What transactions may have staged on the group and not published; further
+    batches wait."""
+
+    transaction_pin_ms: int = 30_000
+    """Default 30 s. A commit that takes longer is asked after at its coordinator, which aborts it
+    unless it is decided."""
+
+    transaction_idle_ms: int = 30 * 24 * 3600 * 1000
+    """Default 30 days. A transaction id that is idle for longer is forgotten."""
+
+    transactions_max: int = 100_000
+    """Default 100,000. The longest idle transaction ids are forgotten above that."""
+
     report_ms: int = 200
     """Default 200. How often the node reports to each controller."""
 

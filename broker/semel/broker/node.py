@@ -27,6 +27,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.config import BrokerConfig
+from semel.broker.group_calls import GroupCalls
 from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles, check_identity
 from semel.broker.maintenance import Maintenance
 from semel.broker.members import Members
@@ -45,16 +46,18 @@ from semel.broker.server.members import MembersService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.server.replicate import PeerPort, frame_meta
 from semel.broker.server.routes import routes_handler
+from semel.broker.server.transactions import TransactionsService
 from semel.broker.setting_aside import move_away, set_aside
 from semel.broker.snapshots import CatchUp, Checkpoints, SnapshotService
 from semel.broker.standing import Standing, ask_members
 from semel.broker.state import State
+from semel.broker.transactions import TransactionDuty
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
-from semel.protos.v1 import broker_pb2_grpc, raft_pb2_grpc
+from semel.protos.v1 import broker_pb2_grpc, raft_pb2_grpc, transactions_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +164,7 @@ class BrokerNode:
         self._follow_members()
         self._start(self.registration.run())
         self._start(Maintenance(self.replica, self.checkpoints, self.changes).run())
+        self._start(self._transactions.run())
         self._start(Repair(self.replica).run())
         self._start(self.scrub.run())
         self._start(self._tick())
@@ -252,6 +256,12 @@ class BrokerNode:
         )
         broker_pb2_grpc.add_BrokerServicer_to_server(
             AdminService(config, replica, self.checkpoints, self.scrub, self._routes), server
+        )
+        calls = GroupCalls(self._routes)
+        self._stack.push_async_callback(calls.close)
+        self._transactions = TransactionDuty(config, replica, calls)
+        transactions_pb2_grpc.add_TransactionsServicer_to_server(
+            TransactionsService(config, replica, self._transactions, calls), server
         )
         server.add_generic_rpc_handlers((routes_handler(self._routes),))
         host, _, _ = config.listen.rpartition(":")

@@ -724,6 +724,7 @@ class Replica:
                 self.state,
                 term=Term(self.core.term),
                 park_bytes_max=self.config.park_bytes_max,
+                staged_bytes_max=self.config.staged_bytes_max,
             )
         )
         self.lock_clock = LockClock()

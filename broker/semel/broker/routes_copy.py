@@ -115,6 +115,14 @@ class RoutesCopy:
             copied=True,
         )
 
+    def nodes_of(self, group_id: int) -> tuple[str, ...]:
+        """HOST:PORT of a broker group's nodes, its master as of then in front; empty if unknown."""
+        for group in self._routes.groups:
+            if group.group_id == group_id:
+                nodes = sorted(group.nodes, key=lambda node: node.node_id != group.master_id)
+                return tuple(node.address for node in nodes)
+        return ()
+
     def not_master(self, why: str) -> NotMaster:
         """The error that names the controller in office."""
         return NotMaster(f"{why}; ask a controller", master_address=self._in_office)

@@ -23,9 +23,18 @@ from semel.client.producer_topic import ProducerStats
 from semel.client.redriving import DeadLetter, LetterFilter, RedriveProgress, RedriveResult
 from semel.client.resets import OffsetReset, Shift
 from semel.client.sql_offsets import SqlOffsets
+from semel.client.staging import StageReceipt
 from semel.client.sync import Client, Producer, connect
 from semel.client.sync_admin import Admin
 from semel.client.sync_reading import Consumer, Reader
+from semel.client.transaction_api import (
+    AsyncProducerTransaction,
+    ProducerTransaction,
+    Stage,
+    Transactions,
+)
+from semel.client.transaction_core import Committed
+from semel.client.transaction_model import TransactionInfo, TransactionPart
 from semel.client.verify import VerifyProgress
 from semel.protos.errors import SemelError
 
@@ -36,11 +45,13 @@ __all__ = [
     "AsyncClient",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncProducerTransaction",
     "AsyncReader",
     "BulkFuture",
     "BulkSummary",
     "Client",
     "ClientConfig",
+    "Committed",
     "Consumer",
     "ConsumerConfig",
     "DeadLetter",
@@ -55,6 +66,7 @@ __all__ = [
     "Producer",
     "ProducerConfig",
     "ProducerStats",
+    "ProducerTransaction",
     "Reader",
     "ReaderConfig",
     "RecordMetadata",
@@ -65,6 +77,11 @@ __all__ = [
     "SendFuture",
     "Shift",
     "SqlOffsets",
+    "Stage",
+    "StageReceipt",
+    "TransactionInfo",
+    "TransactionPart",
+    "Transactions",
     "VerifyProgress",
     "connect",
     "connect_async",

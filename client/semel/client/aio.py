@@ -25,6 +25,9 @@ from semel.client.producer import ProducerCore
 from semel.client.producer_topic import ProducerStats
 from semel.client.reader import ReaderCore
 from semel.client.session import Session, consumer_arguments
+from semel.client.staging import TTL_MS_DEFAULT
+from semel.client.transaction_api import AsyncProducerTransaction
+from semel.client.transaction_work import TransactionWork
 from semel.protos.errors import Closed, SemelError, TimedOut
 
 
@@ -210,6 +213,27 @@ class AsyncProducer:
             await self.drain()
             ranges.append(intake.append_piece(door, piece, queue, False))
         return BulkFuture(ranges)
+
+    def transaction(
+        self,
+        transaction_id: str,
+        *,
+        epoch: int | None = None,
+        query_id: str = "",
+        ttl_ms: int = TTL_MS_DEFAULT,
+    ) -> AsyncProducerTransaction:
+        """Messages that become visible together, or never; see `Producer.transaction`."""
+        self._session.check()
+        work = TransactionWork(
+            self._session,
+            self._core.config,
+            transaction_id,
+            query_id,
+            epoch,
+            blocking=False,
+            ttl_ms=ttl_ms,
+        )
+        return AsyncProducerTransaction(self._session, work)
 
     async def open(self, topic: str) -> None:
         """Fetches the topic's route (and fences its queues, for a named producer) ahead of the

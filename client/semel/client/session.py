@@ -11,7 +11,8 @@ import asyncio
 import logging
 import os
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from semel.client.admin import AdminCore
@@ -27,11 +28,13 @@ from semel.client.intake import Intake
 from semel.client.producer import ProducerCore
 from semel.client.routes_file import routes_directory
 from semel.client.runtime import Runtime, shared_runtime
+from semel.client.staging import StageCore, StagerIdentity
 from semel.protos.errors import Closed, InvalidRequest, SemelError, TimedOut
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+_Core = TypeVar("_Core", bound=ProducerCore)
 
 
 class Closable(Protocol):
@@ -135,7 +138,32 @@ class Session:
             raise InvalidRequest(f"a producer's name must be text, not {name!r}")
         if config.source_positions and not name:
             raise InvalidRequest("source_positions needs a named producer: producer(name, ...)")
-        cores: list[ProducerCore] = []
+        return self._with_door(
+            config, lambda door: ProducerCore(self.cluster, name or "", config, door), blocking
+        )
+
+    def new_stage(
+        self,
+        config: ProducerConfig,
+        transaction_id: str,
+        epoch: int,
+        *,
+        writer: int,
+        ttl_ms: int,
+        blocking: bool,
+    ) -> StageCore:
+        """A producer that stages for a transaction."""
+        self.check()
+        config = replace(config, source_positions=False)
+        identity = StagerIdentity(self.cluster, transaction_id, epoch, writer, ttl_ms)
+        return self._with_door(
+            config, lambda door: StageCore(self.cluster, config, door, identity), blocking
+        )
+
+    def _with_door(
+        self, config: ProducerConfig, make: Callable[[Intake], _Core], blocking: bool
+    ) -> _Core:
+        cores: list[_Core] = []
 
         def wake() -> None:
             self.runtime.call_soon(cores[0].pump)
@@ -144,7 +172,7 @@ class Session:
             self.run(cores[0].open_topic(topic))
 
         intake = Intake(config, wake=wake, open_topic=open_topic if blocking else None)
-        core = ProducerCore(self.cluster, name or "", config, intake)
+        core = make(intake)
         cores.append(core)
         self.runtime.call_soon(core.start)
         return core

@@ -23,8 +23,11 @@ from semel.client.producer import ProducerCore
 from semel.client.producer_topic import ProducerStats
 from semel.client.reader import ReaderCore
 from semel.client.session import Session, consumer_arguments
+from semel.client.staging import TTL_MS_DEFAULT
 from semel.client.sync_admin import Admin
 from semel.client.sync_reading import Consumer, Reader
+from semel.client.transaction_api import ProducerTransaction, Transactions
+from semel.client.transaction_work import TransactionWork
 from semel.protos.errors import Closed, SemelError, TimedOut
 
 
@@ -56,6 +59,8 @@ class Client:
         self._session = session
         self.admin = Admin(session)
         """Topics, groups, producers, the cluster."""
+        self.transactions = Transactions(session)
+        """Transactions with many writers."""
 
     def producer(self, name: str | None = None, **options: Any) -> Producer:
         """A producer; options are the fields of `ProducerConfig`.
@@ -192,6 +197,40 @@ class Producer:
         intake = self._core.intake
         door, pieces = intake.bulk_pieces(topic, values, keys, headers, timestamps_us, positions)
         return BulkFuture([intake.append_piece(door, piece, queue, True) for piece in pieces])
+
+    def transaction(
+        self,
+        transaction_id: str,
+        *,
+        epoch: int | None = None,
+        query_id: str = "",
+        ttl_ms: int = TTL_MS_DEFAULT,
+    ) -> ProducerTransaction:
+        """Messages that become visible together, or never, also over many topics.
+
+        A second program under the same id ends the first one's transaction. Epochs count on by
+        themselves; with an `epoch` of the caller's own, one that is committed already says so by
+        `committed`. `query_id` keeps others from using the id. See docs/transactions.md.
+
+            >>> with connect(bootstrap) as client, client.producer() as producer:
+            ...     client.admin.create_topic("ledger", queues=2)
+            ...     with producer.transaction("booking") as t:
+            ...         t.send("ledger", b"100 from anna")
+            ...         t.send("ledger", b"100 to ben")
+            ...     t.committed
+            True
+        """
+        self._session.check()
+        work = TransactionWork(
+            self._session,
+            self._core.config,
+            transaction_id,
+            query_id,
+            epoch,
+            blocking=True,
+            ttl_ms=ttl_ms,
+        )
+        return ProducerTransaction(self._session, work)
 
     def flush(self, timeout: float | None = None) -> None:
         """Blocks until everything sent before is stored.

@@ -75,13 +75,15 @@ class Row:
 class Coordination:
     """All transactions that one broker group decides."""
 
-    __slots__ = ("forgotten_epoch", "next_attempt", "rows")
+    __slots__ = ("forgotten_epoch", "next_attempt", "rows", "unpublished")
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
         self.next_attempt = 1
         self.forgotten_epoch = NO_EPOCH
         """Highest epoch of all rows that were ever forgotten."""
+        self.unpublished: dict[str, None] = {}
+        """Those of `rows` whose epoch is not published everywhere, in the order of decision."""
 
     def begin(
         self, record: transaction_records_pb2.BeginTransaction, now_us: int
@@ -141,6 +143,8 @@ class Coordination:
         row.changed_us = now_us
         row.participants = tuple(record.participants)
         row.published = not row.participants
+        if not row.published:
+            self.unpublished[name] = None
         return None
 
     def abort(self, record: transaction_records_pb2.AbortTransaction, now_us: int) -> bool:
@@ -158,6 +162,7 @@ class Coordination:
         row = self.rows.get(record.transaction_id)
         if row is not None and row.epoch == record.epoch:
             row.published = True
+            self.unpublished.pop(record.transaction_id, None)
 
     def idle(self, now_us: int, idle_us: int, rows_max: int, count_max: int) -> list[str]:
         """Rows that may be forgotten: idle for too long, or the oldest of too many."""
@@ -219,4 +224,6 @@ class Coordination:
                 published=bool(published),
                 participants=participants,
             )
+            if not published:
+                made.unpublished[name] = None
         return made

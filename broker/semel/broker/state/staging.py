@@ -88,6 +88,11 @@ class Stager:
     queues: dict[QueueKey, StagedQueue] = field(default_factory=dict)
 
     @property
+    def messages(self) -> int:
+        """In its batches."""
+        return sum(queue.messages for queue in self.queues.values())
+
+    @property
     def bytes(self) -> int:
         """Of its stored batches."""
         return sum(each.length for queue in self.queues.values() for each in queue.extents)

@@ -1,0 +1,222 @@
+"""Transactions as clients and other broker groups ask for them.
+
+How it works. Each call becomes a step in the log and is answered once that is applied; all of them
+may be repeated. The first one raises the log's feature level.
+
+Not here: the rules (`state/`), what is done without being asked (`semel.broker.transactions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from semel.broker.config import BrokerConfig
+from semel.broker.group_calls import GroupCalls
+from semel.broker.replica import Replica
+from semel.broker.state import TRANSACTION_LEVEL, queue_key_of
+from semel.broker.transactions import TransactionDuty
+from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.staging import STAGER_ID_END, STAGER_ID_MIN, TRANSACTION_ID_CHARACTERS_MAX
+from semel.protos.v1 import transaction_records_pb2, transactions_pb2, transactions_pb2_grpc
+
+EPOCH_END: Final = 1 << 62
+TTL_MS: Final = (1_000, 7 * 24 * 3600 * 1000)
+QUEUES_MAX: Final = 10_000
+RECORD_BYTES_MAX: Final = 4 << 20
+STAGERS_MAX: Final = 100_000
+LIMIT_DEFAULT: Final = 10_000
+
+
+class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
+    """Serves semel.protos.v1.Transactions on one replica."""
+
+    def __init__(
+        self, config: BrokerConfig, replica: Replica, duty: TransactionDuty, calls: GroupCalls
+    ) -> None:
+        self._config = config
+        self._replica = replica
+        self._duty = duty
+        self._calls = calls
+
+    async def Open(  # noqa: N802
+        self, request: transaction_records_pb2.OpenStager, context: object
+    ) -> transactions_pb2.OpenStagerReply:
+        _check_name(request.transaction_id)
+        _check_epoch(request.epoch)
+        _check_stagers([request.stager_id])
+        if not TTL_MS[0] <= request.ttl_ms <= TTL_MS[1]:
+            raise InvalidRequest(
+                f"ttl_ms is {request.ttl_ms}, it must be between {TTL_MS[0]} and {TTL_MS[1]}"
+            )
+        keys = [queue_key_of(queue) for queue in request.queues]
+        if not keys or len(keys) > QUEUES_MAX or len(set(keys)) != len(keys):
+            raise InvalidRequest(f"a stager names 1 to {QUEUES_MAX} queues, each once")
+        await self._replica.raise_feature_level(TRANSACTION_LEVEL)
+        lasts = await self._duty.submit(open_stager=request)
+        return transactions_pb2.OpenStagerReply(last_sequences=lasts)
+
+    async def Drop(  # noqa: N802
+        self, request: transaction_records_pb2.DropStagers, context: object
+    ) -> transactions_pb2.DropStagersReply:
+        _check_stagers(request.stager_ids)
+        await self._replica.confirm_read()
+        known = self._replica.state.transactions.staging.stagers
+        present = [number for number in request.stager_ids if number in known]
+        if not present:
+            return transactions_pb2.DropStagersReply()
+        (dropped,) = await self._duty.submit(
+            drop_stagers=transaction_records_pb2.DropStagers(stager_ids=present)
+        )
+        return transactions_pb2.DropStagersReply(dropped=dropped)
+
+    async def Pin(  # noqa: N802
+        self, request: transactions_pb2.PinRequest, context: object
+    ) -> transactions_pb2.PinReply:
+        pin = request.pin
+        _check_name(pin.transaction_id)
+        _check_epoch(pin.epoch)
+        _check_stagers([winner.stager_id for winner in pin.winners])
+        if not pin.attempt or not pin.coordinator or not pin.winners:
+            raise InvalidRequest("a pin names an attempt, the coordinator's group and winners")
+        if pin.ByteSize() > RECORD_BYTES_MAX:
+            raise InvalidRequest(
+                f"the winners' list has {pin.ByteSize():,} bytes, at most {RECORD_BYTES_MAX:,} are"
+                " taken: write with fewer tasks, or to fewer queues"
+            )
+        await self._replica.raise_feature_level(TRANSACTION_LEVEL)
+        self._calls.learn(request.known)
+        await self._duty.submit(pin=pin)
+        return transactions_pb2.PinReply()
+
+    async def Publish(  # noqa: N802
+        self, request: transaction_records_pb2.PublishTransaction, context: object
+    ) -> transactions_pb2.PublishReply:
+        _check_name(request.transaction_id)
+        await self._duty.publish(request)
+        return transactions_pb2.PublishReply()
+
+    async def Settle(  # noqa: N802
+        self, request: transactions_pb2.SettleRequest, context: object
+    ) -> transactions_pb2.SettleReply:
+        _check_name(request.transaction_id)
+        await self._replica.confirm_read()
+        settled = await self._duty.settle(request.transaction_id)
+        return transactions_pb2.SettleReply(settled=settled)
+
+    async def Begin(  # noqa: N802
+        self, request: transaction_records_pb2.BeginTransaction, context: object
+    ) -> transactions_pb2.BeginReply:
+        _check_name(request.transaction_id)
+        if request.query_id:
+            _check_name(request.query_id, "query id")
+        if request.HasField("epoch"):
+            _check_epoch(request.epoch)
+        await self._replica.raise_feature_level(TRANSACTION_LEVEL)
+        row = self._replica.state.transactions.coordination.rows.get(request.transaction_id)
+        if row is not None and not row.published:
+            await self._duty.redrive(request.transaction_id)
+        epoch, attempt, last_epoch = await self._duty.submit(begin=request)
+        return transactions_pb2.BeginReply(epoch=epoch, attempt=attempt, last_epoch=last_epoch)
+
+    async def Decide(  # noqa: N802
+        self, request: transactions_pb2.DecideRequest, context: object
+    ) -> transactions_pb2.DecideReply:
+        decide = request.decide
+        _check_name(decide.transaction_id)
+        _check_epoch(decide.epoch)
+        if not decide.attempt:
+            raise InvalidRequest("a decision names the attempt that Begin has given out")
+        if list(decide.participants) != sorted(set(decide.participants)):
+            raise InvalidRequest("the participants of a transaction stand by rising number")
+        await self._replica.raise_feature_level(TRANSACTION_LEVEL)
+        self._calls.learn(request.known)
+        await self._duty.submit(decide=decide)
+        try:
+            published = await self._duty.redrive(decide.transaction_id)
+        except SemelError:
+            published = False  # it is committed, whatever else; the next look goes on
+        return transactions_pb2.DecideReply(published=published)
+
+    async def Abort(  # noqa: N802
+        self, request: transaction_records_pb2.AbortTransaction, context: object
+    ) -> transactions_pb2.AbortReply:
+        _check_name(request.transaction_id)
+        await self._replica.raise_feature_level(TRANSACTION_LEVEL)
+        (committed,) = await self._duty.submit(abort=request)
+        return transactions_pb2.AbortReply(committed=bool(committed))
+
+    async def Describe(  # noqa: N802
+        self, request: transactions_pb2.DescribeTransactionsRequest, context: object
+    ) -> transactions_pb2.DescribeTransactionsReply:
+        await self._replica.confirm_read()
+        state = self._replica.state.transactions
+        wanted, limit = request.transaction_id, request.limit or LIMIT_DEFAULT
+        reply = transactions_pb2.DescribeTransactionsReply(
+            staged_bytes=state.staging.bytes,
+            staged_bytes_max=self._config.staged_bytes_max,
+            log_time_us=self._replica.log_time_us(),
+        )
+        rows, pins = state.coordination.rows, state.staging.pins
+        names = [wanted] if wanted else sorted(rows)
+        for name in [name for name in names if name in rows][:limit]:
+            row = rows[name]
+            reply.coordinated.add(
+                transaction_id=name,
+                query_id=row.query_id,
+                epoch=row.epoch,
+                published=row.published,
+                participants=row.participants,
+                attempt=row.attempt,
+                begun_epoch=row.begun_epoch,
+                changed_us=row.changed_us,
+            )
+        for name in [name for name in sorted(pins) if wanted in ("", name)][:limit]:
+            pin = pins[name]
+            stagers = [state.staging.stagers[number] for number in pin.winners]
+            reply.pinned.add(
+                transaction_id=name,
+                epoch=pin.epoch,
+                attempt=pin.attempt,
+                coordinator=pin.coordinator,
+                pinned_us=pin.pinned_us,
+                bytes=sum(stager.bytes for stager in stagers),
+                messages=sum(stager.messages for stager in stagers),
+            )
+        loose = [
+            stager
+            for _, stager in sorted(state.staging.stagers.items())
+            if not stager.pinned and wanted in ("", stager.transaction_id)
+        ]
+        for stager in loose[:limit]:
+            reply.staged.add(
+                transaction_id=stager.transaction_id,
+                epoch=stager.epoch,
+                stager_id=stager.stager_id,
+                writer=stager.writer,
+                bytes=stager.bytes,
+                messages=stager.messages,
+                expires_us=stager.expires_us,
+            )
+        reply.truncated = max(len(rows), len(pins), len(loose)) > limit
+        return reply
+
+
+def _check_name(name: str, what: str = "transaction id") -> None:
+    if not 0 < len(name) <= TRANSACTION_ID_CHARACTERS_MAX or not name.isprintable():
+        raise InvalidRequest(
+            f"a {what} has 1 to {TRANSACTION_ID_CHARACTERS_MAX} printable characters: {name!r}"
+        )
+
+
+def _check_epoch(epoch: int) -> None:
+    if epoch >= EPOCH_END:
+        raise InvalidRequest(f"epoch {epoch} is out of range")
+
+
+def _check_stagers(numbers: Sequence[int]) -> None:
+    if not numbers or len(numbers) > STAGERS_MAX:
+        raise InvalidRequest(f"1 to {STAGERS_MAX:,} stagers are named at once, not {len(numbers)}")
+    for number in numbers:
+        if not STAGER_ID_MIN <= number < STAGER_ID_END:
+            raise InvalidRequest(f"stager id {number} is out of range")

@@ -1,0 +1,79 @@
+"""What `semel transaction` and the SDK tell of transactions."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+
+class TransactionPart(NamedTuple):
+    """What one broker group has on hold of one epoch."""
+
+    group: int
+    state: str
+    """staged (given up when its time is over) or pinned (waits for the coordinator's word)."""
+    epoch: int
+    messages: int
+    bytes: int
+    writers: int
+    """How many have staged; 1 for what is pinned."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TransactionInfo:
+    """One transaction id, over all broker groups."""
+
+    transaction_id: str
+    query_id: str | None = None
+    """Whose it is; None while nobody has begun to commit."""
+    coordinator: int | None = None
+    """Broker group that decides."""
+    last_epoch: int = -1
+    """Newest committed epoch; -1 for none."""
+    published: bool = True
+    """Of the last epoch, everywhere."""
+    unpublished_on: list[int] = field(default_factory=list)
+    """Participants of a last epoch that is not published everywhere."""
+    open_epoch: int | None = None
+    """Somebody has begun to commit it, and it is not decided."""
+    age_ms: int = 0
+    """Since the oldest open step, log time; 0 when nothing is open."""
+    parts: list[TransactionPart] = field(default_factory=list)
+
+    @property
+    def state(self) -> str:
+        """publishing, committing, open, staging or idle."""
+        if not self.published:
+            return "publishing"
+        if any(part.state == "pinned" for part in self.parts):
+            return "committing"
+        if self.open_epoch is not None:
+            return "open"
+        return "staging" if self.parts else "idle"
+
+    @property
+    def participants(self) -> list[int]:
+        """Broker groups that have something on hold, or to publish."""
+        return sorted({*self.unpublished_on, *(part.group for part in self.parts)})
+
+    @property
+    def bytes(self) -> int:
+        """On hold."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def messages(self) -> int:
+        """On hold."""
+        return sum(part.messages for part in self.parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for printing."""
+        value = asdict(self)
+        value["parts"] = [part._asdict() for part in self.parts]
+        value |= {
+            "state": self.state,
+            "participants": self.participants,
+            "bytes": self.bytes,
+            "messages": self.messages,
+        }
+        return value
