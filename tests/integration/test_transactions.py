@@ -20,6 +20,7 @@ import pytest
 from semel.client import Client, StageReceipt, connect, connect_async
 from semel.protos import errors
 from tests.integration.cluster import Cluster
+from tests.integration.console_inside import InsideConsole
 
 PIN_MS = 400
 PATIENCE_S = 60.0
@@ -247,6 +248,30 @@ def test_an_operator_ends_what_is_open(client: Client, topic: str) -> None:
     assert ended is not None
     assert client.transactions.describe(topic) is None
     assert client.transactions.end(topic) is None
+
+
+def test_the_console_shows_and_ends_them(client: Client, cluster: Cluster, topic: str) -> None:
+    semel = InsideConsole(cluster.bootstrap)
+    receipt = staged(client, topic, topic, 0)
+    [row] = [
+        row
+        for row in semel.json("transaction", "list", "--open")["transactions"]
+        if row["transaction_id"] == topic
+    ]
+    assert (row["state"], row["messages"], row["participants"]) == ("staging", 40, [1, 2])
+    client.transactions.commit(topic, "q", 0, [receipt])
+    staged(client, topic, topic, 1)
+    shown = semel.json("transaction", "describe", topic)
+    assert (shown["query_id"], shown["last_epoch"], shown["state"]) == ("q", 0, "staging")
+    assert "query q" in semel("transaction", "describe", topic).out
+    assert topic in semel("transaction", "list").out
+    assert "--yes" in semel.fails("transaction", "abort", topic, status=2)
+    ended = semel.json("transaction", "abort", topic, "--yes")
+    assert (ended["before"]["messages"], ended["after"]["state"]) == (40, "idle")
+    assert "last committed epoch is 0" in semel("transaction", "abort", topic).out
+    for verb in ("describe", "abort"):
+        assert "no broker knows" in semel.fails("transaction", verb, "nobody")
+    assert stored(client, topic) == Counter(values(f"{topic}-0"))
 
 
 # --- kills --------------------------------------------------------------------------------------

@@ -99,6 +99,23 @@ METRICS: Final = (
     _gauge("unapplied_bytes", "bytes", "Bytes of entries not applied yet. Master only."),
     _gauge("parked_batches", "batches", "Batches that wait for their predecessor. Master only."),
     _gauge("parked_bytes", "bytes", "Bytes of those. Master only."),
+    # Transactions
+    _gauge("staged_bytes", "bytes", "Bytes that transactions have on hold. Master only."),
+    _gauge("stagers", "writers", "Writers with something on hold. Master only."),
+    _gauge(
+        "transactions_pinned", "transactions", "Commits that wait for their decision. Master only."
+    ),
+    _gauge(
+        "transactions_unpublished",
+        "transactions",
+        "Committed ones that a participant has not published yet. Coordinator's master only.",
+    ),
+    _gauge("transactions", "transactions", "Ids that are remembered. Coordinator's master only."),
+    _gauge(
+        "transaction_oldest_seconds",
+        "seconds",
+        "Age of the oldest pinned or unpublished transaction. Master only.",
+    ),
     # Fetch
     _counter("fetched_messages_total", "messages", "Messages in replies to fetches."),
     _counter("fetched_bytes_total", "bytes", "Bytes of the stored batches in those replies."),
@@ -171,6 +188,7 @@ class Probe:
         self._add_streams(page)
         if self._replica.is_master:
             self._add_waiting(page)
+            self._add_transactions(page)
             await self._add_topics(page)
             await self._add_consumers(page)
         return page
@@ -248,6 +266,21 @@ class Probe:
         page.add("semel_broker_unapplied_bytes", proposer.unapplied_bytes)
         page.add("semel_broker_parked_batches", proposer.parked_count)
         page.add("semel_broker_parked_bytes", proposer.parked_bytes)
+
+    def _add_transactions(self, page: Samples) -> None:
+        state = self._replica.state.transactions
+        staging, rows = state.staging, state.coordination.rows
+        unpublished = state.coordination.unpublished
+        since = [pin.pinned_us for pin in staging.pins.values()]
+        since += [rows[name].changed_us for name in unpublished]
+        now_us = self._replica.log_time_us()
+        page.add("semel_broker_staged_bytes", staging.bytes)
+        page.add("semel_broker_stagers", len(staging.stagers))
+        page.add("semel_broker_transactions_pinned", len(staging.pins))
+        page.add("semel_broker_transactions_unpublished", len(unpublished))
+        page.add("semel_broker_transactions", len(rows))
+        oldest_us = max(0, now_us - min(since, default=now_us))
+        page.add("semel_broker_transaction_oldest_seconds", oldest_us / 1_000_000)
 
     async def _add_topics(self, page: Samples) -> None:
         messages: dict[str, int] = defaultdict(int)

@@ -17,7 +17,13 @@ from typing import Any
 
 from semel.client.cluster import Cluster
 from semel.client.core.routing import topic_route
-from semel.client.inspection import Inspection, group_states, idle_producers, inspect
+from semel.client.inspection import (
+    Inspection,
+    group_states,
+    idle_producers,
+    inspect,
+    open_transactions,
+)
 from semel.client.model import (
     BrokerGroupDescription,
     ClusterStatus,
@@ -260,16 +266,18 @@ class AdminCore:
             return found
         groups = [group.id for group in found.status.groups]
         masters = [master for group in groups if (master := found.master(group)) is not None]
-        routes, reply, states, (producers, crowded) = await asyncio.gather(
+        routes, reply, states, (producers, crowded), transactions = await asyncio.gather(
             self._routes([]),
             self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
             group_states(self._cluster, masters),
             idle_producers(self._cluster, masters),
+            open_transactions(self._cluster, masters),
         )
         return dataclasses.replace(
             found,
             consumers=_summaries(routes, reply, states),
             producers=producers,
+            transactions=transactions,
             crowded_groups=crowded,
             unseen_groups=sorted(set(groups) - {master.group for master in masters}),
         )

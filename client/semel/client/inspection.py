@@ -25,8 +25,12 @@ from typing import Any, Final
 from semel.client.cluster import Cluster
 from semel.client.connection import BROKER, CONTROLLER
 from semel.client.model import ClusterStatus, Described, GroupSummary
+from semel.client.staging import SERVICE
+from semel.client.transaction_core import merged
+from semel.client.transaction_model import TransactionInfo
 from semel.protos.errors import SemelError, TimedOut, Unavailable
-from semel.protos.v1 import broker_pb2, controller_pb2
+from semel.protos.ids import GroupId
+from semel.protos.v1 import broker_pb2, controller_pb2, transactions_pb2
 
 PATIENCE_S: Final = 2.0
 """How long one node may take to answer."""
@@ -120,6 +124,8 @@ class Inspection(Described):
     nodes: list[NodeReport]
     consumers: list[GroupSummary] = field(default_factory=list)
     producers: list[IdleProducer] = field(default_factory=list)
+    transactions: list[TransactionInfo] = field(default_factory=list)
+    """Those with something open."""
     unseen_groups: list[int] = field(default_factory=list)
     """Broker groups without a master that answers: what they hold was not looked at."""
     crowded_groups: list[int] = field(default_factory=list)
@@ -286,13 +292,28 @@ async def idle_producers(
     return soonest, sorted(crowded)
 
 
+async def open_transactions(
+    cluster: Cluster, masters: Iterable[NodeReport]
+) -> list[TransactionInfo]:
+    """Transactions with something open at these masters; who fails is left out."""
+    request = transactions_pb2.DescribeTransactionsRequest(limit=ROWS_MAX)
+    replies = await _ask_all(cluster, masters, "Describe", request, service=SERVICE)
+    found = merged({GroupId(master.group): reply for master, reply in replies})
+    return [one for one in found if one.state != "idle"]
+
+
 async def _ask_all(
-    cluster: Cluster, masters: Iterable[NodeReport], method: str, request: Any
+    cluster: Cluster,
+    masters: Iterable[NodeReport],
+    method: str,
+    request: Any,
+    *,
+    service: type[Any] = BROKER,
 ) -> list[tuple[NodeReport, Any]]:
     asked = list(masters)
     replies = await asyncio.gather(
         *(
-            cluster.connections.call(master.address, BROKER, method, request, PATIENCE_S)
+            cluster.connections.call(master.address, service, method, request, PATIENCE_S)
             for master in asked
         ),
         return_exceptions=True,

@@ -241,13 +241,13 @@ class TransactionCore:
 
     async def describe(self, transaction_id: str = "") -> list[TransactionInfo]:
         """All transactions that some broker group knows, or one. Raises Unavailable."""
-        return _merged(await self._described(transaction_id))
+        return merged(await self._described(transaction_id))
 
     async def end(self, transaction_id: str) -> TransactionInfo | None:
         """Aborts whatever of a transaction is open, on every broker group; what it was before, or
         None if nobody knows it. What is committed stays, and is published."""
         before = await self._described(transaction_id)
-        found = _merged(before)
+        found = merged(before)
         if not found:
             return None
         await self._abort_attempt(transaction_id, 0)
@@ -351,7 +351,7 @@ def _pins(
     return pins
 
 
-def _merged(
+def merged(
     replies: dict[GroupId, transactions_pb2.DescribeTransactionsReply],
 ) -> list[TransactionInfo]:
     """One row a transaction, over all groups."""

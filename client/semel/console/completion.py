@@ -17,13 +17,13 @@ from click.shell_completion import get_completion_class
 from semel.console.options import examples
 
 if TYPE_CHECKING:
-    from semel.client import Admin
+    from semel.client import Client
 
 PATIENCE_MS: Final = 700
 
 
 def _names(
-    ask: Callable[[Admin], Iterable[str]],
+    ask: Callable[[Client], Iterable[str]],
 ) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
         from semel.client import SemelError, connect
@@ -36,19 +36,25 @@ def _names(
                 request_timeout_ms=PATIENCE_MS,
                 close_timeout_ms=PATIENCE_MS,
             ) as client:
-                return [name for name in ask(client.admin) if name.startswith(incomplete)]
+                return [name for name in ask(client) if name.startswith(incomplete)]
         except SemelError:
             return []
 
     return complete
 
 
-topics: Final = _names(lambda admin: (topic.name for topic in admin.list_topics()))
+topics: Final = _names(lambda client: (topic.name for topic in client.admin.list_topics()))
 """For `shell_complete` of an argument that is a topic."""
-groups: Final = _names(lambda admin: admin.list_groups())
+groups: Final = _names(lambda client: client.admin.list_groups())
 """For one that is a consumer group."""
-producers: Final = _names(lambda admin: (producer.name for producer in admin.list_producers()))
+producers: Final = _names(
+    lambda client: (producer.name for producer in client.admin.list_producers())
+)
 """For one that is a named producer."""
+transactions: Final = _names(
+    lambda client: (one.transaction_id for one in client.transactions.list())
+)
+"""For one that is a transaction."""
 
 
 @click.command(epilog=examples('eval "$(semel completion bash)"'))

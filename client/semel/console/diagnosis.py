@@ -27,6 +27,8 @@ CLOCK_MS: Final = 1_000
 not."""
 EXPIRY_SHARE: Final = 0.2
 """A producer is near its expiry when so little of its time is left."""
+STUCK_MS: Final = 120_000
+"""A commit that takes so long is stuck: brokers look after it every few seconds."""
 NAMES_SHOWN: Final = 5
 WAITING: Final = ("joining", "removed")
 """Roles of nodes that are no members."""
@@ -326,6 +328,29 @@ def _producers(found: Inspection) -> Iterator[Finding]:
             )
 
 
+def _transactions(found: Inspection) -> Iterator[Finding]:
+    for one in found.transactions:
+        if one.age_ms < STUCK_MS or one.state not in ("publishing", "committing"):
+            continue
+        groups = ", ".join(str(group) for group in one.participants)
+        if one.state == "publishing":
+            text = f"epoch {one.last_epoch} is committed for {brief(one.age_ms)} and not published"
+            advice = "bring the masters of these groups back: they publish it by themselves"
+        else:
+            text = f"waits for its decision for {brief(one.age_ms)}"
+            advice = (
+                f"bring group {one.coordinator or '?'} back, which decides; then, if it still"
+                f" waits: semel transaction abort {one.transaction_id}"
+            )
+        yield Finding(
+            severity="warning",
+            check="transaction-stuck",
+            subject=f"transaction {one.transaction_id}",
+            text=f"{text} on group {groups}; no reader waits for it",
+            advice=advice,
+        )
+
+
 def _unseen(found: Inspection) -> Iterator[Finding]:
     for group in found.unseen_groups:
         yield Finding(
@@ -357,6 +382,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     _topics,
     _consumers,
     _producers,
+    _transactions,
     _unseen,
 )
 

@@ -37,6 +37,10 @@ _COMMANDS: Final = {
     "doctor": ("semel.console.doctor:doctor", "What is wrong with a cluster, and what to do."),
     "node": ("semel.console.node:node", "Broker nodes: list, replace, remove, drain."),
     "producer": ("semel.console.producer:producer", "Named producers, and one message's fate."),
+    "transaction": (
+        "semel.console.transaction:transaction",
+        "What programs store all or nothing: list, describe, abort.",
+    ),
     "verify": ("semel.console.verify:verify", "Prove from every node's log what is stored once."),
     "bench": ("semel.console.bench:bench", "Load on a running cluster, and how fast it is."),
     "completion": ("semel.console.completion:completion", "Print shell completion code."),

@@ -23,7 +23,8 @@ from semel.client.model import (
     NodeDescription,
     UnfinishedTopic,
 )
-from semel.console.diagnosis import CHECKS, SEVERITIES, diagnose
+from semel.client.transaction_model import TransactionInfo, TransactionPart
+from semel.console.diagnosis import CHECKS, SEVERITIES, STUCK_MS, diagnose
 from semel.console.status import masterless, state, under_replicated
 
 DAY_MS = 86_400_000
@@ -133,6 +134,11 @@ def _producer(idle_ms: int, expires_ms: int) -> Callable[[Inspection], Inspectio
     return lambda found: dataclasses.replace(found, producers=[one])
 
 
+def _transaction(**fields: Any) -> Callable[[Inspection], Inspection]:
+    one = TransactionInfo(transaction_id="t", **{"age_ms": STUCK_MS, "coordinator": 1, **fields})
+    return lambda found: dataclasses.replace(found, transactions=[one])
+
+
 def _controller(index: int, **fields: Any) -> Callable[[Inspection], Inspection]:
     def change(found: Inspection) -> Inspection:
         reports = list(found.controllers)
@@ -223,6 +229,18 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
     ("warning", "producer-expires", "producer p", _producer(6 * DAY_MS, DAY_MS)),
     ("warning", "producer-expires", "producer p", _producer(8 * DAY_MS, -DAY_MS)),
     (
+        "warning",
+        "transaction-stuck",
+        "transaction t",
+        _transaction(last_epoch=3, published=False, unpublished_on=[2]),
+    ),
+    (
+        "warning",
+        "transaction-stuck",
+        "transaction t",
+        _transaction(parts=[TransactionPart(2, "pinned", 3, 10, 100, 1)]),
+    ),
+    (
         *("note", "not-looked-at", "group 7"),
         lambda found: dataclasses.replace(found, unseen_groups=[7]),
     ),
@@ -276,6 +294,13 @@ def test_every_check_has_a_case_and_the_gravest_come_first() -> None:
     severities = [finding.severity for finding in diagnose(worst)]
     assert severities == sorted(severities, key=SEVERITIES.index)
     assert set(severities) == set(SEVERITIES)
+
+
+def test_a_transaction_that_is_young_or_only_staged_is_not_stuck() -> None:
+    young = _transaction(published=False, age_ms=STUCK_MS - 1)(_whole())
+    assert diagnose(young) == []
+    staged = _transaction(parts=[TransactionPart(2, "staged", 3, 10, 100, 1)])(_whole())
+    assert diagnose(staged) == []
 
 
 def test_a_clock_that_cannot_be_told_so_exactly_is_not_blamed() -> None:

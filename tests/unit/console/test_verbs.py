@@ -12,7 +12,12 @@ from semel.console.main import semel
 
 ITS_OWN_OUTPUT = {"semel broker", "semel controller", "semel completion"}
 """The first two become the node's own program; the third prints code for a shell."""
-DESTRUCTIVE = {"semel topic delete", "semel group delete", "semel node remove"}
+DESTRUCTIVE = {
+    "semel topic delete",
+    "semel group delete",
+    "semel node remove",
+    "semel transaction abort",
+}
 
 
 def verbs(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

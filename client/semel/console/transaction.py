@@ -1,0 +1,132 @@
+"""`semel transaction list|describe|abort`: what programs store all or nothing, and ending it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from semel.console import completion, render
+from semel.console.options import client_options, confirm, examples, open_client, yes_option
+
+if TYPE_CHECKING:
+    from semel.client import TransactionInfo
+
+
+@click.group()
+def transaction() -> None:
+    """Transactions: what is open, and ending it."""
+
+
+@transaction.command(
+    "list", epilog=examples("semel transaction list", "semel transaction list --open")
+)
+@click.option("--open", "only_open", is_flag=True, help="Only those with something open.")
+@client_options
+def list_transactions(only_open: bool, bootstrap: str, as_json: bool) -> None:
+    """Lists transactions that the brokers know, with what they have on hold."""
+    with open_client(bootstrap) as client:
+        found = client.transactions.list()
+    if only_open:
+        found = [one for one in found if one.state != "idle"]
+    drawn: Any = render.table(
+        ["transaction", "query", "state", "last epoch", "open epoch", "messages", "bytes", "age"],
+        [_row(one) for one in found],
+    )
+    out = render.Output(as_json=as_json)
+    out.show(
+        {"transactions": [one.as_dict() for one in found]}, drawn if found else "no transactions"
+    )
+
+
+@transaction.command(epilog=examples("semel transaction describe booking"))
+@click.argument("name", metavar="ID", shell_complete=completion.transactions)
+@client_options
+def describe(name: str, bootstrap: str, as_json: bool) -> int:
+    """Shows one transaction, and what each broker group has on hold of it."""
+    with open_client(bootstrap) as client:
+        found = client.transactions.describe(name)
+    if found is None:
+        return _unknown(name)
+    title = (
+        f"{name} · {found.state} · query {found.query_id or 'none'} · last epoch"
+        f" {_epoch(found.last_epoch)} · coordinated by group {found.coordinator or '?'}"
+    )
+    drawn = render.table(
+        ["group", "state", "epoch", "messages", "bytes", "writers"],
+        [list(part) for part in found.parts],
+        title=title,
+    )
+    render.Output(as_json=as_json).show(found.as_dict(), drawn)
+    return 0
+
+
+@transaction.command(
+    epilog=examples(
+        "semel transaction abort booking",
+        "semel transaction abort booking --yes --json",
+        more="What is committed stays committed: its publication is only hastened. Open ones end by"
+        " themselves after a while, and nobody waits for them.",
+    )
+)
+@click.argument("name", metavar="ID", shell_complete=completion.transactions)
+@yes_option
+@client_options
+def abort(name: str, yes: bool, bootstrap: str, as_json: bool) -> int:
+    """Gives up whatever of a transaction is open: nothing of that will ever be visible."""
+    with open_client(bootstrap) as client:
+        before = client.transactions.describe(name)
+        if before is None:
+            return _unknown(name)
+        if before.state != "idle":
+            on_hold = render.plural(before.messages, "message")
+            confirm(f"Give up {on_hold} of {name} ({before.state})?", yes=yes, as_json=as_json)
+        ended = client.transactions.end(name)
+        after = client.transactions.describe(name)
+    out = render.Output(as_json=as_json)
+    value = {
+        "transaction_id": name,
+        "before": None if ended is None else ended.as_dict(),
+        "after": None if after is None else after.as_dict(),
+    }
+    if after is not None and after.state != "idle":
+        render.error(
+            f"transaction {name} is {after.state} again: a program is at work under it; stop it, or"
+            " call this again"
+        )
+        return 1
+    if before.state == "idle":
+        text = (
+            f"nothing of {name} was open; its last committed epoch is {_epoch(before.last_epoch)}"
+        )
+    elif after is not None and after.last_epoch > before.last_epoch:
+        text = f"epoch {after.last_epoch} of {name} was committed meanwhile"
+    elif before.state == "publishing":
+        text = f"epoch {before.last_epoch} of {name} is committed, and published now"
+    else:
+        text = f"{name}: {render.plural(before.messages, 'message')} given up"
+    out.show(value, text)
+    return 0
+
+
+def _row(one: TransactionInfo) -> list[Any]:
+    is_open = one.state != "idle"
+    return [
+        one.transaction_id,
+        one.query_id or "",
+        one.state,
+        _epoch(one.last_epoch),
+        one.open_epoch,
+        one.messages if is_open else None,
+        one.bytes if is_open else None,
+        render.brief(one.age_ms) if one.age_ms else None,
+    ]
+
+
+def _epoch(number: int) -> str:
+    return "none" if number < 0 else str(number)
+
+
+def _unknown(name: str) -> int:
+    render.error(f"no broker knows a transaction {name}: see `semel transaction list`")
+    return 1
