@@ -73,6 +73,8 @@ class ClientHost:
         self.done = False
         self.restart_s = 0.3
         self.value_bytes = 0
+        self.bootstrap = CONTROLLER
+        """The controllers' addresses."""
         world.crashes[name] = self._on_crash
 
     def start(self) -> None:
@@ -88,7 +90,7 @@ class ClientHost:
         while not self.done:
             try:
                 async with connect_async(
-                    CONTROLLER,
+                    self.bootstrap,
                     request_timeout_ms=4_000,
                     connect_timeout_ms=3_000,
                     keep_routes=False,

@@ -12,9 +12,11 @@ Invariants
 5. One durable vote per (node, term); nothing is said in a term that is not durable, and terms never
    fall.
 6. What an acknowledgement names is durable, and what is applied is durable on a quorum.
-7. A node's sequence table is the fold of the log up to where it has applied; so are its locks and
+7. A broker obeys no controller's office that is older than one it has obeyed, and its routes never
+   fall back.
+8. A node's sequence table is the fold of the log up to where it has applied; so are its locks and
    its groups' progress (`consumption.py`).
-8. A log loses its beginning only when a checkpoint that covers it is durable.
+9. A log loses its beginning only when a checkpoint that covers it is durable.
 
 Not here: what clients see (`tests/checking`).
 """
@@ -91,6 +93,11 @@ class Invariants:
         for host in hosts.values():
             self.watch(host)
 
+    def demand(self, truth: bool, message: str) -> None:
+        """For what others check: ends the run when it does not hold."""
+        if not truth:
+            self._fail(InvariantError(message))
+
     def watch(self, host: BrokerHost) -> None:
         """A node that was never there before."""
         for index in (self._durable_to, self._was_durable_to, self._applied, self._first):
@@ -157,6 +164,7 @@ class Invariants:
         except InvariantError as error:
             self._fail(error)
 
+        self._watch_routes(host)
         role, term, first, applied = Role.FOLLOWER, -1, -1, -1
 
         def after_event() -> None:
@@ -179,6 +187,33 @@ class Invariants:
                 self._fail(error)
 
         host.process.after_event = after_event
+
+    def _watch_routes(self, host: BrokerHost) -> None:
+        """What a process of a broker has from controllers never falls back to an older one's."""
+        assert host.node is not None
+        copy = host.node._routes
+        check_office, on_routes = copy.check_office, copy.on_routes
+        newest = 0
+
+        def watched_check(number: int) -> None:
+            nonlocal newest
+            check_office(number)
+            self.demand(
+                number == 0 or number >= newest,
+                f"{host.name} obeys office {number} of the controllers after {newest}",
+            )
+            newest = max(newest, number)
+
+        def watched_routes(routes: Any) -> None:
+            version = copy.version
+            on_routes(routes)
+            self.demand(
+                copy.version >= version,
+                f"the routes of {host.name} fall back to {copy.version} from {version}",
+            )
+
+        copy.check_office = watched_check  # type: ignore[method-assign]
+        copy.on_routes = watched_routes  # type: ignore[method-assign]
 
     def forget(self, host: BrokerHost) -> None:
         """The node's disk is empty: what it may have said stands, what it had is gone."""

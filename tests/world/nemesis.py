@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 from semel.broker.raft import Role
 from semel.protos.ids import NodeId
 from tests.world.clients import TOPIC, Loader, Member
+from tests.world.ensemble import STORE
 from tests.world.network import Weather
 from tests.world.nodes import broker_address
 from tests.world.operator import brief_topic, fence_all
 from tests.world.plan import NODES_MAX, Step
 
 if TYPE_CHECKING:
-    from tests.world.nodes import BrokerHost
+    from tests.world.nodes import BrokerHost, ControllerHost
     from tests.world.run import Run
 
 IO_KINDS = ("write", "sync", "syncdir", "create", "rename", "remove", "allocate")
@@ -224,13 +225,55 @@ class Nemesis:
         )
 
     def _controller_crash(self) -> None:
-        if "c1" in self.world.hosts:
+        name = self._controller().name
+        if name in self.world.hosts:
             self.world.fault("controller crash")
-            self.world.crash("c1", "kill")
+            self.world.crash(name, "kill")
+
+    def _controller(self) -> ControllerHost:
+        """The one in office, as the store knows; sometimes another one."""
+        controllers, ensemble = self.run.controllers, self.run.ensemble
+        if ensemble is None:
+            return controllers[0]
+        held = [one for one in controllers if one.name == ensemble.holder]
+        return held[0] if held and self._random.random() < 0.8 else self._random.choice(controllers)
+
+    def _controller_stop(self) -> None:
+        """Longer than a session: another one is in office when it wakes."""
+        process = self.world.hosts.get(self._controller().name)
+        if process is not None:
+            self.world.fault("controller stop")
+            until = self.world.now + self._random.choice((0.3, 1.0, 1.6))
+            self.world.loop.stop_process(process, until)
+
+    def _controller_cut_off(self) -> None:
+        """It reaches brokers and clients, and not the store, or is not reached by its answers."""
+        name = self._controller().name
+        self.world.count("controller cut off from the store")
+        there, back = (name, STORE), (STORE, name)
+        self._cut(self._random.choice(({there}, {back}, {there, back})))
+
+    def _controller_unheard(self) -> None:
+        """What it tells brokers waits on its way, while it is asked for a topic; then it loses the
+        store, too, and another one is in office when everything arrives."""
+        name = self._controller().name
+        self.world.count("controller unheard")
+        self._cut({(name, other) for other in self._names()})
+        self._brief_topic()
+
+        def lose_the_store() -> None:
+            if not self.run.healing:
+                self._cut({(name, STORE)})
+
+        self.world.later(self._random.uniform(0.05, 0.3), lose_the_store)
+        self.world.later(self._random.uniform(1.0, 1.6), self.world.network.heal)
+
+    def _cut(self, links: set[tuple[str, str]]) -> None:
+        self.world.network.set_cuts(self.world.network.cut | links)
 
     def _controller_crash_in_a_write(self) -> None:
         """It dies just before or just after one of its next writes to the store."""
-        controller = self.run.controller
+        controller = self._controller()
         controller.crash_in = self._random.randrange(0, 4)
         controller.crash_after = self._random.random() < 0.5
 

@@ -1,11 +1,12 @@
-"""Brokers and the controller of a simulated cluster: the production nodes, started and restarted.
+"""Brokers and the one controller of a simulated cluster: production nodes, started and restarted.
 
 How it works. A `BrokerHost` owns a disk and runs `BrokerNode` on it, one process after the other; a
 supervisor starts it again some time after it died, as `semel up` does. Only two doors of the node
 are its own here: the end of the process is the end of a simulated one, and in half of the worlds
 Raft's messages leave by datagrams (`SimLink`), which suffer more than the streams of the others.
 
-Not here: faults (`nemesis.py`), what must hold (`invariants.py`).
+Not here: several controllers (`ensemble.py`), faults (`nemesis.py`), what must hold
+(`invariants.py`).
 """
 
 from __future__ import annotations
@@ -279,10 +280,9 @@ class SimStore(MemoryStore):
 class ControllerHost:
     """The controller's machine; what it stored survives."""
 
-    name = "c1"
-
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, name: str = "c1") -> None:
         self.world = world
+        self.name = name
         self.table = Table()
         self.starts = 0
         self.crash_in: int | None = None
@@ -322,7 +322,13 @@ async def _idle() -> None:
 
 
 def broker_config(
-    number: int, founders: range, log: LogConfig, *, joins: bool, **options: Any
+    number: int,
+    founders: range,
+    log: LogConfig,
+    *,
+    joins: bool,
+    controllers: tuple[str, ...] = (CONTROLLER,),
+    **options: Any,
 ) -> BrokerConfig:
     """Small enough that everything rare happens soon."""
     members = {NodeId(one): broker_address(one) for one in founders}
@@ -334,7 +340,7 @@ def broker_config(
         listen=broker_address(number),
         members={} if joins else members,
         join=tuple(members.values()) if joins else (),
-        controllers=(CONTROLLER,),
+        controllers=controllers,
         log=log,
         **options,
     )

@@ -113,6 +113,9 @@ class Plan:
     streams: bool
     """Replicas talk by streams of bytes, as in production; else by datagrams, which may be lost,
     repeated and reordered."""
+    controllers: int = 1
+    lease_s: float = 0.0
+    """Of several controllers: how long each believes what the store said last."""
 
 
 Theme = Callable[[Plan, Random], Plan]
@@ -337,3 +340,35 @@ def with_splits(plan: Plan) -> Plan:
     steps = sorted((*plan.steps, *splits), key=lambda step: step.at_s)
     clients = tuple(name for name in plan.clients if name.split()[0] not in ("hasty", "doubter"))
     return replace(plan, steps=tuple(steps), clients=clients)
+
+
+def with_controllers(plan: Plan) -> Plan:
+    """The plan with three controllers, of which the one in office suffers, and with topics that are
+    made and deleted all the time, so that it has something to do."""
+    random = Random(plan.seed * 2 + 9)
+    kinds = (
+        "brief topic",
+        "brief topic",
+        "brief topic",
+        "controller crash",
+        "controller crash in a write",
+        "controller cut off",
+        "controller stop",
+        "controller unheard",
+        "heal",
+    )
+    steps = [
+        Step(
+            round(random.uniform(0, plan.duration_s), 6),
+            random.choice(kinds),
+            random.getrandbits(32),
+        )
+        for _ in range(random.choice((4, 8, 12)))
+    ]
+    return replace(
+        plan,
+        steps=tuple(sorted((*plan.steps, *steps), key=lambda step: step.at_s)),
+        duration_s=plan.duration_s + 1.0,
+        controllers=3,
+        lease_s=random.choice((0.3, 1.0, 3.0)),
+    )

@@ -23,9 +23,12 @@ from semel.broker.log.writer import Writer
 from semel.broker.proposer import Proposer
 from semel.broker.raft import RaftCore
 from semel.broker.replica import Replica
+from semel.broker.routes_copy import RoutesCopy
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import ENTRY, SequenceTable
 from semel.client.core import sequences as sequences_module
+from semel.controller.office import Office
+from semel.controller.store import Transaction
 from tests.world.protocol_clients import Doubter
 
 Plant = Callable[[], Any]
@@ -231,6 +234,22 @@ def forgets_to_sync_checkpoints() -> Any:
 
 def votes_after_losing_its_disk() -> Any:
     return _exchanged(RaftCore, "set_muted", lambda self, muted: None)
+
+
+def writes_without_its_office() -> Any:
+    """A controller that was replaced goes on storing what it decides."""
+
+    async def transact(
+        self: Any, *, checks: Any = None, puts: Any = None, deletes: frozenset[str] = frozenset()
+    ) -> int:
+        transaction = Transaction(checks=checks or {}, puts=puts or {}, deletes=deletes)
+        return int(await self.store.transact(transaction))
+
+    return _exchanged(Office, "transact", transact)
+
+
+def obeys_replaced_controllers() -> Any:
+    return _exchanged(RoutesCopy, "check_office", lambda *_: None)
 
 
 @contextmanager

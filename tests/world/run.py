@@ -1,6 +1,6 @@
 """One run: a cluster under load, a nemesis, then peace, and the verdict.
 
-How it works. One, three or five brokers, a controller and some clients start; once the topic exists
+How it works. One, three or five brokers, controllers and some clients start; once the topic exists
 the plan's steps strike. Then all is healed and the clients finish what they have begun: the cluster
 must come to rest within `PATIENCE_S`, and the checker of `tests/checking` judges the history
 against the raw logs of the group's members. Whatever is wrong ends the run with a `Failed` that
@@ -36,12 +36,13 @@ from tests.world.clients import (
     SimRuntime,
     Watcher,
 )
+from tests.world.ensemble import Ensemble, GroupControllerHost
 from tests.world.hosting import hosted
 from tests.world.invariants import Invariants
 from tests.world.loop import Process
 from tests.world.nemesis import Nemesis
 from tests.world.network import Weather
-from tests.world.nodes import BrokerHost, ControllerHost, SimBroker, broker_config
+from tests.world.nodes import CONTROLLER, BrokerHost, ControllerHost, SimBroker, broker_config
 from tests.world.operator import Operator
 from tests.world.plan import NODES_MAX, Plan, make_plan
 from tests.world.protocol_clients import Doubter, Hasty
@@ -75,7 +76,13 @@ class Run:
         self.healing = False
         self.hosts: dict[NodeId, BrokerHost] = {}
         self.clients: list[ClientHost] = []
-        self.controller: ControllerHost
+        self.controllers: list[ControllerHost] = []
+        self.ensemble: Ensemble | None = None
+        """The store of several controllers."""
+        self.bootstrap = CONTROLLER
+        if plan.controllers > 1:
+            numbers = range(1, plan.controllers + 1)
+            self.bootstrap = ",".join(f"c{number}:7070" for number in numbers)
         self.operator: Operator
         self.invariants: Invariants
         self._scrubs: dict[Process, bool] = {}
@@ -121,16 +128,29 @@ class Run:
         for number in founders:
             self._add(number, joins=False)
         self.invariants = Invariants(world, self.hosts)
-        self.controller = ControllerHost(world)
-        self.controller.start()
+        self._begin_controllers()
         for host in self.hosts.values():
             self._begin(host)
         creator = _Creator(world, "a1", plan)
+        creator.bootstrap = self.bootstrap
         creator.start()
         self._run_until(BOOT_S, lambda: creator.done)
         if not creator.done:
             raise Failed("the cluster did not come up")
         self._make_clients()
+
+    def _begin_controllers(self) -> None:
+        world, plan = self.world, self.plan
+        if plan.controllers == 1:
+            self.controllers.append(ControllerHost(world))
+        else:
+            ensemble = self.ensemble = Ensemble(world, self.invariants)
+            self.controllers += [
+                GroupControllerHost(world, number, ensemble, plan.lease_s)
+                for number in range(1, plan.controllers + 1)
+            ]
+        for controller in self.controllers:
+            controller.start()
 
     def _add(self, number: int, *, joins: bool) -> BrokerHost:
         world, plan = self.world, self.plan
@@ -148,6 +168,7 @@ class Run:
             range(1, plan.size + 1),
             log,
             joins=joins,
+            controllers=tuple(self.bootstrap.split(",")),
             checkpoint_records=plan.checkpoint_records,
             retention_check_ms=400,
             retained_log_bytes=1_024,
@@ -198,8 +219,10 @@ class Run:
                 client = Watcher(world, host, 0.12)
                 client.addresses = lambda: [host.config.listen for host in self.hosts.values()]
             client.value_bytes = plan.value_bytes
+            client.bootstrap = self.bootstrap
             self.clients.append(client)
         self.operator = Operator(world, "o1")
+        self.operator.bootstrap = self.bootstrap
         self.clients.append(self.operator)
 
     def _run_until(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
@@ -219,7 +242,8 @@ class Run:
 
     def _heal(self, nemesis: Nemesis) -> None:
         self.healing = True
-        self.controller.crash_in = None
+        for controller in self.controllers:
+            controller.crash_in = None
         world = self.world
         world.tell("healing")
         world.network.weather = Weather(latency_max_s=0.003)

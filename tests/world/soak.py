@@ -12,29 +12,35 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, Final
 
-from tests.world.plan import Plan, make_plan, with_splits
+from tests.world.plan import Plan, make_plan, with_controllers, with_splits
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
 
 _STRIDE = 5
 _SHRUNK_MAX = 3
 _TRACE_LINES = 80
+MORE: Final[dict[str, Callable[[Plan], Plan]]] = {
+    "splits": with_splits,
+    "controllers": with_controllers,
+}
+"""What plans get on top, when it is asked for: as a part of every plan it would make other runs of
+all seeds."""
 
 
 def run_seeds(
-    seeds: Iterable[int], *, splits: bool = False
+    seeds: Iterable[int], *, more: tuple[str, ...] = ()
 ) -> tuple[Counter[str], list[tuple[int, str]], dict[int, str]]:
     """What was seen, the seeds that failed and why, and the fingerprints of the others."""
     seen: Counter[str] = Counter()
     failures: list[tuple[int, str]] = []
     fingerprints: dict[int, str] = {}
     for seed in seeds:
-        result, error, _ = run_plan(_plan(seed, splits=splits))
+        result, error, _ = run_plan(_plan(seed, more=more))
         if result is None:
             failures.append((seed, error))
             continue
@@ -50,13 +56,13 @@ def run_seeds(
 
 
 def run_chunks(
-    first: int, end: int, jobs: int, *, splits: bool = False
+    first: int, end: int, jobs: int, *, more: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, Counter[str], list[tuple[int, str]], dict[int, str]]]:
     """Seeds [first, end) in `jobs` processes: how many are done, and their `run_seeds`."""
     chunks = [range(start, min(start + _STRIDE, end)) for start in range(first, end, _STRIDE)]
     context = get_context("spawn")
     with context.Pool(jobs, _pin, (context.Value("i", 0),)) as pool:
-        for number, found in enumerate(pool.imap(partial(run_seeds, splits=splits), chunks)):
+        for number, found in enumerate(pool.imap(partial(run_seeds, more=more), chunks)):
             yield (chunks[number].stop - first, *found)
 
 
@@ -72,14 +78,16 @@ def _pin(started: Any) -> None:
     os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
-def _plan(seed: int, *, splits: bool) -> Plan:
+def _plan(seed: int, *, more: tuple[str, ...]) -> Plan:
     plan = make_plan(seed)
-    return with_splits(plan) if splits else plan
+    for name in more:
+        plan = MORE[name](plan)
+    return plan
 
 
-def explain(seed: int, *, splits: bool = False) -> str:
+def explain(seed: int, *, more: tuple[str, ...] = ()) -> str:
     """A failing seed, shrunk, with its trace."""
-    small = shrink(_plan(seed, splits=splits), lambda plan: run_plan(plan)[0] is None)
+    small = shrink(_plan(seed, more=more), lambda plan: run_plan(plan)[0] is None)
     _, error, trace = run_plan(small, traced=True)
     return "\n".join([describe(small), *trace[-_TRACE_LINES:], error])
 
@@ -90,13 +98,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--trace", action="store_true", help="one seed only: the whole trace")
     parser.add_argument("--splits", action="store_true", help="queues are split, too")
+    parser.add_argument(
+        "--controllers", action="store_true", help="three controllers, and their store is a fourth"
+    )
     parser.add_argument("--fingerprints", action="store_true", help="one line a seed")
     options = parser.parse_args(arguments)
     first, _, end = options.seeds.partition(":")
     if not (first.isdigit() and end.isdigit() and int(first) < int(end)) or options.jobs < 1:
         parser.error(f"want --seeds A:B with A < B and --jobs of 1 or more, not {options.seeds!r}")
+    more = tuple(name for name in MORE if getattr(options, name))
     if options.trace:
-        plan = _plan(int(first), splits=options.splits)
+        plan = _plan(int(first), more=more)
         _, error, trace = run_plan(plan, traced=True)
         print("\n".join([describe(plan), *trace, error or "no failure"]))
         return 1 if error else 0
@@ -104,14 +116,14 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     started = time.monotonic()
     for done, counters, failures, fingerprints in run_chunks(
-        int(first), int(end), options.jobs, splits=options.splits
+        int(first), int(end), options.jobs, more=more
     ):
         seen += counters
         for seed, error in failures:
             failed += 1
             print(f"\nseed {seed} failed: {error}", flush=True)
             if failed <= _SHRUNK_MAX:
-                print(explain(seed, splits=options.splits), flush=True)
+                print(explain(seed, more=more), flush=True)
         for seed, fingerprint in fingerprints.items():
             if options.fingerprints:
                 print(seed, fingerprint)
