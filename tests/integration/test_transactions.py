@@ -13,12 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from semel.client import Client, StageReceipt, connect, connect_async
+from semel.client.transaction_core import TransactionCore, _pins
 from semel.protos import errors
+from semel.protos.v1 import common_pb2, transaction_records_pb2, transactions_pb2
 from tests.integration.cluster import Cluster
 from tests.integration.console_inside import InsideConsole
 
@@ -147,6 +150,36 @@ def test_a_second_program_under_the_id_ends_the_first_ones_transaction(
             zombie.__exit__(None, None, None)
     assert stored(client, topic) == Counter([b"mine"])
     assert is_quiet(client, topic)
+
+
+@pytest.mark.parametrize("how", ["again", "aborted"])
+def test_a_commit_whose_reply_is_lost_is_a_commit(
+    client: Client, topic: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = TransactionCore._call
+    lost: list[str] = []
+
+    async def losing(self: TransactionCore, group: Any, method: str, *rest: Any) -> Any:
+        reply = await call(self, group, method, *rest)
+        if method == "Decide" and not lost:
+            lost.append(method)
+            raise errors.Unavailable("the reply was lost")
+        return reply
+
+    monkeypatch.setattr(TransactionCore, "_call", losing)
+    with client.producer() as producer:
+        t = producer.transaction(topic)
+        t.__enter__()
+        t.send_many(topic, values("a"), keys=keys())
+        with pytest.raises(errors.Unavailable):
+            t.commit()
+        assert lost
+        if how == "aborted":  # as leaving the context with the error does
+            t.abort()
+        assert t.commit().messages == 40
+        with producer.transaction(topic) as after:
+            assert after.last_epoch == 0
+    assert stored(client, topic) == Counter(values("a"))
 
 
 def test_an_epoch_of_the_callers_own_is_stored_once(client: Client, topic: str) -> None:
@@ -360,9 +393,6 @@ def test_a_decided_epoch_is_published_where_the_participant_was_away(
     cluster: Cluster, client: Client, topic: str
 ) -> None:
     """The participant dies between its pin and the publication; nobody comes back to ask."""
-    from semel.client.transaction_core import TransactionCore, _pins
-    from semel.protos.v1 import transaction_records_pb2, transactions_pb2
-
     (node,) = [node for node in cluster.brokers if node.group == 2]
     receipt = staged(client, topic, topic, 0)
     session = client._session
@@ -386,9 +416,6 @@ def test_a_decided_epoch_is_published_where_the_participant_was_away(
 
 
 def test_bad_requests_are_refused_and_crash_nothing(cluster: Cluster, client: Client) -> None:
-    from semel.client.transaction_core import TransactionCore
-    from semel.protos.v1 import common_pb2, transaction_records_pb2, transactions_pb2
-
     core = TransactionCore(client._session.cluster)
     queue = common_pb2.QueueRef(topic_id=1, queue_id=1)
     stager = 1 << 62

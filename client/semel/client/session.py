@@ -29,6 +29,7 @@ from semel.client.producer import ProducerCore
 from semel.client.routes_file import routes_directory
 from semel.client.runtime import Runtime, shared_runtime
 from semel.client.staging import StageCore, StagerIdentity
+from semel.client.transaction_core import TransactionCore
 from semel.protos.errors import Closed, InvalidRequest, SemelError, TimedOut
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Session:
         directory = routes_directory(os.environ) if self.config.keep_routes else None
         self.cluster = Cluster(controllers, self.config, directory)
         self.admin = AdminCore(self.cluster)
+        self.transactions = TransactionCore(self.cluster)
         self.closed = False
         self._members: dict[Closable, None] = {}
         """In the order in which they were opened, which is the order of closing."""

@@ -17,7 +17,7 @@ from semel.client.config import ProducerConfig, build
 from semel.client.intake import Headers
 from semel.client.session import Session
 from semel.client.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
-from semel.client.transaction_core import Committed, TransactionCore
+from semel.client.transaction_core import Committed
 from semel.client.transaction_model import TransactionInfo
 from semel.client.transaction_work import StageWork, TransactionWork, check_names
 from semel.protos.errors import SemelError
@@ -278,29 +278,29 @@ class Transactions:
         same call again settles it.
         """
         check_names(transaction_id, query_id, epoch)
-        core = TransactionCore(self._session.cluster)
+        core = self._session.transactions
         named = [receipt for receipt in receipts if receipt.parts]
         return self._session.run(core.commit(transaction_id, query_id, epoch, named))
 
     def abort(self, receipts: Iterable[StageReceipt]) -> None:
         """Gives up what was staged and is not being committed, as far as brokers answer."""
-        core = TransactionCore(self._session.cluster)
+        core = self._session.transactions
         self._session.run(core.drop(list(receipts)))
 
     def list(self) -> list[TransactionInfo]:
         """All transactions that the brokers know, by id. Raises Unavailable."""
-        return self._session.run(TransactionCore(self._session.cluster).describe())
+        return self._session.run(self._session.transactions.describe())
 
     def describe(self, transaction_id: str) -> TransactionInfo | None:
         """One of them; None if no broker knows it. Raises Unavailable."""
         check_names(transaction_id, "", None)
-        core = TransactionCore(self._session.cluster)
+        core = self._session.transactions
         return next(iter(self._session.run(core.describe(transaction_id))), None)
 
     def end(self, transaction_id: str) -> TransactionInfo | None:
         """Aborts whatever is open of a transaction; what it was before. What is committed stays."""
         check_names(transaction_id, "", None)
-        return self._session.run(TransactionCore(self._session.cluster).end(transaction_id))
+        return self._session.run(self._session.transactions.end(transaction_id))
 
 
 def _append_many(

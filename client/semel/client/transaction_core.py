@@ -42,6 +42,8 @@ from semel.protos.v1 import common_pb2, transaction_records_pb2, transactions_pb
 
 CLEAN_UP_S: Final = 2.0
 PUBLISH_POLL_S: Final = 0.05
+COORDINATORS_MAX: Final = 10_000
+"""Transaction ids whose coordinator is remembered."""
 
 
 class Begun(NamedTuple):
@@ -121,16 +123,13 @@ class TransactionCore:
                 for group, pin in pins.items()
             )
         except SemelError as error:
-            told = error
-            if isinstance(error, TransactionAborted) and await self._is_fenced(
-                transaction_id, begun.attempt
-            ):
-                told = TransactionFenced(
-                    f"somebody has begun transaction {transaction_id!r} anew; nothing of epoch"
-                    f" {begun.epoch} is stored by this program"
-                )
-            await self._give_up(transaction_id, begun.attempt, pins, receipts)
-            raise told from error
+            # Perhaps because an earlier call, whose reply was lost, has come further than this one.
+            told = await self._fate(transaction_id, begun)
+            if told is None:
+                await self._published(transaction_id, begun.epoch)
+                return Committed(begun.epoch, messages, replayed=False)
+            await self._give_up(transaction_id, pins, receipts)
+            raise (told if isinstance(told, TransactionFenced) else error) from told
         decide = transaction_records_pb2.DecideTransaction(
             transaction_id=transaction_id,
             epoch=begun.epoch,
@@ -148,18 +147,37 @@ class TransactionCore:
                     )
                 await asyncio.sleep(PUBLISH_POLL_S)
         except FencedError:
-            await self._give_up(transaction_id, begun.attempt, pins, receipts)
+            await self._give_up(transaction_id, pins, receipts)
             raise
         return Committed(begun.epoch, messages, replayed=False)
 
-    async def _is_fenced(self, transaction_id: str, attempt: int) -> bool:
-        """A newer attempt than this one has begun, as far as the coordinator answers."""
+    async def _fate(self, transaction_id: str, begun: Begun) -> SemelError | None:
+        """None if the attempt is committed; else it never will be, and the error says why.
+
+        Raises Unavailable when the coordinator does not answer: then nobody knows.
+        """
+        name = f"epoch {begun.epoch} of transaction {transaction_id!r}"
         coordinator = await self._coordinator(transaction_id)
         request = transactions_pb2.DescribeTransactionsRequest(transaction_id=transaction_id)
-        with contextlib.suppress(SemelError):
-            reply = await self._call(coordinator, "Describe", request, CLEAN_UP_S)
-            return any(row.attempt != attempt for row in reply.coordinated)
-        return False
+        try:
+            if await self._abort_attempt(transaction_id, begun.attempt):
+                return None
+            reply = await self._call(coordinator, "Describe", request)
+        except SemelError as error:
+            raise Unavailable(
+                f"whether {name} is committed is not known ({error.message}); commit again"
+            ) from error
+        for row in reply.coordinated:
+            if row.epoch > begun.epoch:
+                return TransactionFenced(
+                    f"somebody has committed epoch {row.epoch} of transaction {transaction_id!r}"
+                    f" since; who committed epoch {begun.epoch} is not known any more"
+                )
+            if row.attempt or row.epoch == begun.epoch:
+                return TransactionFenced(
+                    f"somebody has begun {name} anew; nothing of it is stored by this program"
+                )
+        return TransactionAborted(f"{name} is aborted, nothing of it is stored")
 
     async def _published(self, transaction_id: str, epoch: int) -> None:
         """Returns once a committed epoch is published everywhere. Raises Unavailable."""
@@ -181,12 +199,15 @@ class TransactionCore:
 
     async def abort(
         self, transaction_id: str, begun: Begun | None, receipts: Sequence[StageReceipt]
-    ) -> None:
-        """Gives up what was staged, as far as the brokers answer; the rest ends by its time."""
+    ) -> bool:
+        """Gives up what was staged, as far as the brokers answer; the rest ends by its time. True
+        if the attempt was committed before: then nothing is given up."""
         if begun is not None and begun.attempt:
             with contextlib.suppress(SemelError):
-                await self._abort_attempt(transaction_id, begun.attempt)
+                if await self._abort_attempt(transaction_id, begun.attempt):
+                    return True
         await self.drop(receipts)
+        return False
 
     async def drop(self, receipts: Iterable[StageReceipt]) -> None:
         """Gives staged batches up, as far as the brokers answer."""
@@ -219,15 +240,11 @@ class TransactionCore:
         return bool((await self._call(coordinator, "Abort", record, CLEAN_UP_S)).committed)
 
     async def _give_up(
-        self,
-        transaction_id: str,
-        attempt: int,
-        pins: Iterable[GroupId],
-        receipts: Sequence[StageReceipt],
+        self, transaction_id: str, pins: Iterable[GroupId], receipts: Sequence[StageReceipt]
     ) -> None:
-        with contextlib.suppress(SemelError):
-            await self._abort_attempt(transaction_id, attempt)
-            await self._settle(transaction_id, pins)
+        """What is pinned ends by the coordinator's word, the rest at once; as far as brokers
+        answer."""
+        await self._settle(transaction_id, pins)
         await self.drop(receipts)
 
     async def _settle(self, transaction_id: str, groups: Iterable[GroupId]) -> None:
@@ -280,10 +297,13 @@ class TransactionCore:
         if not groups:
             raise Unavailable("no broker group is known")
         chosen = coordinator_of(groups)
-        if len(groups) > 1:
+        request = transactions_pb2.DescribeTransactionsRequest(transaction_id=transaction_id)
+        if len(groups) > 1 and not (await self._call(chosen, "Describe", request)).coordinated:
             replies = await self._described(transaction_id)
             past = [group for group in groups if replies[group].coordinated]
             chosen = past[0] if past else chosen
+        if len(self._coordinators) >= COORDINATORS_MAX:
+            self._coordinators.clear()
         self._coordinators[transaction_id] = chosen
         return chosen
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from semel.client.config import ProducerConfig
 from semel.client.session import Session
 from semel.client.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
-from semel.client.transaction_core import Begun, Committed, TransactionCore
+from semel.client.transaction_core import Begun, Committed
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.staging import TRANSACTION_ID_CHARACTERS_MAX
 
@@ -72,7 +72,7 @@ class TransactionWork:
         self._epoch = epoch
         self._blocking = blocking
         self._ttl_ms = ttl_ms
-        self._core = TransactionCore(session.cluster)
+        self._core = session.transactions
         self._ended = False
 
     async def begin(self) -> None:
@@ -125,13 +125,15 @@ class TransactionWork:
         return self.result
 
     async def abort(self) -> None:
-        """Gives everything up, unless it is committed."""
+        """Gives everything up, unless it is committed: by a call, too, whose reply was lost."""
         if self.result is not None or self._ended or self.begun is None:
             return
         self._ended = True
         self._close()
-        await self._core.abort(self.transaction_id, self.begun, ())
-        if self.stage is not None:
+        if await self._core.abort(self.transaction_id, self.begun, ()):
+            messages = 0 if self.stage is None else (await self.stage.receipt()).messages
+            self.result = Committed(self.begun.epoch, messages, replayed=False)
+        elif self.stage is not None:
             await self._core.drop_stagers(await self.stage.stager.end())
 
     async def leave(self) -> None:
@@ -168,7 +170,7 @@ class StageWork:
         self.core = session.new_stage(
             config, transaction_id, epoch, writer=writer, ttl_ms=ttl_ms, blocking=blocking
         )
-        self._transactions = TransactionCore(session.cluster)
+        self._transactions = session.transactions
 
     async def receipt(self) -> StageReceipt:
         """Everything is staged. Raises TransactionAborted."""

@@ -133,6 +133,11 @@ class Coordination:
         row = self.rows.get(name)
         if row is not None and (row.epoch, row.decided_attempt) == (record.epoch, record.attempt):
             return None
+        if row is not None and row.epoch > record.epoch:
+            return TransactionFenced(
+                f"epoch {row.epoch} of transaction {name!r} is committed by now; whether attempt"
+                f" {record.attempt} had committed epoch {record.epoch} is not known any more"
+            )
         if row is None or (row.begun_epoch, row.attempt) != (record.epoch, record.attempt):
             return TransactionFenced(
                 f"attempt {record.attempt} at epoch {record.epoch} of transaction {name!r} is over:"
