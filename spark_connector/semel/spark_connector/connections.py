@@ -5,7 +5,7 @@ that stays connected saves every later task the connecting. `shared_client` keep
 bootstrap and forgets it after `discard`, which a task calls when anything went wrong: the next one
 starts with fresh connections and fresh routes. A forked child never uses its parent's clients.
 
-Not here: what is asked of the client (`reader.py`).
+Not here: what is asked of the client (`view.py`, `tasks.py`).
 """
 
 from __future__ import annotations
@@ -38,3 +38,13 @@ def discard(bootstrap: str) -> None:
         client = _clients.pop((os.getpid(), bootstrap), None)
     if client is not None:
         client.close()
+
+
+def discard_all() -> None:
+    """Close and forget every client of this process. Safe in a signal handler: it waits for nobody
+    who might hold the lock."""
+    own = [place for place in list(_clients) if place[0] == os.getpid()]
+    for place in own:
+        client = _clients.pop(place, None)
+        if client is not None:
+            client.close()

@@ -1,26 +1,38 @@
-"""Which offsets of which queues a read covers, and how they become partitions. Pure.
+"""Which offsets of which queues a batch covers, and where a stream begins. Pure.
 
-How it works. The reader asks the cluster once for the `QueueState` of every queue; `plan_ranges`
-resolves the asked-for offsets against it, and `split_ranges` cuts ranges that are too long. Offsets
-are dense, so the length of a range is exactly its number of messages.
+How it works. The reader asks the cluster once for the `QueueState` of every queue, and for the
+offsets at the times that the options name. `places` turns what was asked for into one offset a
+queue, and `plan_ranges` makes the ranges of a batch of them. Offsets are dense, so the length of a
+range is exactly its number of messages.
+
+What is gone already, by retention, is told to `on_loss`, which raises or lets the read go on with
+what is left (`failOnDataLoss`).
 
 Invariants
 1. A range lies within [log_start_offset, log_end_offset] of the state it was planned from, so a
    batch read sees one fixed set of messages however much is written meanwhile.
 2. Every range carries the topic's id: a topic that is deleted and created again under the same name
    between planning and reading is another topic, and reading it is an error, never wrong rows.
-3. Splitting neither loses nor repeats an offset.
 
-Not here: the meaning of the options (`options.py`), reading (`reader.py`).
+Not here: the meaning of the options (`options.py`), tasks (`packing.py`), what a stream reads next
+(`progress.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from semel.protos.errors import InvalidRequest, OffsetOutOfRange
-from semel.spark_connector.options import EARLIEST, LATEST, QueueOffsets, ReadOptions
+from semel.protos.errors import InvalidRequest, OffsetOutOfRange, SemelError
+from semel.spark_connector.option_values import EARLIEST, LATEST
+from semel.spark_connector.options import Asked, AtTimes, ReadOptions
+
+QueuePlace = tuple[str, int]
+"""Topic and queue."""
+OnLoss = Callable[[SemelError], None]
+"""Raises the error, or notes it and returns."""
+Times = Mapping[tuple[str, int], Mapping[int, int]]
+"""Topic and milliseconds since the epoch → queue → first offset at or after that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +45,23 @@ class QueueState:
     log_start_offset: int
     log_end_offset: int
     """One past the last committed offset."""
+    bytes: int = 0
+    parent: int | None = None
+    """The queue that was split to make it."""
+
+    @property
+    def place(self) -> QueuePlace:
+        return self.topic, self.queue
+
+    @property
+    def row_bytes(self) -> float:
+        """Average size of a stored message, its share of headers included."""
+        return self.bytes / max(1, self.log_end_offset - self.log_start_offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRange:
-    """Offsets [start, end) of one queue: what one task reads."""
+    """Offsets [start, end) of one queue."""
 
     topic: str
     topic_id: int
@@ -51,21 +75,40 @@ class QueueRange:
         return self.end - self.start
 
 
-def plan_ranges(states: Sequence[QueueState], options: ReadOptions) -> list[QueueRange]:
+def raise_loss(error: SemelError) -> None:
+    """The strict `on_loss`."""
+    raise error
+
+
+def times_asked(asked: Asked, states: Sequence[QueueState]) -> set[tuple[str, int]]:
+    """Topics and times, in milliseconds, that have to be looked up for these places."""
+    if not isinstance(asked, AtTimes):
+        return set()
+    if isinstance(asked.each, int):
+        return {(state.topic, asked.each) for state in states}
+    return {(topic, at) for topic, queues in asked.each.items() for at in queues.values()}
+
+
+def plan_ranges(
+    states: Sequence[QueueState],
+    options: ReadOptions,
+    times: Times,
+    on_loss: OnLoss = raise_loss,
+) -> list[QueueRange]:
     """The non-empty range of each queue, in the order of `states`.
 
     Raises InvalidRequest when offsets name other queues than there are or end before they start,
     and OffsetOutOfRange when one lies where the queue has nothing.
     """
-    _require_same_queues("startingOffsets", states, options.starting)
-    _require_same_queues("endingOffsets", states, options.ending)
+    assert options.starting is not None
+    starts = places("starting", states, options.starting, times, options.late_start, on_loss)
+    ends = places("ending", states, options.ending, times, "latest", on_loss)
     ranges = []
     for state in states:
-        start = _resolve("startingOffsets", state, options.starting)
-        end = _resolve("endingOffsets", state, options.ending)
+        start, end = starts[state.place], ends[state.place]
         if end < start:
             raise InvalidRequest(
-                f"endingOffsets ends queue {state.queue} of topic {state.topic!r} at {end}, "
+                f"the read ends in queue {state.queue} of topic {state.topic!r} at {end}, "
                 f"before its start at {start}"
             )
         if start < end:
@@ -81,51 +124,81 @@ def plan_ranges(states: Sequence[QueueState], options: ReadOptions) -> list[Queu
     return ranges
 
 
-def split_ranges(ranges: Iterable[QueueRange], records_max: int | None) -> list[QueueRange]:
-    """The same offsets in ranges of at most `records_max`, as equal as can be; None splits none."""
-    return [part for each in ranges for part in _split(each, records_max)]
+def places(
+    side: str,
+    states: Sequence[QueueState],
+    asked: Asked,
+    times: Times,
+    late: str,
+    on_loss: OnLoss,
+) -> dict[QueuePlace, int]:
+    """An offset that exists, or the end, for each queue; `side` is starting or ending.
+
+    Raises InvalidRequest and OffsetOutOfRange; what retention took is `on_loss`'s.
+    """
+    if not isinstance(asked.each, int):
+        _require_same_queues(side, states, asked)
+    found = {}
+    for state in states:
+        each = asked.each
+        number = each if isinstance(each, int) else each[state.topic][state.queue]
+        if isinstance(asked, AtTimes):
+            found[state.place] = _at_time(side, state, number, times, late)
+        else:
+            found[state.place] = _at_offset(side, state, number, on_loss)
+    return found
 
 
-def _split(whole: QueueRange, records_max: int | None) -> Iterator[QueueRange]:
-    parts = 1 if records_max is None else -(-whole.count // records_max)
-    for part in range(parts):
-        yield QueueRange(
-            topic=whole.topic,
-            topic_id=whole.topic_id,
-            queue=whole.queue,
-            start=whole.start + whole.count * part // parts,
-            end=whole.start + whole.count * (part + 1) // parts,
-        )
-
-
-def _resolve(name: str, state: QueueState, asked: int | QueueOffsets) -> int:
-    """An offset that exists, or the end."""
-    offset = asked if isinstance(asked, int) else asked[state.topic][state.queue]
+def _at_offset(side: str, state: QueueState, offset: int, on_loss: OnLoss) -> int:
+    start, end = state.log_start_offset, state.log_end_offset
     if offset == EARLIEST:
-        return state.log_start_offset
+        return start
     if offset == LATEST:
-        return state.log_end_offset
-    if not state.log_start_offset <= offset <= state.log_end_offset:
+        return end
+    if start <= offset <= end:
+        return offset
+    error = OffsetOutOfRange(
+        f"{side}Offsets {offset} of queue {state.queue} of topic {state.topic!r} is out of range; "
+        f"the queue has {start} to {end}",
+        log_start_offset=start,
+        log_end_offset=end,
+    )
+    if offset > end:
+        raise error
+    on_loss(error)
+    return start
+
+
+def _at_time(side: str, state: QueueState, at_ms: int, times: Times, late: str) -> int:
+    found = times[state.topic, at_ms].get(state.queue, state.log_end_offset)
+    # Looked up after the state was: what came in between is not part of the read.
+    found = min(max(found, state.log_start_offset), state.log_end_offset)
+    if found == state.log_end_offset and late == "error":
         raise OffsetOutOfRange(
-            f"{name} {offset} of queue {state.queue} of topic {state.topic!r} is out of range; "
-            f"the queue has {state.log_start_offset} to {state.log_end_offset}",
+            f"queue {state.queue} of topic {state.topic!r} has no message at or after the {side}"
+            f" time {at_ms}; startingOffsetsByTimestampStrategy=latest begins at its end",
             log_start_offset=state.log_start_offset,
             log_end_offset=state.log_end_offset,
         )
-    return offset
+    return found
 
 
-def _require_same_queues(
-    name: str, states: Sequence[QueueState], asked: int | QueueOffsets
-) -> None:
-    if isinstance(asked, int):
-        return
-    for topic, offsets in asked.items():
+def _require_same_queues(side: str, states: Sequence[QueueState], asked: Asked) -> None:
+    assert not isinstance(asked.each, int)
+    name = f"{side}OffsetsByTimestamp" if isinstance(asked, AtTimes) else f"{side}Offsets"
+    topics = {state.topic for state in states}
+    if unknown := sorted(set(asked.each) - topics):
+        raise InvalidRequest(f"{name} names topic {unknown[0]!r}, which is not subscribed")
+    if missing := sorted(topics - set(asked.each)):
+        raise InvalidRequest(f"{name} says nothing of topic {missing[0]!r}")
+    for topic, numbers in asked.each.items():
         existing = {state.queue for state in states if state.topic == topic}
-        if unknown := sorted(set(offsets) - existing):
-            raise InvalidRequest(f"{name}: topic {topic!r} has no queue {unknown[0]}")
-        if missing := sorted(existing - set(offsets)):
+        if strange := sorted(set(numbers) - existing):
+            raise InvalidRequest(f"{name}: topic {topic!r} has no queue {strange[0]}")
+        if silent := sorted(existing - set(numbers)):
+            hint = "" if isinstance(asked, AtTimes) else " (-1 latest, -2 earliest)"
+            if side == "ending" and hint:
+                hint = " (-1 latest)"
             raise InvalidRequest(
-                f"{name}: queue {missing[0]} of topic {topic!r} is missing; "
-                f"give every queue (-1 latest{', -2 earliest' if name[0] == 's' else ''})"
+                f"{name}: queue {silent[0]} of topic {topic!r} is missing; give every queue{hint}"
             )

@@ -1,92 +1,231 @@
-"""What a user may ask of the data source: names, defaults, checks. Pure.
+"""What a user may ask of a read: names, defaults, checks. Pure.
 
 How it works. Spark hands options over as strings under lower-cased names. `parse_options` turns
 them into one frozen `ReadOptions` on the driver, so that executors never look at raw options or at
 their own environment. A name that is not known is an error that names the nearest known one.
+Whether a read is a batch or a stream is known later than its options, so `for_batch` and
+`for_stream` refuse what has no meaning there and fill in the default start.
 
-    option                   default           meaning
-    bootstrap                SEMEL_BOOTSTRAP   controllers, HOST:PORT[,HOST:PORT]
-    subscribe                (required)        topics, separated by commas
-    startingOffsets          earliest          earliest, latest, or JSON
-    endingOffsets            latest            latest, or JSON
-    maxRecordsPerPartition   (none)            a larger range becomes several partitions
-    includeHeaders           true              whether the default schema has the column headers
-    timeoutMs                20000             how long a silent cluster is waited for
+Names and meanings are those of Spark's Kafka connector, so far as there is one; `docs/spark.md` has
+the table.
 
-Offsets as JSON are `{"topic": {"0": 23, "1": -2}}`: every queue of every subscribed topic, where −2
-means earliest and −1 latest.
+Invariants
+1. Exactly one of subscribe, subscribePattern and assign is given.
+2. JSON by queue names exactly the subscribed topics, and exactly the assigned queues; the queues of
+   a subscription are known to the cluster only (`offsets.py`).
 
-Not here: offsets against what the cluster has (`offsets.py`).
+Not here: what one option's text means (`option_values.py`), offsets against what the cluster has
+(`offsets.py`).
 """
 
 from __future__ import annotations
 
 import difflib
-import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from semel.client.config import parse_bootstrap
 from semel.protos.errors import InvalidRequest
-
-LATEST: Final = -1
-EARLIEST: Final = -2
+from semel.spark_connector import option_values as values
+from semel.spark_connector.option_values import EARLIEST, LATEST, QueueNumbers
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:7070"
 DEFAULT_TIMEOUT_MS: Final = 20_000
+DEFAULT_TRIGGER_DELAY_MS: Final = 15 * 60_000
 
-KNOWN_OPTIONS: Final = (
+_EVERYWHERE: Final = (
     "bootstrap",
     "subscribe",
+    "subscribePattern",
+    "assign",
     "startingOffsets",
-    "endingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "minPartitions",
     "maxRecordsPerPartition",
     "includeHeaders",
+    "readFrom",
     "timeoutMs",
 )
+BATCH_ONLY: Final = (
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "pushDownFilters",
+)
+STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxBytesPerTrigger",
+    "groupIdForLag",
+)
+KNOWN_OPTIONS: Final = (*_EVERYWHERE, *BATCH_ONLY, *STREAM_ONLY)
 
-QueueOffsets = Mapping[str, Mapping[int, int]]
-"""Topic, queue → offset, LATEST or EARLIEST."""
+_FAMILIAR: Final = {
+    # What users of Kafka's connector, and of ours, write at first.
+    "kafka.bootstrap.servers": "bootstrap",
+    "bootstrap.servers": "bootstrap",
+    "topic": "subscribe",
+    "topics": "subscribe",
+    "kafka.group.id": "groupIdForLag",
+    "groupid": "groupIdForLag",
+    "groupidprefix": "groupIdForLag",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topics:
+    """Which topics and queues are read: names, a pattern of names, or queues of names."""
+
+    names: tuple[str, ...] = ()
+    """None twice; empty with a pattern."""
+    pattern: str = ""
+    queues: Mapping[str, frozenset[int]] | None = None
+    """Only these queues of the names; None for all."""
+
+    def chosen(self, existing: list[str]) -> list[str]:
+        """Names to read of those that exist: with a pattern whichever match, in their order."""
+        if not self.pattern:
+            return list(self.names)
+        return [name for name in existing if re.fullmatch(self.pattern, name)]
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """A place in every queue: EARLIEST, LATEST, or an offset for each."""
+
+    each: int | QueueNumbers
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimes:
+    """The first message at or after a time, in milliseconds since the epoch, or one for each."""
+
+    each: int | QueueNumbers
+
+
+Asked = AtOffsets | AtTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """One batch read, as asked for."""
+    """One read, as asked for."""
 
     bootstrap: str
-    topics: tuple[str, ...]
-    """At least one, none twice."""
-    starting: int | QueueOffsets = EARLIEST
-    """EARLIEST or LATEST for all queues, or an offset for each."""
-    ending: int | QueueOffsets = LATEST
-    """LATEST for all queues, or an offset for each; never EARLIEST."""
+    topics: Topics
+    starting: Asked | None = None
+    """None: earliest for a batch, latest for a stream."""
+    ending: Asked = AtOffsets(LATEST)
+    late_start: str = "error"
+    """For a start at a time after the newest message: `error` or `latest`."""
+    fail_on_data_loss: bool = True
+    partitions_min: int | None = None
     records_per_partition_max: int | None = None
-    include_headers: bool = True
+    include_headers: bool = False
+    push_down_filters: bool = False
+    read_from: str = "master"
+    """`master` or `any`."""
+    trigger_rows_max: int | None = None
+    trigger_rows_min: int | None = None
+    trigger_delay_ms_max: int = DEFAULT_TRIGGER_DELAY_MS
+    """A trigger waits at most so long for `trigger_rows_min`."""
+    trigger_bytes_max: int | None = None
+    lag_group: str = ""
+    """Group under whose name progress is shown; empty for none."""
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     """Both for connecting and for the next batch of a queue."""
+    given: frozenset[str] = frozenset()
+    """Names of the options that were given."""
+
+    def for_batch(self) -> ReadOptions:
+        """For a batch read. Raises InvalidRequest for what only streams have."""
+        self._refuse(STREAM_ONLY, "streaming", "batch")
+        return replace(self, starting=self.starting or AtOffsets(EARLIEST))
+
+    def for_stream(self) -> ReadOptions:
+        """For a stream. Raises InvalidRequest for what only batch reads have."""
+        self._refuse(BATCH_ONLY, "batch", "streaming")
+        return replace(self, starting=self.starting or AtOffsets(LATEST))
+
+    def _refuse(self, names: tuple[str, ...], there: str, here: str) -> None:
+        for name in names:
+            if name in self.given:
+                raise InvalidRequest(
+                    f"option {name!r} is for {there} reads and has no meaning in a {here} one"
+                )
 
 
 def parse_options(options: Mapping[str, str], environment: Mapping[str, str]) -> ReadOptions:
     """The options of one read. Raises InvalidRequest in one line."""
     given = _by_known_name(options)
-    topics = _topics(given.get("subscribe"))
-    per_partition = given.get("maxRecordsPerPartition")
     bootstrap = given.get("bootstrap") or environment.get("SEMEL_BOOTSTRAP") or DEFAULT_BOOTSTRAP
-    return ReadOptions(
+    parse_bootstrap(bootstrap)
+    topics = _topics(given)
+
+    def number(name: str) -> int | None:
+        return values.whole_number(name, given[name], 1) if name in given else None
+
+    found = ReadOptions(
         bootstrap=bootstrap,
         topics=topics,
-        starting=_offsets("startingOffsets", given.get("startingOffsets", "earliest"), topics),
-        ending=_offsets("endingOffsets", given.get("endingOffsets", "latest"), topics),
-        records_per_partition_max=(
-            None
-            if per_partition is None
-            else _whole_number("maxRecordsPerPartition", per_partition, 1, 1 << 62)
+        starting=_place(given, "starting", topics),
+        ending=_place(given, "ending", topics) or AtOffsets(LATEST),
+        late_start=values.one_of(
+            "startingOffsetsByTimestampStrategy",
+            given.get("startingOffsetsByTimestampStrategy", "error"),
+            ("error", "latest"),
         ),
-        include_headers=_boolean("includeHeaders", given.get("includeHeaders", "true")),
-        timeout_ms=_whole_number(
+        fail_on_data_loss=values.boolean("failOnDataLoss", given.get("failOnDataLoss", "true")),
+        partitions_min=number("minPartitions"),
+        records_per_partition_max=number("maxRecordsPerPartition"),
+        include_headers=values.boolean("includeHeaders", given.get("includeHeaders", "false")),
+        push_down_filters=values.boolean("pushDownFilters", given.get("pushDownFilters", "false")),
+        read_from=values.one_of("readFrom", given.get("readFrom", "master"), ("master", "any")),
+        trigger_rows_max=number("maxOffsetsPerTrigger"),
+        trigger_rows_min=number("minOffsetsPerTrigger"),
+        trigger_delay_ms_max=(
+            values.duration_ms("maxTriggerDelay", given["maxTriggerDelay"])
+            if "maxTriggerDelay" in given
+            else DEFAULT_TRIGGER_DELAY_MS
+        ),
+        trigger_bytes_max=(
+            values.size_bytes("maxBytesPerTrigger", given["maxBytesPerTrigger"])
+            if "maxBytesPerTrigger" in given
+            else None
+        ),
+        lag_group=given.get("groupIdForLag", "").strip(),
+        timeout_ms=values.whole_number(
             "timeoutMs", given.get("timeoutMs", str(DEFAULT_TIMEOUT_MS)), 1, 3_600_000
         ),
+        given=frozenset(given),
     )
+    _require_together(found)
+    return found
+
+
+def _require_together(found: ReadOptions) -> None:
+    """What single options cannot see."""
+    least, most = found.trigger_rows_min, found.trigger_rows_max
+    if least is not None and most is not None and least > most:
+        raise InvalidRequest(
+            f"minOffsetsPerTrigger is {least}, more than maxOffsetsPerTrigger, which is {most}"
+        )
+    if "maxTriggerDelay" in found.given and least is None:
+        raise InvalidRequest("option 'maxTriggerDelay' has no meaning without minOffsetsPerTrigger")
+    if "groupIdForLag" in found.given and not found.lag_group:
+        raise InvalidRequest("option 'groupIdForLag' is empty; give the name of a group")
+    if "startingOffsetsByTimestampStrategy" in found.given and not isinstance(
+        found.starting, AtTimes
+    ):
+        raise InvalidRequest(
+            "option 'startingOffsetsByTimestampStrategy' has no meaning without startingTimestamp"
+            " or startingOffsetsByTimestamp"
+        )
 
 
 def _by_known_name(options: Mapping[str, str]) -> dict[str, str]:
@@ -96,98 +235,77 @@ def _by_known_name(options: Mapping[str, str]) -> dict[str, str]:
     for name, value in options.items():
         proper = known.get(name.lower())
         if proper is None:
-            raise InvalidRequest(f"unknown option {name!r} of format semel; {_nearest(name)}")
+            raise InvalidRequest(f"unknown option {name!r} of format semel; {nearest(name)}")
         found[proper] = value
     return found
 
 
-def _nearest(name: str) -> str:
-    """A hint at what may have been meant."""
-    if name.lower() == "path":
+def nearest(name: str, known: tuple[str, ...] = KNOWN_OPTIONS) -> str:
+    """A hint at what may have been meant by an option that is not known."""
+    word = name.lower()
+    if word == "path":
         return "give the topic as option 'subscribe', not to load()"
-    lower = {known.lower(): known for known in KNOWN_OPTIONS}
-    # Words of the Kafka connector first, whose users come with them.
-    familiar = {"kafka.bootstrap.servers": "bootstrap", "topic": "subscribe", "topics": "subscribe"}
-    if name.lower() in familiar:
-        return f"did you mean {familiar[name.lower()]!r}?"
-    near = difflib.get_close_matches(name.lower(), list(lower), n=1, cutoff=0.4)
+    if word in _FAMILIAR:
+        return f"did you mean {_FAMILIAR[word]!r}?"
+    if word.startswith("kafka."):
+        return "there are no options of an underlying client; see docs/spark.md, coming from Kafka"
+    lower = {option.lower(): option for option in known}
+    near = difflib.get_close_matches(word, list(lower), n=1, cutoff=0.4)
     if near:
         return f"did you mean {lower[near[0]]!r}?"
-    return f"known are {', '.join(KNOWN_OPTIONS)}"
+    return f"known are {', '.join(known)}"
 
 
-def _topics(text: str | None) -> tuple[str, ...]:
-    topics = [part.strip() for part in (text or "").split(",")]
-    topics = [topic for topic in topics if topic]
-    if not topics:
-        raise InvalidRequest("option 'subscribe' is missing; give one topic or several with commas")
-    return tuple(dict.fromkeys(topics))
-
-
-def _whole_number(name: str, text: str, least: int, most: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if not least <= value <= most:
+def _topics(given: Mapping[str, str]) -> Topics:
+    ways = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
+    if not ways:
         raise InvalidRequest(
-            f"option {name!r} must be a whole number from {least} to {most}, not {text!r}"
+            "option 'subscribe' is missing; give one topic or several with commas"
+            " (or subscribePattern, or assign)"
         )
-    return value
+    if len(ways) > 1:
+        raise InvalidRequest(f"options {ways[0]!r} and {ways[1]!r} exclude each other; give one")
+    text = given[ways[0]]
+    match ways[0]:
+        case "subscribe":
+            return Topics(names=values.names("subscribe", text))
+        case "subscribePattern":
+            return Topics(pattern=values.pattern("subscribePattern", text))
+    queues = values.assignment("assign", text)
+    return Topics(names=tuple(queues), queues=queues)
 
 
-def _boolean(name: str, text: str) -> bool:
-    match text.lower():
-        case "true":
-            return True
-        case "false":
-            return False
-    raise InvalidRequest(f"option {name!r} must be true or false, not {text!r}")
+def _place(given: Mapping[str, str], side: str, topics: Topics) -> Asked | None:
+    """Where the read starts or ends: the first that is given of one time, times, offsets."""
+    everywhere, by_queue, by_offset = (
+        f"{side}Timestamp",
+        f"{side}OffsetsByTimestamp",
+        f"{side}Offsets",
+    )
+    if everywhere in given:
+        return AtTimes(values.whole_number(everywhere, given[everywhere], 0))
+    if by_queue in given:
+        times = values.times(by_queue, given[by_queue])
+        _require_same_queues(by_queue, times, topics)
+        return AtTimes(times)
+    if by_offset in given:
+        offsets = values.offsets(by_offset, given[by_offset], is_start=side == "starting")
+        if not isinstance(offsets, int):
+            _require_same_queues(by_offset, offsets, topics)
+        return AtOffsets(offsets)
+    return None
 
 
-def _offsets(name: str, text: str, topics: tuple[str, ...]) -> int | QueueOffsets:
-    """A word for all queues, or an offset for each queue of each topic."""
-    is_start = name == "startingOffsets"
-    match text.strip().lower():
-        case "latest":
-            return LATEST
-        case "earliest" if is_start:
-            return EARLIEST
-        case "earliest":
-            raise InvalidRequest(f"option {name!r} cannot be earliest; give latest or JSON")
-    words = "earliest, latest" if is_start else "latest"
-    try:
-        given = json.loads(text)
-    except ValueError:
-        raise InvalidRequest(
-            f'option {name!r} must be {words} or JSON like {{"topic": {{"0": 23}}}}, not {text!r}'
-        ) from None
-    if not isinstance(given, dict):
-        raise InvalidRequest(f'option {name!r} must be a JSON object {{"topic": {{"0": 23}}}}')
-    _require_same_topics(name, set(given), topics)
-    return {topic: _queue_offsets(name, topic, given[topic], is_start) for topic in topics}
-
-
-def _require_same_topics(name: str, given: set[str], topics: tuple[str, ...]) -> None:
-    if unknown := sorted(given - set(topics)):
+def _require_same_queues(name: str, asked: QueueNumbers, topics: Topics) -> None:
+    if topics.pattern:
+        return
+    if unknown := sorted(set(asked) - set(topics.names)):
         raise InvalidRequest(f"option {name!r} names topic {unknown[0]!r}, which is not subscribed")
-    if missing := sorted(set(topics) - given):
+    if missing := sorted(set(topics.names) - set(asked)):
         raise InvalidRequest(f"option {name!r} says nothing of topic {missing[0]!r}")
-
-
-def _queue_offsets(name: str, topic: str, given: object, is_start: bool) -> dict[int, int]:
-    least = EARLIEST if is_start else LATEST
-    if not isinstance(given, dict) or not given:
-        raise InvalidRequest(f"option {name!r} must give topic {topic!r} an object of queues")
-    found: dict[int, int] = {}
-    for queue, offset in given.items():
-        if not queue.isascii() or not queue.isdigit():
-            raise InvalidRequest(f"option {name!r}: {queue!r} is not a queue of topic {topic!r}")
-        if isinstance(offset, bool) or not isinstance(offset, int) or offset < least:
+    for topic, queues in (topics.queues or {}).items():
+        if set(asked[topic]) != queues:
             raise InvalidRequest(
-                f"option {name!r}: {offset!r} is not an offset for queue {queue} of topic {topic!r}"
+                f"option {name!r} must name the assigned queues of topic {topic!r}:"
+                f" {', '.join(map(str, sorted(queues)))}"
             )
-        if int(queue) in found:
-            raise InvalidRequest(f"option {name!r} names queue {queue} of topic {topic!r} twice")
-        found[int(queue)] = offset
-    return found

@@ -9,13 +9,15 @@ Invariants
 1. Every batch has the Arrow schema that Spark derives from the read's schema, in order, type and
    nullability. Spark checks the first batch only and reads the others blindly.
 
-Not here: where batches come from (`reader.py`).
+Not here: where batches come from (`tasks.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -35,6 +37,9 @@ from semel.spark_connector.offsets import QueueRange
 HEADERS_TYPE: Final = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 )
+NUMBER_COLUMNS: Final = frozenset({"topic", "queue", "offset"})
+"""Known of every message of a range without looking at it."""
+_NUMBERED_ROWS: Final = 65_536
 ROW_SCHEMA: Final = StructType(
     [
         StructField("key", BinaryType()),
@@ -73,14 +78,18 @@ def _names() -> str:
 
 
 class Projection:
-    """Turns the SDK's batches of one queue into batches of one Spark schema."""
+    """Turns the SDK's batches into batches of one Spark schema."""
 
     def __init__(self, schema: StructType) -> None:
         self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
 
-    def apply(self, batch: pa.RecordBatch, source: QueueRange) -> pa.RecordBatch:
-        """Those rows of `batch` that lie in `source`; no copy of keys, values or headers."""
-        batch = within(batch, source.start, source.end)
+    @property
+    def needs_no_bodies(self) -> bool:
+        """All columns are known without fetching anything."""
+        return NUMBER_COLUMNS.issuperset(self._schema.names)
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """All rows of `batch`; no copy of keys, values or headers."""
         columns = []
         for field in self._schema:
             column = batch.column(field.name)
@@ -88,12 +97,15 @@ class Projection:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def within(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
-    """The rows of `batch` with offsets in [start, end); offsets in a batch are dense."""
-    if not batch.num_rows:
-        return batch
-    offsets = batch.column("offset")
-    first, last = offsets[0].as_py(), offsets[-1].as_py()
-    assert last - first == batch.num_rows - 1, f"offsets {first} to {last} are not dense"
-    skipped = max(0, start - first)
-    return batch.slice(skipped, max(0, min(end, last + 1) - max(start, first)))
+def numbered(source: QueueRange) -> Iterator[pa.RecordBatch]:
+    """Topic, queue and offset of every message of a range: offsets are dense."""
+    for start in range(source.start, source.end, _NUMBERED_ROWS):
+        count = min(_NUMBERED_ROWS, source.end - start)
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.repeat(pa.scalar(source.topic, pa.string()), count),
+                pa.repeat(pa.scalar(source.queue, pa.int32()), count),
+                pa.array(np.arange(start, start + count, dtype=np.int64)),
+            ],
+            names=["topic", "queue", "offset"],
+        )

@@ -1,26 +1,31 @@
-"""The data source `semel` as Spark meets it: a name, a schema, a reader.
+"""The data source `semel` as Spark meets it: a name, a schema, readers.
 
 How it works. Spark creates a `SemelSource` from the user's options, asks for its schema unless the
-user gave one, and pickles what `reader` returns to the process that plans the partitions and to
-every task. All options are therefore parsed in `reader`, where bad ones become one clear line.
+user gave one, and pickles what the readers are to the processes that plan and to every task. So the
+options are parsed where bad ones become one clear line as early as possible: in `schema`, which is
+part of `load()`, together with a look whether the topics are there; with a user's schema, when the
+reader is made.
 
     spark.read.format("semel").option("subscribe", "orders").load()
+    spark.readStream.format("semel").option("subscribe", "orders").load()
 
-needs no registration: Spark finds the package `pyspark_semel`, which names this class.
+need no registration: Spark finds the package `pyspark_semel`, which names this class.
 
-Not here: options (`options.py`), rows (`rows.py`), planning (`offsets.py`), reading (`reader.py`).
+Not here: options (`options.py`), rows (`rows.py`), batches (`reader.py`), streams (`stream.py`).
 """
 
 from __future__ import annotations
 
 import os
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from semel.spark_connector.connections import discard, shared_client
 from semel.spark_connector.options import ReadOptions, parse_options
-from semel.spark_connector.reader import SemelReader
+from semel.spark_connector.reader import FilteringReader, SemelReader
 from semel.spark_connector.rows import check_schema, row_schema
+from semel.spark_connector.stream import SemelStreamReader
 
 
 class SemelSource(DataSource):
@@ -32,13 +37,25 @@ class SemelSource(DataSource):
         return "semel"
 
     def schema(self) -> StructType:
-        """All columns; without headers when `includeHeaders` is false."""
-        return row_schema(include_headers=self._parsed().include_headers)
+        """All columns; headers only with `includeHeaders`. Raises UnknownTopic, Unavailable."""
+        options = self._parsed()
+        client = shared_client(options.bootstrap, options.timeout_ms)
+        try:
+            client.admin.describe_topics(options.topics.names)
+        finally:
+            discard(options.bootstrap)  # this process is not used again
+        return row_schema(include_headers=options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader of the columns in `schema`."""
         check_schema(schema)
-        return SemelReader(self._parsed(), schema)
+        options = self._parsed().for_batch()
+        return (FilteringReader if options.push_down_filters else SemelReader)(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A stream's reader of the columns in `schema`."""
+        check_schema(schema)
+        return SemelStreamReader(self._parsed().for_stream(), schema)
 
     def _parsed(self) -> ReadOptions:
         return parse_options(dict(self.options), os.environ)

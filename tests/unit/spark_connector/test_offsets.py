@@ -1,27 +1,38 @@
-"""Planning: ranges resolved against what the cluster has, and split without loss."""
+"""Planning a batch: places resolved against what the cluster has."""
 
 import dataclasses
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange
-from semel.spark_connector.offsets import QueueRange, QueueState, plan_ranges, split_ranges
-from semel.spark_connector.options import EARLIEST, LATEST, ReadOptions
+from semel.spark_connector.offsets import QueueState, plan_ranges, times_asked
+from semel.spark_connector.option_values import EARLIEST, LATEST
+from semel.spark_connector.options import AtOffsets, AtTimes, ReadOptions, Topics
 
 ORDERS = QueueState(topic="orders", topic_id=7, queue=0, log_start_offset=10, log_end_offset=30)
 SECOND = dataclasses.replace(ORDERS, queue=1, log_start_offset=0, log_end_offset=5)
 EMPTY = dataclasses.replace(ORDERS, queue=2, log_start_offset=4, log_end_offset=4)
 STATES = [ORDERS, SECOND, EMPTY]
+TIMES = {
+    ("orders", 100): {0: 12, 1: 0, 2: 4},
+    ("orders", 200): {0: 30, 1: 3, 2: 4},
+    ("orders", 300): {0: 44, 1: 7, 2: 4},
+}
 
 
-def options(**changes: object) -> ReadOptions:
-    return ReadOptions(bootstrap="a:1", topics=("orders",), **changes)
-
-
-def plan(**changes: object) -> list[tuple[int, int, int]]:
-    ranges = plan_ranges(STATES, options(**changes))
+def plan(losses: list | None = None, late: str = "error", **places: object) -> list[tuple]:
+    asked = {
+        side: place if isinstance(place, AtTimes) else AtOffsets(place)
+        for side, place in places.items()
+    }
+    options = ReadOptions(
+        bootstrap="a:1",
+        topics=Topics(names=("orders",)),
+        late_start=late,
+        **{"starting": AtOffsets(EARLIEST), **asked},
+    )
+    more = [] if losses is None else [losses.append]
+    ranges = plan_ranges(STATES, options, TIMES, *more)
     assert all((each.topic, each.topic_id) == ("orders", 7) for each in ranges)
     return [(each.queue, each.start, each.end) for each in ranges]
 
@@ -54,9 +65,18 @@ def test_an_offset_that_the_queue_does_not_have(side, offset):
     assert (caught.value.log_start_offset, caught.value.log_end_offset) == (10, 30)
 
 
+def test_what_retention_took_may_be_left_out_and_is_told():
+    losses: list = []
+    assert plan(losses, starting={"orders": {0: 3, 1: 0, 2: 4}}) == [(0, 10, 30), (1, 0, 5)]
+    assert len(losses) == 1
+    assert "startingOffsets 3 of queue 0" in str(losses[0])
+    with pytest.raises(OffsetOutOfRange):
+        plan(losses, starting={"orders": {0: 31, 1: 0, 2: 4}})
+
+
 def test_an_end_before_the_start():
     ending = {"orders": {0: 15, 1: LATEST, 2: LATEST}}
-    with pytest.raises(InvalidRequest, match=r"ends queue 0 .* at 15, before its start at 30"):
+    with pytest.raises(InvalidRequest, match=r"ends in queue 0 .* at 15, before its start at 30"):
         plan(starting=LATEST, ending=ending)
 
 
@@ -69,35 +89,31 @@ def test_queues_that_do_not_exist_or_are_missing():
         plan(starting={"orders": {0: 10, 1: 0}})
     with pytest.raises(InvalidRequest, match=r"queue 2 .* is missing; .*\(-1 latest\)"):
         plan(ending={"orders": {0: 10, 1: 0}})
+    with pytest.raises(InvalidRequest, match="'more', which is not subscribed"):
+        plan(starting={"orders": {0: 10, 1: 0, 2: 4}, "more": {0: 1}})
+    with pytest.raises(InvalidRequest, match="says nothing of topic 'orders'"):
+        plan(starting={})
 
 
-ranges = st.builds(
-    lambda start, count, queue: QueueRange(
-        topic="t", topic_id=1, queue=queue, start=start, end=start + count
-    ),
-    st.integers(0, 1 << 50),
-    st.integers(1, 500),
-    st.integers(0, 3),
-)
+def test_times():
+    assert plan(late="latest", starting=AtTimes(100)) == [(0, 12, 30), (1, 0, 5)]
+    assert plan(ending=AtTimes(200)) == [(0, 10, 30), (1, 0, 3)]
+    by_queue = AtTimes({"orders": {0: 200, 1: 100, 2: 100}})
+    assert plan(late="latest", starting=by_queue) == [(1, 0, 5)]
 
 
-@given(whole=st.lists(ranges, max_size=5), limit=st.integers(1, 60))
-def test_splitting_loses_and_repeats_nothing(whole, limit):
-    def offsets(parts):
-        return [(part.queue, at) for part in parts for at in range(part.start, part.end)]
-
-    parts = split_ranges(whole, limit)
-    assert offsets(parts) == offsets(whole)
-    assert all(1 <= part.count <= limit for part in parts)
+def test_a_time_that_was_looked_up_after_more_had_come_ends_where_the_plan_does():
+    assert plan(ending=AtTimes(300)) == [(0, 10, 30), (1, 0, 5)]
 
 
-@given(whole=ranges, limit=st.integers(1, 60))
-def test_parts_are_as_equal_as_can_be(whole, limit):
-    counts = [part.count for part in split_ranges([whole], limit)]
-    assert len(counts) == -(-whole.count // limit)
-    assert max(counts) - min(counts) <= 1
+def test_a_start_after_the_newest_message():
+    with pytest.raises(OffsetOutOfRange, match=r"queue 0 .* at or after the starting time 200"):
+        plan(starting=AtTimes(200))
+    assert plan(late="latest", starting=AtTimes(200)) == [(1, 3, 5)]
 
 
-def test_no_limit_splits_nothing():
-    whole = [QueueRange(topic="t", topic_id=1, queue=0, start=0, end=1 << 40)]
-    assert split_ranges(whole, None) == whole
+def test_only_times_that_are_asked_for_are_looked_up():
+    assert times_asked(AtOffsets(EARLIEST), STATES) == set()
+    assert times_asked(AtTimes(5), STATES) == {("orders", 5)}
+    by_queue = AtTimes({"orders": {0: 5, 1: 6, 2: 5}})
+    assert times_asked(by_queue, STATES) == {("orders", 5), ("orders", 6)}

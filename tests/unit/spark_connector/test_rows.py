@@ -1,5 +1,6 @@
-"""Arrow batches cut to a range and put into Spark's shape."""
+"""Arrow batches put into Spark's shape, and those that need no fetch."""
 
+import dataclasses
 import datetime
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from semel.client import ARROW_SCHEMA
 from semel.protos.errors import InvalidRequest
 from semel.spark_connector.offsets import QueueRange
-from semel.spark_connector.rows import ROW_SCHEMA, Projection, check_schema, row_schema, within
+from semel.spark_connector.rows import ROW_SCHEMA, Projection, check_schema, numbered, row_schema
 
 SOURCE = QueueRange(topic="orders", topic_id=7, queue=3, start=100, end=200)
 
@@ -34,29 +35,8 @@ def stored(first: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, ARROW_SCHEMA)
 
 
-@pytest.mark.parametrize(
-    ("first", "count", "kept"),
-    [
-        (100, 10, range(100, 110)),
-        (95, 10, range(100, 105)),
-        (195, 10, range(195, 200)),
-        (90, 200, range(100, 200)),
-        (50, 50, range(0)),
-        (200, 5, range(0)),
-    ],
-)
-def test_a_batch_is_cut_to_its_range(first, count, kept):
-    assert within(stored(first, count), 100, 200).column("offset").to_pylist() == list(kept)
-
-
-def test_a_gap_in_the_offsets_is_noticed():
-    gap = pa.concat_batches([stored(100, 1), stored(102, 1)])
-    with pytest.raises(AssertionError, match="not dense"):
-        within(gap, 100, 200)
-
-
 def test_all_columns_have_the_schema_that_spark_expects():
-    found = Projection(ROW_SCHEMA).apply(stored(98, 4), SOURCE)
+    found = Projection(ROW_SCHEMA).apply(stored(100, 2))
     assert found.schema.equals(to_arrow_schema(ROW_SCHEMA, timezone="UTC"))
     found.validate(full=True)
     assert found.to_pylist() == [
@@ -87,7 +67,7 @@ def test_all_columns_have_the_schema_that_spark_expects():
 
 def test_values_are_not_copied():
     batch = stored(100, 50)
-    found = Projection(row_schema(include_headers=True)).apply(batch, SOURCE)
+    found = Projection(row_schema(include_headers=True)).apply(batch)
     for name in ("key", "value"):
         mine, theirs = found.column(name).buffers()[2], batch.column(name).buffers()[2]
         assert mine.address == theirs.address
@@ -98,12 +78,31 @@ def test_a_users_schema_picks_orders_and_pins_nullability():
         [StructField("offset", LongType(), nullable=False), StructField("topic", StringType())]
     )
     check_schema(schema)
-    found = Projection(schema).apply(stored(100, 2), SOURCE)
+    found = Projection(schema).apply(stored(100, 2))
     assert found.schema.equals(to_arrow_schema(schema, timezone="UTC"))
     assert found.to_pylist() == [
         {"offset": 100, "topic": "orders"},
         {"offset": 101, "topic": "orders"},
     ]
+
+
+@pytest.mark.parametrize("count", [1, 65_536, 200_000])
+def test_offsets_are_known_without_a_fetch(count):
+    schema = StructType([ROW_SCHEMA["queue"], ROW_SCHEMA["offset"], ROW_SCHEMA["topic"]])
+    projection = Projection(schema)
+    assert projection.needs_no_bodies
+    source = dataclasses.replace(SOURCE, end=SOURCE.start + count)
+    batches = [projection.apply(batch) for batch in numbered(source)]
+    whole = pa.Table.from_batches(batches)
+    assert whole.schema.equals(to_arrow_schema(schema, timezone="UTC"))
+    assert whole.column("offset").to_pylist() == list(range(100, 100 + count))
+    assert set(whole.column("queue").to_pylist()) == {3}
+    assert set(whole.column("topic").to_pylist()) == {"orders"}
+
+
+@pytest.mark.parametrize("name", ["key", "value", "timestamp", "headers", "producer", "sequence"])
+def test_other_columns_need_one(name):
+    assert not Projection(StructType([ROW_SCHEMA["offset"], ROW_SCHEMA[name]])).needs_no_bodies
 
 
 def test_headers_are_a_choice():
