@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.faults.proxy import Network, link_host
+from tests.waiting import until
 
 A, B = 11, 12
 
@@ -80,14 +81,6 @@ def received(connection: socket.socket, count: int) -> bytes:
         assert piece, "the connection has ended"
         data += piece
     return data
-
-
-def until(condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_cut_holds_and_a_freed_flow_delivers_in_order(network: Network, echo: Echo) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from semel.client import Client, connect
 from tests.integration.cluster import Cluster
 from tests.integration.loading import staged
 from tools.demo.stage import Stage
@@ -31,3 +32,10 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
     """Three brokers and a controller for all tests of a module, which must not kill any of it."""
     with Cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def client(shared_cluster: Cluster) -> Iterator[Client]:
+    """Connected to the module's cluster; who needs one of the test's own has a fixture there."""
+    with connect(shared_cluster.bootstrap) as connected:
+        yield connected

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,12 +47,7 @@ from semel.protos.errors import (
 )
 from semel.protos.ids import Sequence
 from tests.integration.cluster import Cluster
-
-
-@pytest.fixture(scope="module")
-def client(shared_cluster: Cluster) -> Iterator[Client]:
-    with connect(shared_cluster.bootstrap) as connected:
-        yield connected
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -155,9 +149,7 @@ def test_a_reader_waits_for_more_until_it_is_closed(client: Client, topic: str) 
     thread.start()
     with client.producer() as producer:
         producer.send(topic, b"one").result(10)
-    deadline = time.monotonic() + 10
-    while not seen and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: seen)
     reader.close()
     thread.join(5)
     assert not thread.is_alive()

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from semel.client import Client, Consumer, Message, connect
+from semel.client import Client, Consumer, Message
 from semel.protos.errors import Closed, InvalidRequest, LockLost, OffsetOutOfRange, UnknownTopic
-from tests.integration.cluster import Cluster
-
-
-@pytest.fixture(scope="module")
-def client(shared_cluster: Cluster) -> Iterator[Client]:
-    with connect(shared_cluster.bootstrap) as connected:
-        yield connected
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -42,13 +34,6 @@ def take(consumer: Consumer, count: int, timeout: float = 15.0) -> list[Message]
         assert time.monotonic() < deadline, f"{len(found)} of {count} came"
         found += consumer.poll(timeout=0.2)
     return found
-
-
-def until(condition: Callable[[], Any], timeout: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.02)
 
 
 def values_of(messages: list[Message]) -> list[bytes]:
@@ -139,7 +124,7 @@ def test_a_member_that_does_not_commit_loses_its_queues(client: Client, topic: s
     values = fill(client, topic, 40)
     with client.consumer("slow", [topic], lock_ms=1_000) as slow:
         delivered = take(slow, 40)
-        until(lambda: slow.poll(timeout=0.1), timeout=20)
+        until(lambda: slow.poll(timeout=0.1))
         with pytest.raises(LockLost):
             slow.commit(delivered[0])
         again = take(slow, 1)

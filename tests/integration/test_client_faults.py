@@ -18,6 +18,7 @@ from semel.protos.errors import (
     Unavailable,
 )
 from tests.integration.cluster import Cluster
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -54,15 +55,10 @@ class Load:
     def wait_acknowledged(self, timeout: float) -> float:
         """Seconds until a message that is sent now is stored."""
         began = time.monotonic()
-        newest = list(self.sent)[-1]
-        deadline = began + timeout
-        while time.monotonic() < deadline:
-            later = list(self.sent)[-1]
-            if later != newest:
-                self.sent[later].result(deadline - time.monotonic())
-                return time.monotonic() - began
-            time.sleep(0.005)
-        raise TimeoutError("the load stands still")
+        before = len(self.sent)
+        until(lambda: len(self.sent) > before, timeout, "another message to be sent")
+        self.sent[list(self.sent)[-1]].result(timeout - (time.monotonic() - began))
+        return time.monotonic() - began
 
 
 def check(client: Client, load: Load) -> None:
@@ -85,12 +81,12 @@ def check(client: Client, load: Load) -> None:
 def test_a_killed_master(cluster: Cluster, client: Client) -> None:
     with client.producer() as producer:
         load = Load(producer)
-        time.sleep(0.5)
+        load.wait_acknowledged(30)
         for _ in range(2):
             master = cluster.master()
             cluster.kill(master)
             assert load.wait_acknowledged(10) < 10
-            time.sleep(0.3)
+            load.wait_acknowledged(30)  # the others go on
             cluster.start_node(master)
             cluster.wait_caught_up()
         load.stop()
@@ -105,12 +101,12 @@ def test_a_killed_master(cluster: Cluster, client: Client) -> None:
 def test_a_frozen_master(cluster: Cluster, client: Client) -> None:
     with client.producer() as producer:
         load = Load(producer)
-        time.sleep(0.5)
+        load.wait_acknowledged(30)
         master = cluster.master()
         cluster.pause(master)
         took = load.wait_acknowledged(15)
         cluster.resume(master)
-        time.sleep(0.5)
+        cluster.wait_caught_up()
         load.stop()
         producer.flush(30)
     assert took < 10
@@ -121,7 +117,7 @@ def test_a_frozen_master(cluster: Cluster, client: Client) -> None:
 def test_everything_is_killed_and_comes_back(cluster: Cluster, client: Client) -> None:
     with client.producer("survivor") as producer:
         load = Load(producer)
-        time.sleep(0.5)
+        load.wait_acknowledged(30)
         for node in cluster.nodes:
             cluster.kill(node)
         time.sleep(0.5)
@@ -206,8 +202,7 @@ def test_a_loader_is_replaced_in_mid_load_while_the_master_dies(
 
     zombie = threading.Thread(target=load_as_a_zombie)
     zombie.start()
-    while old.stats.stored < 5_000:
-        time.sleep(0.01)
+    until(lambda: old.stats.stored >= 5_000)
     cluster.kill(cluster.master())
     with client.producer("loader", source_positions=True) as new:
         known = new.last_sequences("t")

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from semel.client import Client, connect
+from semel.client import Client
 from semel.protos.errors import LockLost, MemberFenced
-from tests.integration.cluster import Cluster
 from tests.integration.test_client_consumers import fill, take, until, values_of
-
-
-@pytest.fixture(scope="module")
-def client(shared_cluster: Cluster) -> Iterator[Client]:
-    with connect(shared_cluster.bootstrap) as connected:
-        yield connected
 
 
 @pytest.fixture

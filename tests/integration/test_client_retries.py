@@ -6,11 +6,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
-from semel.client import Client, Message, Origin, RetryPolicy, connect
+from semel.client import Client, Message, Origin, RetryPolicy
 from semel.client.core import letters
 from semel.client.fetch import FeedQueue
 from semel.client.relay import Copy, Relay, relay_id
@@ -19,12 +18,6 @@ from semel.protos.errors import InvalidRequest, LockLost, ProducerFenced
 from tests.integration.cluster import Cluster
 from tests.integration.crashing_consumer import sort_out
 from tests.integration.test_client_consumers import fill, take, until, values_of
-
-
-@pytest.fixture(scope="module")
-def client(shared_cluster: Cluster) -> Iterator[Client]:
-    with connect(shared_cluster.bootstrap) as connected:
-        yield connected
 
 
 @pytest.fixture

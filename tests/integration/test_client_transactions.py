@@ -11,17 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from semel.client import Client, Consumer, Message, RetryPolicy, SqlOffsets, connect, connect_async
+from semel.client import Client, Consumer, Message, RetryPolicy, SqlOffsets, connect_async
 from semel.protos.errors import InvalidRequest, LockLost, OffsetOutOfRange, Unavailable
 from tests.integration.cluster import Cluster
 from tests.integration.summing_consumer import STEPS, add_up
 from tests.integration.test_client_consumers import fill, take, until, values_of
-
-
-@pytest.fixture(scope="module")
-def client(shared_cluster: Cluster) -> Iterator[Client]:
-    with connect(shared_cluster.bootstrap) as connected:
-        yield connected
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from tests.integration.loading import (
     start_loader,
     wait_share,
 )
-from tests.integration.up_process import UpProcess, wait_until
+from tests.integration.up_process import UpProcess
+from tests.waiting import until
 from tools.demo.acks import AckWatch, await_master
 from tools.demo.source import Source
 from tools.demo.stage import Actor, Stage
@@ -163,7 +164,7 @@ def test_the_master_is_paused_and_comes_back(
     assert master.pid is not None
     os.kill(master.pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: up.term() > term, 15, "another master")
+        until(lambda: up.term() > term, 15, "another master")
         wait_share(loader, source, 0.6)
     finally:
         os.kill(master.pid, signal.SIGCONT)

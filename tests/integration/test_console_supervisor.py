@@ -16,7 +16,8 @@ import pytest
 from semel.console.cluster_file import ClusterPlan, NodePlan, plan_cluster
 from semel.console.supervisor import NodeEvent, Supervisor
 from semel.protos.errors import Unavailable
-from tests.integration.up_process import is_alive, wait_until
+from tests.integration.up_process import is_alive
+from tests.waiting import until
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEP
@@ -148,4 +149,4 @@ def test_nodes_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     assert len(pids) == 2
     owner.kill()
     owner.wait()
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), 5, "the nodes' end")
+    until(lambda: not any(is_alive(pid) for pid in pids), 5, "the nodes' end")

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from semel.client import connect
 from tests.integration.loading import semel
-from tests.integration.up_process import UpProcess, is_alive, wait_until
+from tests.integration.up_process import UpProcess, is_alive
+from tests.waiting import until
 
 
 def up_fails(directory: Path, *options: str) -> str:
@@ -68,7 +69,7 @@ def test_its_nodes_die_with_it_and_the_next_up_starts_at_once(tmp_path: Path) ->
     up.start()
     pids = pids_of(up)
     os.kill(up.process.pid, signal.SIGKILL)
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), 5, "the nodes' end")
+    until(lambda: not any(is_alive(pid) for pid in pids), 5, "the nodes' end")
     up.stop()
     with up:
         assert semel(up.bootstrap, "cluster", "status").returncode == 0

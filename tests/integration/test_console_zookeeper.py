@@ -13,7 +13,8 @@ from semel.console import cluster_file
 from semel.console.main import run
 from semel.console.supervisor import node_command
 from semel.protos.errors import DataDirectoryError
-from tests.integration.up_process import UpProcess, is_alive, wait_until
+from tests.integration.up_process import UpProcess, is_alive
+from tests.waiting import until
 
 PATIENCE_S = 60.0
 
@@ -40,7 +41,7 @@ def test_the_cluster_outlives_its_zookeeper_and_ends_it(
                     return False
                 return True
 
-            wait_until(created, PATIENCE_S, "a controller in office")
+            until(created, PATIENCE_S, "a controller in office")
             assert {topic.name for topic in client.admin.list_topics()} == {"before", "after"}
         assert up.node(1, "zookeeper").pid != first_pid
         pids = [node.pid for node in up.nodes]

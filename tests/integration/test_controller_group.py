@@ -10,7 +10,7 @@ import pytest
 
 from semel.client import Client, SemelError, connect
 from tests.integration.cluster import Cluster, Node
-from tests.integration.up_process import wait_until
+from tests.waiting import until
 
 PATIENCE_S = 30.0
 
@@ -37,7 +37,7 @@ class Sender:
     def goes_on(self) -> None:
         """Waits for two more acknowledgements: the second was sent after this was called."""
         wanted = self.acknowledged + 2
-        wait_until(lambda: self.error or self.acknowledged >= wanted, PATIENCE_S, "messages")
+        until(lambda: self.error or self.acknowledged >= wanted, PATIENCE_S, "messages")
         assert self.error is None
 
     def _run(self) -> None:
@@ -89,7 +89,7 @@ def test_losing_controllers_costs_no_message_and_no_metadata(
             sender.goes_on()
             assert consumer.poll(max_messages=1, timeout=PATIENCE_S)
             consumer.commit()
-            wait_until(lambda: busy(client), PATIENCE_S, "the broker to report what it does")
+            until(lambda: busy(client), PATIENCE_S, "the broker to report what it does")
             cluster.kill(first)
             sender.goes_on()
             client.admin.create_topic("killed", queues=1)
@@ -97,7 +97,7 @@ def test_losing_controllers_costs_no_message_and_no_metadata(
 
             second = cluster.controller_in_office()
             assert second != first
-            wait_until(
+            until(
                 lambda: sorted(roles(cluster, second).values()) == ["master", "standby", "standby"],
                 PATIENCE_S,
                 "the killed controller's return",
@@ -108,7 +108,7 @@ def test_losing_controllers_costs_no_message_and_no_metadata(
             third = cluster.controller_in_office()
             assert third != second
             cluster.resume(second)
-            wait_until(
+            until(
                 lambda: roles(cluster, second).get(second.id) == "standby",
                 PATIENCE_S,
                 "the paused controller to know that it was replaced",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from semel.client import Client, LetterFilter, Message, RetryPolicy, connect, connect_async
+from semel.client import Client, LetterFilter, Message, RetryPolicy, connect_async
 from semel.client.core import letters
 from semel.client.redriving import DeadLetters
 from semel.client.relay import Relay
@@ -18,12 +17,6 @@ from semel.console.main import run
 from semel.protos.errors import ProducerFenced, UnknownTopic
 from tests.integration.cluster import Cluster
 from tests.integration.test_client_consumers import fill, take, values_of
-
-
-@pytest.fixture(scope="module")
-def client(shared_cluster: Cluster) -> Iterator[Client]:
-    with connect(shared_cluster.bootstrap) as connected:
-        yield connected
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import random
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from semel.client import connect
 from semel.protos.errors import DiskFull, SemelError, TimedOut
 from tests.integration.cluster import Cluster, Node
 from tests.integration.faulty_node import Faults, Rule, faults_of
+from tests.waiting import until
 
 TOPIC = "t"
 
@@ -252,13 +254,12 @@ def test_a_write_torn_on_every_node_is_cut_and_sent_again(cluster: FaultyCluster
 
 def _segment_with(node: Node, value: bytes) -> Path:
     """The node's segment file that holds `value`; waits for it."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        for path in (node.data / "log").glob("log-*/segment-*"):
-            if value in path.read_bytes():
-                return path
-        time.sleep(0.02)
-    raise TimeoutError(f"broker {node.id} has not written the entry")
+
+    def written() -> Path | None:
+        segments = (node.data / "log").glob("log-*/segment-*")
+        return next((path for path in segments if value in path.read_bytes()), None)
+
+    return until(written, 10, f"broker {node.id} to write the entry")
 
 
 @pytest.fixture
@@ -325,9 +326,6 @@ def test_trouble_of_a_disk_is_told_to_the_operator(cluster: FaultyCluster) -> No
         return found[full.id] == disk
 
     for disk in ("full", "ok"):
-        deadline = time.monotonic() + 10
-        while not told(disk):
-            assert time.monotonic() < deadline, f"nobody is told that the disk is {disk}"
-            time.sleep(0.05)
+        until(partial(told, disk), 10, f"all to be told that the disk is {disk}")
         faults.clear()
     cluster.check()

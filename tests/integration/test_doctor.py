@@ -19,6 +19,7 @@ from tests.integration.cluster import Cluster
 from tests.integration.console_inside import InsideConsole
 from tests.integration.faulty_node import Faults, Rule, faults_of
 from tests.integration.up_process import UpProcess
+from tests.waiting import until
 
 FAULTY, SKEWED = 2, 3
 """Indexes of the brokers whose disk and whose clock the tests have in hand."""
@@ -112,8 +113,8 @@ def test_a_dead_and_a_stopped_slave_are_named(doctor: Patient) -> None:
     assert found[f"broker-unreachable broker {dead.id}"]["text"].endswith(": connection refused")
     advice = found[f"broker-unreachable broker {dead.id}"]["advice"]
     assert f"semel node replace {dead.id}" in advice
-    while doctor.semel.json("cluster", "status")["under_replicated_groups"] != [1]:
-        time.sleep(0.02)  # the master gives a peer up after a second of silence
+    # The master gives a peer up after a second of silence.
+    until(lambda: doctor.semel.json("cluster", "status")["under_replicated_groups"] == [1])
     assert "under-replicated: group 1" in doctor.semel("cluster", "status").out
     cluster.start_node(dead)
     os.kill(stopped.pid, signal.SIGSTOP)
@@ -199,8 +200,8 @@ def test_a_group_of_one_with_lost_entries_and_a_producer_that_is_soon_forgotten(
         doctor.until("one-node-group group 1", status=0)
         (node,) = cluster.brokers
         stored = cluster.status(node).commit_index
-        while cluster.status(node).checkpoint_index < stored:
-            time.sleep(0.02)  # what is to be folded again must be whole in a group of one
+        # What is to be folded again must be whole in a group of one.
+        until(lambda: cluster.status(node).checkpoint_index >= stored)
         cluster.kill(node)
         [(path, at)] = [
             (path, at)

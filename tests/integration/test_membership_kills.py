@@ -27,7 +27,8 @@ from tests.integration.loading import (
     start_loader,
     wait_share,
 )
-from tests.integration.up_process import UpProcess, wait_until
+from tests.integration.up_process import UpProcess
+from tests.waiting import until
 from tools.demo.source import Source
 from tools.demo.stage import Actor, Stage
 
@@ -86,8 +87,8 @@ def test_a_group_grows_from_one_to_three_to_five_under_load(
         master, term = up.master(), up.term()
         up.kill(up.node(1))
         if master == 1:
-            wait_until(lambda: up.term() > term, 20, "another master")
-        wait_until(lambda: alive(up) == [1, 2, 3, 4, 5], 30, "five nodes")
+            until(lambda: up.term() > term, 20, "another master")
+        until(lambda: alive(up) == [1, 2, 3, 4, 5], 30, "five nodes")
         prove(up.bootstrap, source, nodes=5, scratch=tmp_path / "rebuilt")
 
 
@@ -116,13 +117,13 @@ def test_a_replacement_survives_the_death_of_the_master_and_of_the_console(
         console.stdout.close()
         up.kill(up.node(old))  # it is dead for a moment while it is being replaced
         up.kill(up.node(master))
-        wait_until(lambda: up.term() > term, 20, "another master")
+        until(lambda: up.term() > term, 20, "another master")
         line = change(up, "node", "replace", str(old))
         assert voters(line) == sorted({1, 2, 3, 4} - {old})
         up.wait_event("exited", id=old, kind="broker", status=0, timeout=10)
         finish_load(up, stage, source, loader)
         left = sorted({1, 2, 3, 4} - {old})
-        wait_until(lambda: alive(up) == left, 20, "all members, and nobody else")
+        until(lambda: alive(up) == left, 20, "all members, and nobody else")
         prove(up.bootstrap, source, nodes=3, scratch=tmp_path / "rebuilt")
         # What `up` remembers starts the same group again.
         up.stop()

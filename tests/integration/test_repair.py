@@ -13,6 +13,7 @@ from semel.broker.log import Log, LogConfig, OsFiles, RecordRef
 from semel.protos.errors import CorruptSegment, StorageError, from_detail
 from semel.protos.v1 import broker_pb2
 from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
+from tests.waiting import until_async
 
 SIZE = 5_000
 
@@ -83,12 +84,6 @@ async def check(group: BrokerGroup, count: int) -> None:
         assert not node.replica.log.damaged
 
 
-async def until(condition: object) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.02)
-
-
 async def test_a_torn_tail_of_one_node_is_fetched_from_the_others(tmp_path: Path) -> None:
     group = await killed_after(tmp_path, 5)
     flip(group, 2, 4)
@@ -157,7 +152,7 @@ async def test_when_every_copy_is_damaged_it_is_refused_by_name_and_the_rest_is_
                 header, _ = await client.fetch(offset=2, max_bytes=1, any_replica=True)
                 error = from_detail(header.results[0].error)
                 assert isinstance(error, StorageError)
-        await until(lambda: all(one.replica.lost_entries for one in group.running.values()))
+        await until_async(lambda: all(one.replica.lost_entries for one in group.running.values()))
         assert "EVERY COPY IS DAMAGED" in caplog.text
         assert "segment-" in caplog.text
         await store(group, 6, 2)
@@ -186,9 +181,9 @@ async def test_an_entry_that_the_peers_have_cleaned_away_is_not_missed(tmp_path:
             log._store.index.first_index = log.last_index + 1  # as if its segments had gone
         hurt = await group.start(2)
         async with RawClient(hurt.address) as client:
-            await until(lambda: hurt.replica.lost_entries)
+            await until_async(lambda: hurt.replica.lost_entries)
             assert await client.values(any_replica=True) == [value(n) for n in range(6)]
-        await until(lambda: hurt.replica.electable)
+        await until_async(lambda: hurt.replica.electable)
     finally:
         for node in list(group.running):
             await group.stop(node)
@@ -208,7 +203,7 @@ async def test_a_slave_that_needs_a_lost_entry_gets_a_snapshot(tmp_path: Path) -
         for started in group.running.values():
             async with RawClient(started.address) as client:
                 await client.fetch(offset=2, max_bytes=1, any_replica=True)
-        await until(lambda: all(one.replica.lost_entries for one in group.running.values()))
+        await until_async(lambda: all(one.replica.lost_entries for one in group.running.values()))
         master = (await group.master()).config.node_id
         lost = next(node for node in group.addresses if node != master)
         await group.stop(lost)

@@ -55,12 +55,6 @@ def spark(path_without_java: Path) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="module")
-def client(shared_cluster: Cluster) -> Iterator[Client]:
-    with connect(shared_cluster.bootstrap) as connected:
-        yield connected
-
-
-@pytest.fixture(scope="module")
 def orders(client: Client) -> str:
     """A topic with keys, nulls, headers, empty and binary values."""
     client.admin.create_topic("orders", queues=3)

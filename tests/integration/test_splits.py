@@ -15,6 +15,7 @@ from semel.protos.errors import InvalidRequest, UnknownQueue, UnknownTopic
 from semel.spark_connector.options import Topics
 from semel.spark_connector.view import describe
 from tests.integration.cluster import Cluster
+from tests.waiting import until
 
 KEYS = 40
 
@@ -82,10 +83,7 @@ class Group:
                     consumer.commit()
 
     def wait_for(self, count: int, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while len(set(self.delivered)) < count:
-            assert time.monotonic() < deadline, f"{len(set(self.delivered))} of {count} delivered"
-            time.sleep(0.05)
+        until(lambda: len(set(self.delivered)) >= count, timeout, f"{count} to be delivered")
 
     def stop(self) -> None:
         self._stop.set()
@@ -104,10 +102,12 @@ def first_deliveries(delivered: list[tuple[bytes | None, bytes]]) -> dict[bytes,
 
 def wait_stored(client: Client) -> None:
     """Returns once every open queue has something."""
-    deadline = time.monotonic() + 60
-    while not all(q.messages for q in client.admin.describe_topic("t").queues if not q.sealed):
-        assert time.monotonic() < deadline, "the load stands still"
-        time.sleep(0.02)
+
+    def stored() -> bool:
+        queues = client.admin.describe_topic("t").queues
+        return all(queue.messages for queue in queues if not queue.sealed)
+
+    until(stored, 60, "messages in every queue")
 
 
 def check_stored(client: Client, sent: dict[bytes, SendFuture]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,16 +18,10 @@ from semel.protos.errors import DataDirectoryError, NotMaster
 from semel.protos.rpc import error_from_rpc
 from semel.protos.v1 import controller_pb2 as pb
 from tests.integration.test_controller_process import Process, one_line, run
+from tests.waiting import until
 from tests.zookeeper import Server
 
 PATIENCE_S = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def opens(process: Process, name: str) -> pb.OpenProducerReply | None:

@@ -35,6 +35,7 @@ from semel.protos.errors import (
     Unavailable,
 )
 from tests.faults.proxy import Network
+from tests.waiting import until_async
 from tests.zookeeper import Server, running_ensemble, running_server
 
 CLIENT, SERVER = 1, 2
@@ -55,12 +56,6 @@ def holds_lease(store: ZooKeeperStore) -> bool:
     """It may act as master now, whether or not its loop had the time to see the end come."""
     lease = None if store._election is None else store._election._lease_end
     return lease is not None and lease.when() > asyncio.get_running_loop().time()
-
-
-async def until(condition: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 class Rig:
@@ -114,7 +109,7 @@ async def lose_the_reply(rig: Rig, meanwhile: int = 0, *, same_key: bool = False
     async def done() -> bool:
         return await other.revision() > first
 
-    await until(done)
+    await until_async(done)
     for number in range(meanwhile):
         key = "/n" if same_key else f"/other/{number}"
         await other.transact(Transaction(puts={key: b"7"}))
@@ -122,7 +117,7 @@ async def lose_the_reply(rig: Rig, meanwhile: int = 0, *, same_key: bool = False
     async def held() -> bool:
         return rig.network.flow(SERVER, CLIENT).held > 0
 
-    await until(held)  # the reply is there, and does not go on
+    await until_async(held)  # the reply is there, and does not go on
     assert rig.network.drop(CLIENT, SERVER), "nothing was cut"
     rig.network.heal()
     try:
@@ -147,7 +142,7 @@ async def lose_the_request(rig: Rig, meanwhile: Transaction | None = None) -> No
     async def held() -> bool:
         return rig.network.flow(CLIENT, SERVER).held > 0
 
-    await until(held)
+    await until_async(held)
     if meanwhile is not None:
         await other.transact(meanwhile)
     assert rig.network.drop(CLIENT, SERVER)
@@ -208,7 +203,7 @@ async def test_a_fate_that_stays_unknown_ends_the_mastership(rig: Rig) -> None:
     async def done() -> bool:
         return await other.get("/n") is not None
 
-    await until(done)
+    await until_async(done)
     rig.network.heal()
     while not (await anext(masterships)).mine:
         pass
@@ -375,7 +370,7 @@ async def test_a_master_that_is_cut_off_stops_before_the_next_one_starts(rig: Ri
 
     await old.start(address(1))
     following = [asyncio.ensure_future(follow(1, old, new))]
-    await until(first)
+    await until_async(first)
     await new.start(address(2))
     following.append(asyncio.ensure_future(follow(2, new, old)))
     office = await Office.take(old, now_us=1)
@@ -383,7 +378,7 @@ async def test_a_master_that_is_cut_off_stops_before_the_next_one_starts(rig: Ri
 
     rig.network.cut(REQUESTS + REPLIES)
     late = asyncio.ensure_future(office.transact(puts={"/decision": b"old"}))
-    await until(second)
+    await until_async(second)
     assert not newest(1)
     await Office.take(new, now_us=2, cluster_id=office.cluster_id)
     assert await new.controllers() == {address(1): False, address(2): True}
@@ -396,9 +391,9 @@ async def test_a_master_that_is_cut_off_stops_before_the_next_one_starts(rig: Ri
     async def standby() -> bool:
         return (await new.controllers())[address(1)]
 
-    await until(standby)
+    await until_async(standby)
     await new.close()
-    await until(first)  # it is there again, and the next in line
+    await until_async(first)  # it is there again, and the next in line
     await old.close()
     await asyncio.gather(*following)
 
@@ -575,7 +570,7 @@ async def test_three_servers_lose_one_and_then_another(tmp_path: Path) -> None:
             async def enough() -> bool:
                 return acknowledged >= goal or writing.done()
 
-            await until(enough)
+            await until_async(enough)
 
         await more(20)
         leader = next(server for server in servers if server.mode() == "leader")

@@ -10,30 +10,17 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from semel.client import SemelError, connect
 from semel.client.model import BrokerGroupDescription
-
-_T = TypeVar("_T")
+from tests.waiting import until
 
 READY_TIMEOUT_S = 60.0
-
-
-def wait_until(condition: Callable[[], _T | None], timeout: float, what: str) -> _T:
-    """Polls until `condition()` is truthy and returns that; fails with `what` after `timeout`."""
-    deadline = time.monotonic() + timeout
-    while True:
-        result = condition()
-        if result:
-            return result
-        assert time.monotonic() < deadline, f"waited {timeout} s in vain for {what}"
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
@@ -154,7 +141,7 @@ class UpProcess:
                     return group
             return None
 
-        return wait_until(found, 20, "a master of group 1")
+        return until(found, 20, "a master of group 1")
 
     def master(self) -> int:
         """Node id of the master of group 1."""
@@ -173,7 +160,7 @@ class UpProcess:
             good = [node for node in nodes if node.alive and node.log_end_index >= target]
             return len(good) == len(self.brokers)
 
-        wait_until(all_alive, 30, "all brokers to be alive")
+        until(all_alive, 30, "all brokers to be alive")
 
     def kill(self, node: UpNode) -> int:
         """SIGKILL to a node's process; returns the id it had."""
@@ -197,7 +184,7 @@ class UpProcess:
             )
             return None
 
-        return wait_until(found, timeout, f"event {event} {fields}")
+        return until(found, timeout, f"event {event} {fields}")
 
     def drain(self, *, until_end: bool = False) -> None:
         """Takes in the lines that came; a `started` or `exited` changes its node's pid."""

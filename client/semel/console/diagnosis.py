@@ -205,7 +205,7 @@ def _member(found: Inspection, node: NodeReport, subject: str) -> Iterator[Findi
             severity="note",
             check="broker-drained",
             subject=subject,
-            text="does not become master for now",
+            text="stands back and does not become master",
             advice=f"semel node drain {node.node} --undo, when it need not stand back any more",
         )
 

@@ -205,7 +205,8 @@ class Duty:
                 try:
                     await self._brokers.transfer(group_id, node_id)
                 except SemelError as error:
-                    log.warning("it does not, for now group=%d reason=%s", group_id, error)
+                    # Asked again once the node has been fit for as long again.
+                    log.warning("mastership stays where it is group=%d reason=%s", group_id, error)
 
     async def _follow_controllers(self) -> None:
         while True:

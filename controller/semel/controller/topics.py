@@ -415,7 +415,11 @@ class TopicService:
         except (Closed, StoreFailed):
             return  # the controller ends
         except Exception:
-            log.exception("topic is left as it is for now, by a bug topic_id=%d", topic_id)
+            log.exception(
+                "a bug ends the work on a topic until it is changed again, or another controller"
+                " is in office topic_id=%d",
+                topic_id,
+            )
         finally:
             del self._drivers[topic_id]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -215,13 +214,6 @@ async def running_cluster(
         for broker in cluster.brokers:
             await broker.stop()
         await cluster.store.close()
-
-
-async def eventually(condition: Callable[[], Any], within_s: float = 5.0) -> None:
-    """Waits for something that the code under test does by itself."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def raised_by(work: Awaitable[Any]) -> SemelError:

@@ -14,7 +14,8 @@ from semel.controller.routes import RouteTable
 from semel.controller.store import MemoryStore, StoreFailed, Transaction, VersionConflict
 from semel.protos.errors import DataDirectoryError, InvalidRequest, Unavailable, UnknownTopic
 from semel.protos.v1.controller_pb2 import GroupRoute, OpenProducerRequest, TopicRoute
-from tests.unit.controller.cluster import eventually, raised_by, running_cluster
+from tests.unit.controller.cluster import raised_by, running_cluster
+from tests.waiting import until_async
 
 
 async def test_the_cluster_keeps_its_id_and_offices_are_counted() -> None:
@@ -76,7 +77,7 @@ async def test_a_node_that_was_replaced_takes_office_again_when_it_is_told_to(
         assert "taken over" in error.message
         node = cluster.node
         assert node is not None
-        await eventually(lambda: node.in_office)
+        await until_async(lambda: node.in_office)
         assert (await cluster.client.call("OpenProducer", request)).epoch == 1
         assert (await cluster.client.routes()).version >> 32 == 3
 

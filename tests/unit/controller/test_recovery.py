@@ -23,7 +23,8 @@ from semel.protos.errors import SemelError, Unavailable
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.common_pb2 import TopicSettings
 from semel.protos.v1.metadata_pb2 import TOPIC_STATE_ACTIVE, TopicRecord
-from tests.unit.controller.cluster import Client, Cluster, eventually, running_cluster
+from tests.unit.controller.cluster import Client, Cluster, running_cluster
+from tests.waiting import until_async
 
 Operation = Callable[[Client], Awaitable[object]]
 
@@ -208,7 +209,7 @@ async def test_a_new_master_is_tried_at_once(tmp_path: Path) -> None:
         await one.stop()
         one.master = two.master = one
         creating = asyncio.ensure_future(cluster.client.create("orders", 1))
-        await eventually(lambda: two.calls > 0)
+        await until_async(lambda: two.calls > 0)
         two.master = two
         await cluster.client.call("ReportNode", two.report(term=2))
         reply = await creating

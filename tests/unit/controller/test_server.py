@@ -27,7 +27,8 @@ from semel.protos.errors import (
 from semel.protos.v1 import broker_pb2
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.broker_pb2_grpc import MembersServicer, add_MembersServicer_to_server
-from tests.unit.controller.cluster import eventually, raised_by, refuse, running_cluster
+from tests.unit.controller.cluster import raised_by, refuse, running_cluster
+from tests.waiting import until_async
 
 
 async def test_a_created_topic_is_in_the_routes_with_all_slots(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ async def test_deleting_frees_the_name_at_once_and_the_queues_later(tmp_path: Pa
         broker.before = None
         second = await cluster.client.create("orders", 1)
         assert second.topic.topic_id != first.topic.topic_id
-        await eventually(lambda: set(broker.queues) == {(second.topic.topic_id, 0)})
+        await until_async(lambda: set(broker.queues) == {(second.topic.topic_id, 0)})
 
 
 async def test_watchers_get_the_routes_at_once_and_after_each_change(tmp_path: Path) -> None:
@@ -316,7 +317,7 @@ async def test_a_topic_may_be_altered_while_it_is_created(tmp_path: Path) -> Non
         assert isinstance(await raised_by(cluster.client.create("orders", timeout=0.2)), TimedOut)
         request = pb.AlterTopicRequest(name="orders", settings={"retention_ms": 7})
         altering = asyncio.ensure_future(cluster.client.call("AlterTopic", request))
-        await eventually(lambda: broker.calls > 2)
+        await until_async(lambda: broker.calls > 2)
         broker.before = None
         altered = await altering
         assert altered.topic.settings.retention_ms == 7
@@ -329,9 +330,9 @@ async def test_a_topic_may_be_deleted_while_it_is_created(tmp_path: Path) -> Non
         (broker,) = await cluster.add_group(1)
         broker.after = refuse
         creating = asyncio.ensure_future(raised_by(cluster.client.create("orders", 2)))
-        await eventually(lambda: broker.queues)
+        await until_async(lambda: broker.queues)
         deleting = asyncio.ensure_future(cluster.client.delete("orders"))
-        await eventually(lambda: broker.calls > 2)
+        await until_async(lambda: broker.calls > 2)
         broker.after = None
         assert (await deleting).deleted
         assert isinstance(await creating, UnknownTopic)
@@ -376,7 +377,7 @@ async def test_a_master_elsewhere_is_asked_to_hand_over_to_the_preferred_rack(
                 cluster.clock.now_ms += 1
                 return bool(handing.asked)
 
-            await eventually(later, 20.0)
+            await until_async(later, 20.0)
         finally:
             await server.stop(None)
         assert cluster.node is not None

@@ -30,8 +30,9 @@ from semel.protos.errors import (
 )
 from semel.protos.rpc import error_from_rpc
 from semel.protos.v1 import controller_pb2 as pb
-from tests.unit.controller.cluster import Client, FakeBroker, eventually, raised_by
+from tests.unit.controller.cluster import Client, FakeBroker, raised_by
 from tests.unit.controller.electing import ControllerStore, Group
+from tests.waiting import until_async
 
 METHODS = pb.DESCRIPTOR.services_by_name["Controller"].methods
 
@@ -72,7 +73,7 @@ class Controllers:
     async def elect(self, number: int) -> None:
         """Makes one the master, and waits until it is in office."""
         self.group.elect(number)
-        await eventually(lambda: self.nodes[number].in_office)
+        await until_async(lambda: self.nodes[number].in_office)
 
     async def open_producer(self, number: int, open_id: bytes, timeout: float = 10.0) -> int:
         """Opens the producer "p" at one controller; returns its epoch."""
@@ -149,7 +150,7 @@ async def test_each_controller_tells_who_the_others_are(tmp_path: Path) -> None:
                 (3, "standby", True),
             ]
         cluster_id = controllers.nodes[2].cluster_id
-        await eventually(
+        await until_async(
             lambda: all(n.cluster_id == cluster_id for n in controllers.nodes.values())
         )
         addresses = [controllers.nodes[number].address for number in (1, 2, 3)]
@@ -227,8 +228,8 @@ async def test_a_call_under_way_ends_with_the_office_and_the_next_master_finishe
             assert not node.queues  # the old master's call was given up with its office
             node.before = None
             go_on.set()
-            await eventually(lambda: controllers.nodes[2].in_office)
-            await eventually(lambda: len(node.queues) == 2)
+            await until_async(lambda: controllers.nodes[2].in_office)
+            await until_async(lambda: len(node.queues) == 2)
             await controllers.clients[2].create("orders", 2, if_not_exists=True)  # once active
             (topic,) = (await controllers.clients[2].routes()).topics
             assert {key[0] for key in node.queues} == {topic.topic_id}
@@ -242,7 +243,7 @@ async def test_the_old_master_writes_nothing_once_the_next_is_in_office(tmp_path
         controllers.group.present[2].say(
             controllers.group.present[1]._word  # "mine", while nobody tells controller 1
         )
-        await eventually(lambda: controllers.nodes[2].in_office)
+        await until_async(lambda: controllers.nodes[2].in_office)
         assert controllers.nodes[1].in_office
         assert await controllers.open_producer(2, b"2") == 2
         before = await controllers.group.data.scan("/producers/")
@@ -294,10 +295,10 @@ async def test_a_store_without_a_majority_is_asked_again(tmp_path: Path) -> None
 
         controllers.stores[1].before = no_majority
         controllers.group.elect(1)
-        await eventually(lambda: refused >= 4)
+        await until_async(lambda: refused >= 4)
         assert isinstance(await raised_by(controllers.clients[1].routes()), NotMaster)
         controllers.stores[1].before = None
-        await eventually(lambda: controllers.nodes[1].in_office)
+        await until_async(lambda: controllers.nodes[1].in_office)
 
 
 async def test_a_controller_of_another_cluster_ends_also_as_a_standby(tmp_path: Path) -> None:
@@ -340,7 +341,7 @@ async def test_any_order_of_gains_losses_and_crashes_keeps_every_epoch(
             offices = max(offices, *(_office(node) for node in controllers.nodes.values()))
         last = dice.choice(sorted(controllers.nodes))
         controllers.group.elect()
-        await eventually(lambda: not any(node.in_office for node in controllers.nodes.values()))
+        await until_async(lambda: not any(node.in_office for node in controllers.nodes.values()))
         await controllers.elect(last)
         epochs.append(await controllers.open_producer(last, b"last"))
         assert _office(controllers.nodes[last]) > offices

@@ -1,0 +1,43 @@
+"""Waiting in tests for what other threads, tasks or processes bring about: by looking, in time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, cast
+
+T = TypeVar("T")
+
+WITHIN_S = 60.0
+"""Long, because it is no part of any promise: a loaded machine must not fail a test."""
+LOOK_S = 0.01
+
+
+def until(condition: Callable[[], T | None], within_s: float = WITHIN_S, what: str = "it") -> T:
+    """Returns what `condition` returns as soon as that is true; fails with `what` otherwise."""
+    deadline = time.monotonic() + within_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"waited {within_s:g} s in vain for {what}"
+        time.sleep(LOOK_S)
+
+
+async def until_async(
+    condition: Callable[[], T | Awaitable[T | None] | None],
+    within_s: float = WITHIN_S,
+    what: str = "it",
+) -> T:
+    """`until` on the event loop; `condition` may have to be awaited."""
+    try:
+        async with asyncio.timeout(within_s):
+            while True:
+                asked = condition()
+                found = await asked if isinstance(asked, Awaitable) else asked
+                if found:
+                    return cast("T", found)
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise AssertionError(f"waited {within_s:g} s in vain for {what}") from None
