@@ -136,10 +136,16 @@ def test_a_zombie_stager_adds_nothing_after_the_pin() -> None:
     assert group.pin(first) == ()
     assert isinstance(group.stage(staged(A, 1, crc=9)), errors.TransactionAborted), "the winner"
     assert isinstance(group.stage(staged(B, 1, crc=9)), errors.TransactionAborted), "a loser"
-    assert isinstance(group.open(B), errors.TransactionFenced)
+    assert group.open(B) == (-1,), "it stages anew, beside what is pinned"
+    assert group.stage(staged(B, 0, crc=9)) == "staged"
     group.publish()
     assert isinstance(group.stage(staged(A, 1, crc=9)), errors.TransactionAborted)
     assert group.contents() == [1]
+    group.open(C, epoch=1)
+    later = staged(C, 0, crc=2)
+    group.stage(later)
+    group.pin(winner(C, {KEY: [later]}), epoch=1, attempt=2)
+    assert list(group.state.transactions.staging.stagers) == [C], "the next pin ends what is left"
 
 
 @pytest.mark.parametrize("claims", [[1], [1, 2, 3], [1, 9]])
@@ -172,9 +178,7 @@ def test_a_higher_attempt_takes_the_place_of_a_lower_pin_never_the_reverse() -> 
     group, first = group_with(1)
     group.open(B)
     group.stage(staged(B, 0, crc=7))
-    group.pin(first, attempt=1)  # the driver dies; B was a loser, a new one stages anew
-    assert isinstance(group.open(C), errors.TransactionFenced), "the pinned epoch is closed"
-    group.step(drop_pin=transaction_records_pb2.DropPin(transaction_id="t", attempt=1))
+    group.pin(first, attempt=1)  # the driver dies; the next one stages anew, without waiting
     group.open(C)
     head = staged(C, 0, crc=6)
     group.stage(head)

@@ -156,12 +156,8 @@ class Staging:
                         current_session=staged.session,
                     )
         else:
-            pin = self.pins.get(record.transaction_id)
-            if pin is not None and pin.epoch >= record.epoch:
-                return TransactionFenced(
-                    f"epoch {pin.epoch} of transaction {record.transaction_id!r} is being"
-                    f" committed: nothing is added to epoch {record.epoch} any more"
-                )
+            # Also beside a pin of the same epoch: the program that pinned may be dead, and the next
+            # one need not wait until brokers have noticed. It adds nothing to what is pinned.
             stager = Stager(
                 record.stager_id,
                 record.transaction_id,
