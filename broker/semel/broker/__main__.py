@@ -209,6 +209,12 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
     default=256 << 20,
     help="Bytes a second at which a snapshot is pulled from a peer at most.",
 )
+@click.option(
+    "--move-rate",
+    type=click.IntRange(1 << 10),
+    default=64 << 20,
+    help="Bytes a second at which a queue is copied from another broker group at most.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Say when it listens as one JSON line.")
 @click.option("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR.")
 @click.pass_obj
@@ -243,6 +249,7 @@ def main(
     scrub_pause_ms: int,
     durability: str,
     catch_up_rate: int,
+    move_rate: int,
     as_json: bool,
     log_level: str,
 ) -> None:
@@ -286,6 +293,7 @@ def main(
             scrub_bytes_per_second=scrub_bytes_per_second,
             scrub_pause_ms=scrub_pause_ms,
             catch_up_bytes_per_second=catch_up_rate,
+            move_bytes_per_second=move_rate,
         )
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from None

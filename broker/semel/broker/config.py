@@ -130,6 +130,10 @@ class BrokerConfig:
     catch_up_bytes_per_second: int = 256 << 20
     """Default 256 MiB/s. How fast a snapshot is pulled from a peer at most."""
 
+    move_bytes_per_second: int = 64 << 20
+    """Default 64 MiB/s. How fast a queue is copied from another broker group at most, so that both
+    go on serving; the little that is left when it is sealed comes without a limit."""
+
     scrub_bytes_per_second: int = 8 << 20
     """Default 8 MiB/s. How fast the disk is read in search of damage; 0: never."""
 

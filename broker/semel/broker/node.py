@@ -43,6 +43,7 @@ from semel.broker.scrub import Scrub
 from semel.broker.server.admin import AdminService
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.members import MembersService
+from semel.broker.server.moves import MovesService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.server.replicate import PeerPort, frame_meta
 from semel.broker.server.routes import routes_handler
@@ -231,7 +232,8 @@ class BrokerNode:
         peer_port = PeerPort(replica, identity, lambda node: node in replica.addresses())
         server = grpc.aio.server(interceptors=[ServerInterceptor()], options=SERVER_OPTIONS)
         fetch = FetchHandler(replica)
-        self._probe = Probe(config, replica, self.checkpoints, self.scrub, produce, fetch)
+        moves = MovesService(config, replica, self._routes)
+        self._probe = Probe(config, replica, self.checkpoints, self.scrub, produce, fetch, moves)
         streams = {
             "semel.protos.v1.BrokerStream": {"Produce": produce.produce, "Fetch": fetch.fetch},
         }
@@ -254,6 +256,7 @@ class BrokerNode:
         broker_pb2_grpc.add_MembersServicer_to_server(
             MembersService(config, replica, self.changes), server
         )
+        broker_pb2_grpc.add_MovesServicer_to_server(moves, server)
         broker_pb2_grpc.add_BrokerServicer_to_server(
             AdminService(config, replica, self.checkpoints, self.scrub, self._routes), server
         )

@@ -21,6 +21,7 @@ from semel.broker.replica import Replica, monotonic_ms
 from semel.broker.scrub import Scrub
 from semel.broker.server.admin import disk_room
 from semel.broker.server.fetch import FetchHandler
+from semel.broker.server.moves import MovesService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.snapshots import Checkpoints
 from semel.broker.state import progress
@@ -124,6 +125,11 @@ METRICS: Final = (
     _gauge("fetch_unsent_bytes", "bytes", "Bytes of replies that clients have not taken off."),
     # State
     _gauge("queues", "queues", "Queues of this broker group."),
+    _gauge("incoming_queues", "queues", "Queues that are on their way to this broker group."),
+    _gauge("sealed_queues", "queues", "Queues that a move has sealed: for moments, or stuck."),
+    _counter(
+        "moved_bytes_total", "bytes", "Bytes of stored batches that came with queues moved here."
+    ),
     _gauge("producer_rows", "rows", "Rows of the sequence table: a producer on a queue."),
     _gauge("topic_messages", "messages", "Messages stored of a topic. Master only.", "topic"),
     _gauge("topic_bytes", "bytes", "Bytes stored of a topic. Master only.", "topic"),
@@ -160,6 +166,7 @@ class Probe:
         scrub: Scrub,
         produce: ProduceHandler,
         fetch: FetchHandler,
+        moves: MovesService,
     ) -> None:
         self._config = config
         self._replica = replica
@@ -167,6 +174,7 @@ class Probe:
         self._scrub = scrub
         self._produce = produce
         self._fetch = fetch
+        self._moves = moves
 
     def counters(self) -> Counters:
         """Totals of what producers wrote and readers got."""
@@ -256,6 +264,10 @@ class Probe:
         page.add("semel_broker_fetch_streams", fetched.streams)
         page.add("semel_broker_fetch_unsent_bytes", self._fetch.unsent_bytes)
         page.add("semel_broker_queues", len(self._replica.state.queues))
+        moved = self._replica.state.moves
+        page.add("semel_broker_incoming_queues", len(moved.incoming))
+        page.add("semel_broker_sealed_queues", moved.frozen_count)
+        page.add("semel_broker_moved_bytes_total", self._moves.copied_bytes)
         page.add("semel_broker_producer_rows", self._replica.state.producers.row_count)
 
     def _add_waiting(self, page: Samples) -> None:

@@ -35,6 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from random import Random
+from typing import TypeVar
 
 from semel.broker.config import BrokerConfig
 from semel.broker.confirmed_reads import ConfirmedReads
@@ -70,6 +71,8 @@ from semel.protos.ids import NodeId, QueueKey, Term
 from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TICK_MS = 25
 _LOOP_GAP_MS = 300
@@ -263,6 +266,18 @@ class Replica:
         future = self.proposer.submit_control(record)
         self._schedule_turn()
         return await future
+
+    async def submit_copy(self, stored: bytes) -> ApplyResult:
+        """What became of a copied batch, once it is applied. Raises NotMaster."""
+        await self.wait_master()
+        assert self.proposer is not None
+        future = self.proposer.submit_copy(stored)
+        self._schedule_turn()
+        return await future
+
+    async def in_reader(self, work: Callable[[], T]) -> T:
+        """Runs blocking `work` in the reader pool."""
+        return await self._loop.run_in_executor(self.readers, work)
 
     async def raise_feature_level(self, level: int) -> None:
         """Lets the log hold what `level` allows, once every member's program knows it.

@@ -38,6 +38,7 @@ from semel.client.model import (
     ProducerQueue,
     ProducerSummary,
     QueueDescription,
+    QueueMove,
     TopicDescription,
     TopicSettings,
     TopicSummary,
@@ -131,6 +132,35 @@ class AdminCore:
             for each in (*reply.topic.queues, *reply.topic.sealed)
             if each.HasField("parent_id") and each.parent_id == queue
         ]
+
+    async def move_queue(self, topic: str, queue: int, group: int) -> QueueMove:
+        """Begins a move."""
+        return await self._move(topic, queue, group_id=group)
+
+    async def cancel_move(self, topic: str, queue: int) -> QueueMove:
+        """Gives a move up."""
+        return await self._move(topic, queue, cancel=True)
+
+    async def _move(
+        self, topic: str, queue: int, *, group_id: int = 0, cancel: bool = False
+    ) -> QueueMove:
+        for what, number in (("queue", queue), ("group", group_id)):
+            if not isinstance(number, int) or not 0 <= number < 1 << 32:
+                raise InvalidRequest(f"{what} must be a whole number, not {number!r}")
+        status = await self._cluster.controller(
+            "MoveQueue",
+            controller_pb2.MoveQueueRequest(
+                name=topic, queue_id=queue, group_id=group_id, cancel=cancel
+            ),
+        )
+        return _queue_move(status, topic)
+
+    async def list_moves(self, topic: str) -> list[QueueMove]:
+        """Moves under way, and those that were given up."""
+        reply = await self._cluster.controller(
+            "ListMoves", controller_pb2.ListMovesRequest(name=topic)
+        )
+        return [_queue_move(status, status.topic) for status in reply.moves]
 
     async def delete_topic(self, name: str, if_exists: bool) -> bool:
         """False when there was none."""
@@ -547,3 +577,17 @@ def _settings(settings: dict[str, int | None]) -> common_pb2.TopicSettings:
         return common_pb2.TopicSettings(**given)
     except ValueError as error:
         raise InvalidRequest(f"topic settings: {error}") from None
+
+
+def _queue_move(status: controller_pb2.MoveStatus, topic: str) -> QueueMove:
+    return QueueMove(
+        topic=topic,
+        queue=status.queue_id,
+        source=status.source,
+        target=status.target,
+        stage=status.stage,
+        copied_bytes=status.copied_bytes,
+        total_bytes=status.total_bytes,
+        trouble=status.trouble,
+        begun_us=status.begun_us,
+    )

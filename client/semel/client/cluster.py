@@ -30,6 +30,7 @@ from semel.client.core.routing import Master, RouteTable, TopicRoute
 from semel.client.routes_file import RoutesKeeper, find
 from semel.protos.errors import (
     NotMaster,
+    QueueMoved,
     SemelError,
     Throttled,
     TimedOut,
@@ -264,6 +265,9 @@ class Cluster:
                 last = error
                 self.on_master_error(group_id, master, error)
                 wait = backoff.next_ms() / 1000
+            except QueueMoved as error:
+                self.routes.on_moved(error)
+                raise
             except Throttled as error:
                 last = error
                 wait = max(error.retry_after_ms, backoff.next_ms()) / 1000

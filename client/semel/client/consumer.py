@@ -45,8 +45,10 @@ from semel.protos.errors import (
     OffsetOutOfRange,
     ParentUnread,
     QueueLocked,
+    QueueMoved,
     SemelError,
     StaleGeneration,
+    Throttled,
     Unavailable,
     UnknownQueue,
     UnknownTopic,
@@ -206,7 +208,8 @@ class ConsumerCore:
     async def _acquire(self, keys: list[QueueKey]) -> None:
         by_group: dict[GroupId, list[QueueKey]] = {}
         for key in keys:
-            by_group.setdefault(self._assigned[key][1].group_id, []).append(key)
+            home = self._cluster.routes.home(self._assigned[key][1])
+            by_group.setdefault(home, []).append(key)
         results = await asyncio.gather(
             *(self._acquire_at(group_id, some) for group_id, some in by_group.items()),
             return_exceptions=True,
@@ -243,6 +246,11 @@ class ConsumerCore:
                 refusals = self._refusals[key] = self._refusals.get(key, 0) + 1
                 wait = min(LOCK_RETRY_MIN_S * 2 ** min(refusals - 1, 8), LOCKED_RETRY_MAX_S)
                 wait = min(max(error.retry_after_ms / 1000, wait), LOCK_RETRY_MAX_S)
+            elif isinstance(error, QueueMoved):
+                self._cluster.routes.on_moved(error)
+                wait = LOCK_RETRY_MIN_S
+            elif isinstance(error, Throttled):  # it is on its way to another group
+                wait = max(error.retry_after_ms / 1000, LOCK_RETRY_MIN_S)
             elif isinstance(error, StaleGeneration):
                 self._membership.beat_now()
                 wait = LOCK_RETRY_MIN_S * 4
@@ -390,10 +398,21 @@ class ConsumerCore:
             )
         except SemelError as error:
             logger.info("renew failed group=%s error=%s", self.group, error.message)
+            await self._look_for(queues)
             return
         for lost in reply.lost:
             key = QueueKey(TopicId(lost.queue.topic_id), QueueId(lost.queue.queue_id))
             self._lose(key, lost.token, None)
+
+    async def _look_for(self, queues: list[FeedQueue]) -> None:
+        """Their group does not answer: perhaps they live elsewhere by now."""
+        for topic in {queue.topic for queue in queues}:
+            with contextlib.suppress(SemelError):
+                await self._cluster.topic(topic, refresh=True)
+        for queue in queues:
+            place = self._assigned.get(queue.key)
+            if place is not None and self._cluster.routes.home(place[1]) != queue.group_id:
+                self._lose(queue.key, queue.token, None)
 
     def _lose(self, key: QueueKey, token: int, error: LockLost | None) -> None:
         """The lock is not ours any more."""
@@ -420,7 +439,7 @@ class ConsumerCore:
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
         """The broker refuses a fetch."""
         match error:
-            case LockLost():
+            case LockLost() | QueueMoved():  # with a move every lock ends
                 self._lose(queue.key, queue.token, None)
             case OffsetOutOfRange() if self.config.auto_offset_reset != "error":
                 # Trimmed away, or sought beyond the end: the nearest offset that exists.

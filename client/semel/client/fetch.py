@@ -47,6 +47,7 @@ from semel.protos.batch import decode_broker_header
 from semel.protos.errors import (
     InternalError,
     NotMaster,
+    QueueMoved,
     SemelError,
     Throttled,
     TimedOut,
@@ -215,6 +216,13 @@ class Feed:
         if link is None:
             link = self._links[queue.group_id] = _FetchLink(self, queue.group_id)
         link.wake()
+
+    def follow(self, queue: FeedQueue, group_id: GroupId) -> None:
+        """The queue lives on another group: goes on there, where it was."""
+        if self.queues.get(queue.key) is queue:
+            queue.group_id = group_id
+            queue.asked = False
+            self.add(queue)
 
     def remove(self, key: QueueKey) -> FeedQueue | None:
         """Ends a queue; what is buffered of it is dropped."""
@@ -493,7 +501,11 @@ class _FetchLink:
             queue, turn, peek = found
             if result.HasField("error"):
                 error = from_detail(result.error)
-                if self._any or isinstance(error, NotMaster):
+                if isinstance(error, QueueMoved):
+                    self._feed.cluster.routes.on_moved(error)
+                    queue.asked = True
+                    self._feed.owner.on_queue_error(queue, error)
+                elif self._any or isinstance(error, NotMaster):
                     moved = error
                 elif error.retriable:
                     self._rest(0)

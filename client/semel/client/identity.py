@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import Final
 
 from semel.client.cluster import Cluster
 from semel.client.core.routing import QueueRoute
 from semel.client.offsets import queue_ref
-from semel.protos.errors import DedupStateExpired, ProducerFenced
+from semel.protos.errors import DedupStateExpired, ProducerFenced, QueueMoved
 from semel.protos.ids import GroupId, ProducerId, QueueKey
 from semel.protos.v1 import broker_pb2, controller_pb2
 
+MOVED_PAUSE_S: Final = 0.02
 FENCE_QUEUES_MAX: Final = 1_000
 """Queues in one request."""
 
@@ -91,9 +93,22 @@ class Identity:
         Raises DedupStateExpired when a queue may have forgotten what this producer stored, unless
         it goes on `after_expiry`.
         """
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                return await self._fence(queues, session, timeout_s, after_expiry=after_expiry)
+            except QueueMoved:  # the routes know by now where it is
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(MOVED_PAUSE_S)
+
+    async def _fence(
+        self, queues: list[QueueRoute], session: int, timeout_s: float, *, after_expiry: bool
+    ) -> list[broker_pb2.ProducerRow]:
         by_group: dict[GroupId, list[QueueKey]] = {}
         for queue in queues:
-            by_group.setdefault(queue.group_id, []).append(queue.key)
+            home = self._cluster.routes.home(queue)
+            by_group.setdefault(home, []).append(queue.key)
         requests = [
             (group_id, keys[start : start + FENCE_QUEUES_MAX])
             for group_id, keys in by_group.items()

@@ -209,6 +209,7 @@ class Link:
         self._restart = asyncio.Event()
         self._generation = 0
         self._searching = False
+        self._searching_since = 0.0
         self._closed = False
         self._heard = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -226,6 +227,17 @@ class Link:
         self._lanes[lane.key] = lane
         if self._task is None:
             self._task = self._cluster.spawn(self._run(), f"semel-produce-{self.group_id}")
+
+    def has(self, lane: Lane) -> bool:
+        """It sends what the lane has."""
+        return self._lanes.get(lane.key) is lane
+
+    @property
+    def lost_s(self) -> float:
+        """How long it has looked for a master, in seconds; 0 while it has one."""
+        if not self._searching:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._searching_since
 
     def remove(self, lane: Lane) -> None:
         lane.close()
@@ -268,7 +280,10 @@ class Link:
         backoff = Backoff(LINK_POLICY, random.random)
         while True:
             await self._work.wait()
-            self._searching = self._cluster.routes.master(self.group_id) is None
+            searching = self._cluster.routes.master(self.group_id) is None
+            if searching and not self._searching:
+                self._searching_since = asyncio.get_running_loop().time()
+            self._searching = searching
             try:
                 master = await self._cluster.master(self.group_id)
             except SemelError as error:
@@ -401,7 +416,7 @@ class Link:
         size = 0
         while self._ready and size < MESSAGE_BYTES and not self._closed:
             lane = self._ready.popleft()
-            batch = lane.next_batch(self._may_encode)
+            batch = lane.next_batch(self._may_encode) if self.has(lane) else None
             if batch is None:
                 self._ready_set.discard(lane)
                 continue

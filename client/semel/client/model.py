@@ -205,13 +205,35 @@ class ControllerDescription(Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueMove(Described):
+    """A queue on its way from one broker group to another."""
+
+    topic: str
+    queue: int
+    source: int
+    """Broker group that has it until the move is decided."""
+    target: int
+    """Broker group that gets it."""
+    stage: str
+    """copying, sealing (producers wait), decided, activated, aborting, aborted (given up: see
+    `trouble`), or done."""
+    copied_bytes: int
+    total_bytes: int
+    """Of stored batches, as far as known."""
+    trouble: str
+    """Why the last attempt failed, or why it was given up; empty when nothing is wrong."""
+    begun_us: int
+    """Microseconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedTopic(Described):
     """A topic with steps to be done yet, which the controller goes on with by itself."""
 
     name: str
     topic_id: int
     step: str
-    """creating, altering or deleting."""
+    """creating, altering or deleting; "moving queue N to group M" of one that moves."""
     trouble: str
     """Why the last attempt failed; empty when none has."""
 

@@ -10,13 +10,16 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from semel.client.cluster import Cluster
 from semel.client.core.routing import QueueRoute, TopicRoute
-from semel.protos.errors import InvalidRequest, OffsetOutOfRange, from_detail
+from semel.protos.errors import InvalidRequest, OffsetOutOfRange, QueueMoved, from_detail
 from semel.protos.ids import GroupId, QueueKey
 from semel.protos.v1 import broker_pb2, common_pb2
+
+MOVES_MAX: Final = 3
+"""So often a queue is followed to another group before its move is told."""
 
 Place: TypeAlias = str | int | datetime
 Places: TypeAlias = Place | Mapping[int, Place]
@@ -44,9 +47,20 @@ async def list_offsets(
     cluster: Cluster, queues: list[QueueRoute], time_us: int = 0
 ) -> dict[int, QueueOffsets]:
     """Offsets by queue number, from the masters. Raises SemelError."""
+    for _ in range(MOVES_MAX):
+        try:
+            return await _list_offsets(cluster, queues, time_us)
+        except QueueMoved as error:
+            cluster.routes.on_moved(error)
+    return await _list_offsets(cluster, queues, time_us)
+
+
+async def _list_offsets(
+    cluster: Cluster, queues: list[QueueRoute], time_us: int
+) -> dict[int, QueueOffsets]:
     by_group: dict[GroupId, list[QueueRoute]] = {}
     for queue in queues:
-        by_group.setdefault(queue.group_id, []).append(queue)
+        by_group.setdefault(cluster.routes.home(queue), []).append(queue)
     replies = await asyncio.gather(
         *(
             cluster.call_master(

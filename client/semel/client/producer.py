@@ -22,8 +22,10 @@ Not here: id and epoch (`identity.py`), the API (`sync.py`, `aio.py`). It is one
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from dataclasses import replace
 from typing import Final, assert_never
 
 import numpy as np
@@ -34,6 +36,7 @@ from semel.client.core.batching import Chunk, Outcome, Part, route
 from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.core.sequences import (
     Decision,
+    Elsewhere,
     Failed,
     Fatal,
     Fence,
@@ -73,6 +76,9 @@ ANSWERS_WAIT_S: Final = 1.0
 FAILURES_MAX: Final = 1_000
 """So many failures are kept for the next flush to look through."""
 EXPIRY_CHECK_S: Final = 0.25
+MOVED_PAUSE_MS: Final = 20
+LOST_S: Final = 2.0
+"""A group without a master for so long may have given its queues away: the routes are asked for."""
 
 
 class ProducerCore:
@@ -130,6 +136,7 @@ class ProducerCore:
         self.fail(Closed("the producer is closed"))
 
     async def _expire(self) -> None:
+        looked = 0.0
         while True:
             await asyncio.sleep(EXPIRY_CHECK_S)
             now = time.monotonic()
@@ -138,6 +145,10 @@ class ProducerCore:
             for topic in list(self._topics.values()):
                 for lane in topic.lanes:
                     self._expire_lane(lane, now)
+                lost = max(lane.link.lost_s for lane in topic.lanes)
+                if lost > LOST_S and now > looked + LOST_S:
+                    looked = now
+                    self._cluster.spawn(self._look_for(topic), "semel-look-for-queues")
 
     def _expire_lane(self, lane: Lane, now: float) -> None:
         for part in list(lane.pending):
@@ -226,10 +237,42 @@ class ProducerCore:
 
     def lane_to(self, queue: QueueRoute) -> Lane:
         """A new lane, not yet part of its link."""
-        link = self._links.get(queue.group_id)
+        return Lane(self, queue, self._link(queue.group_id))
+
+    def _link(self, group_id: GroupId) -> Link:
+        link = self._links.get(group_id)
         if link is None:
-            link = self._links[queue.group_id] = Link(self, self._cluster, queue.group_id)
-        return Lane(self, queue, link)
+            link = self._links[group_id] = Link(self, self._cluster, group_id)
+        return link
+
+    # --- moves ----------------------------------------------------------------------------------
+
+    def _follow(self, lane: Lane) -> bool:
+        """Sends to the group that has the queue by now; false when it does already. What is in
+        doubt goes out again there, unchanged: the sequence table has moved along."""
+        home, old = self._cluster.routes.home(lane.route), lane.link
+        if home == old.group_id:
+            return False
+        lane.route = replace(lane.route, group_id=home)
+        lane.link = self._link(home)
+        if old.has(lane):
+            in_flight = 0 if lane.window is None else sum(b.size for b in lane.window.batches())
+            old.remove(lane)
+            old.in_flight_bytes -= in_flight
+            lane.link.in_flight_bytes += in_flight
+            lane.on_stream_lost()
+            lane.link.add(lane)
+            lane.link.on_ready(lane)
+            self._pump_soon()
+        logger.info("queue has moved queue=%s group=%s", lane.key.queue_id, home)
+        return True
+
+    async def _look_for(self, topic: ProducerTopic) -> None:
+        """A group has had no master for long: perhaps its queues live elsewhere by now."""
+        with contextlib.suppress(SemelError):
+            await self._cluster.topic(topic.route.name, refresh=True)
+        for lane in topic.lanes:
+            self._follow(lane)
 
     # --- fences ---------------------------------------------------------------------------------
 
@@ -244,6 +287,8 @@ class ProducerCore:
             producer_id, epoch = self.identity.pair
             try:
                 rows = await self._ask_fence(lanes, session, after_expiry=after_expiry)
+                for lane in lanes:
+                    self._follow(lane)
                 break
             except DedupStateExpired:
                 if attempt == 2 or not after_expiry:
@@ -343,6 +388,7 @@ class ProducerCore:
             return
         if lane.window is not window:
             return
+        self._follow(lane)
         decisions = window.on_fenced(
             producer_id=producer_id,
             epoch=epoch,
@@ -569,6 +615,10 @@ class ProducerCore:
                     if not lane.fencing:
                         lane.fencing = True
                         self._cluster.spawn(self._fence_again(lane, decision.reopen), "semel-fence")
+                case Elsewhere():
+                    self._cluster.routes.on_moved(decision.error)
+                    if not self._follow(lane):
+                        lane.pause(MOVED_PAUSE_MS)  # told to go where it is
                 case Sealed():
                     self._leave(lane, decision.split, decision.batches)
                 case Fatal():

@@ -22,8 +22,8 @@ from semel.client.fetch import Feed, FeedQueue
 from semel.client.offsets import Places, check_places, resolve_places
 from semel.client.pulling import Puller
 from semel.client.runtime import Runtime
-from semel.protos.errors import InvalidRequest, SemelError, UnknownTopic
-from semel.protos.ids import QueueKey
+from semel.protos.errors import InvalidRequest, QueueMoved, SemelError, UnknownTopic
+from semel.protos.ids import GroupId, QueueKey
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,10 @@ class ReaderCore:
             await asyncio.sleep(backoff.next_ms() / 1000)
 
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
-        self.feed.fail(error)
+        if isinstance(error, QueueMoved):
+            self.feed.follow(queue, GroupId(error.group_id))
+        else:
+            self.feed.fail(error)
 
     def positions(self) -> dict[int, int]:
         """Next offset that the caller will be given, by queue."""

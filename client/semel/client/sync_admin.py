@@ -19,6 +19,7 @@ from semel.client.model import (
     ProduceOutcome,
     ProducerDescription,
     ProducerSummary,
+    QueueMove,
     TopicDescription,
     TopicSettings,
     TopicSummary,
@@ -101,6 +102,27 @@ class Admin:
         Raises UnknownTopic, UnknownQueue, InvalidRequest.
         """
         return self._session.run(self._session.admin.split_queue(topic, queue, children))
+
+    def move_queue(self, topic: str, queue: int, group: int) -> QueueMove:
+        """Begins to move a queue to another broker group, with its messages, sequence table and
+        offsets, and returns at once; `list_moves` says how far it is. Producers and consumers go
+        on. The same asked for again is success.
+
+        Raises UnknownTopic, UnknownQueue, UnknownGroup, InvalidRequest, and Unavailable while the
+        group has no master.
+        """
+        return self._session.run(self._session.admin.move_queue(topic, queue, group))
+
+    def cancel_move(self, topic: str, queue: int) -> QueueMove:
+        """Gives up a move that is not decided: the queue stays where it is.
+
+        Raises UnknownTopic, InvalidRequest when nothing moves, or it is decided.
+        """
+        return self._session.run(self._session.admin.cancel_move(topic, queue))
+
+    def list_moves(self, topic: str = "") -> list[QueueMove]:
+        """Moves under way, and those that were given up, of one topic or of all."""
+        return self._session.run(self._session.admin.list_moves(topic))
 
     def delete_topic(self, name: str, *, if_exists: bool = False) -> bool:
         """Deletes a topic and its data, for good. False when there was none."""

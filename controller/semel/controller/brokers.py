@@ -20,8 +20,16 @@ import grpc.aio
 
 from semel.protos.errors import NotMaster, SemelError, TimedOut, Unavailable
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
-from semel.protos.v1.broker_pb2 import ApplyQueuesRequest, TransferMastershipRequest
-from semel.protos.v1.broker_pb2_grpc import BrokerStub, MembersStub
+from semel.protos.v1.broker_pb2 import (
+    ApplyQueuesRequest,
+    CopyQueueReply,
+    CopyQueueRequest,
+    PullQueueReply,
+    PullQueueRequest,
+    TransferMastershipRequest,
+)
+from semel.protos.v1.broker_pb2_grpc import BrokerStub, MembersStub, MovesStub
+from semel.protos.v1.common_pb2 import QueueRef
 from semel.protos.v1.control_pb2 import ControlRecord
 
 
@@ -63,9 +71,37 @@ class BrokerCaller:
             group_id, lambda channel: MembersStub(channel).TransferMastership, request
         )
 
+    async def figures(self, group_id: int, queue: QueueRef) -> CopyQueueReply:
+        """Start, end and size of a queue. Raises SemelError, also when it cannot be moved."""
+        reply: CopyQueueReply = await self._at_master(
+            group_id,
+            lambda channel: MovesStub(channel).CopyQueue,
+            CopyQueueRequest(queue=queue, figures_only=True),
+        )
+        return reply
+
+    async def pull(
+        self, group_id: int, source_id: int, request: PullQueueRequest
+    ) -> PullQueueReply:
+        """Has a group's master fetch from another group for a while. Raises SemelError."""
+        request.cluster_id, request.office = self._cluster_id, self._office
+        request.sources.extend(self._addresses(source_id))
+        reply: PullQueueReply = await self._at_master(
+            group_id,
+            lambda channel: MovesStub(channel).PullQueue,
+            request,
+            extra_s=request.max_ms / 1000,
+        )
+        return reply
+
     async def _at_master(
-        self, group_id: int, method: Callable[[grpc.aio.Channel], Any], request: Any
-    ) -> None:
+        self,
+        group_id: int,
+        method: Callable[[grpc.aio.Channel], Any],
+        request: Any,
+        *,
+        extra_s: float = 0.0,
+    ) -> Any:
         waiting = deque(self._addresses(group_id))
         asked: set[str] = set()
         trouble: SemelError = Unavailable(f"no node of broker group {group_id} is known")
@@ -75,8 +111,7 @@ class BrokerCaller:
                 continue
             asked.add(address)
             try:
-                await self._call(address, method, request)
-                return
+                return await self._call(address, method, request, extra_s)
             except NotMaster as error:
                 trouble = error
                 if error.master_address:
@@ -92,14 +127,18 @@ class BrokerCaller:
             await channel.close()
 
     async def _call(
-        self, address: str, method: Callable[[grpc.aio.Channel], Any], request: Any
-    ) -> None:
+        self,
+        address: str,
+        method: Callable[[grpc.aio.Channel], Any],
+        request: Any,
+        extra_s: float,
+    ) -> Any:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = grpc.aio.insecure_channel(
                 address, options=CHANNEL_OPTIONS, interceptors=self._interceptors
             )
         try:
-            await method(channel)(request, timeout=self._timeout_s)
+            return await method(channel)(request, timeout=self._timeout_s + extra_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error

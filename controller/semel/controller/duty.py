@@ -26,6 +26,7 @@ from semel.controller.brokers import BrokerCaller
 from semel.controller.changes import Changes
 from semel.controller.config import ControllerConfig
 from semel.controller.memberships import MembershipService
+from semel.controller.moves import MoveService
 from semel.controller.office import Office
 from semel.controller.preference import MasterPreference
 from semel.controller.producers import ProducerService
@@ -84,7 +85,7 @@ class Duty:
             report_timeout_ms=config.node_timeout_ms,
             clock=clocks.sessions_ms,
             placed=lambda: self.topics.placed(),
-            on_new_master=lambda group_id: self.topics.on_new_master(group_id),
+            on_new_master=self._on_new_master,
         )
         self._brokers = BrokerCaller(
             cluster_id=office.cluster_id,
@@ -100,6 +101,10 @@ class Duty:
             self._brokers,
             clock_us=clocks.wall_us,
             on_change=self.memberships.on_topic_changed,
+            moving=lambda topic_id, queue_id: self.moves.moving(topic_id, queue_id),
+        )
+        self.moves = MoveService(
+            office, self.topics, self.registry, self._brokers, clock_us=clocks.wall_us
         )
         self.producers = ProducerService(office, clock_us=clocks.wall_us)
         self._preference = MasterPreference(
@@ -126,12 +131,14 @@ class Duty:
         duty = cls(office, config, clocks, controllers)
         await duty.registry.load()
         await duty.topics.load()
+        await duty.moves.load()
         await duty.memberships.load()
         await duty._learn_controllers()
         return duty
 
     async def __aenter__(self) -> Duty:
         self.topics.start()
+        self.moves.start()
         return self
 
     async def __aexit__(
@@ -141,6 +148,7 @@ class Duty:
         trace: TracebackType | None,
     ) -> None:
         self.end(NotMaster("this controller is not in office any more"))
+        await self.moves.stop()
         await self.topics.stop()
         await self._brokers.close()
 
@@ -192,6 +200,11 @@ class Duty:
         while True:
             await asyncio.sleep(RECONCILE_S)
             self.topics.start()
+            self.moves.start()
+
+    def _on_new_master(self, group_id: int) -> None:
+        self.topics.on_new_master(group_id)
+        self.moves.on_new_master()
 
     async def _prefer(self) -> None:
         while True:

@@ -25,6 +25,7 @@ BROKERS: Final = "/brokers/"
 PRODUCERS: Final = "/producers/"
 PRODUCER_IDS: Final = "/producer-ids"
 CONSUMERS: Final = "/consumers/"
+MOVES: Final = "/moves/"
 
 M = TypeVar("M", bound=Message)
 
@@ -52,6 +53,11 @@ def producer_key(name: str) -> str:
 def consumer_group_key(group: str) -> str:
     """Key of a consumer group."""
     return CONSUMERS + quote(group, safe="")
+
+
+def move_key(topic_id: int, queue_id: int) -> str:
+    """Key of the newest move of a queue."""
+    return f"{MOVES}{topic_id}/{queue_id}"
 
 
 def load(kind: type[M], key: str, entry: Versioned) -> M:

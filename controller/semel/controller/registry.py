@@ -110,6 +110,10 @@ class BrokerRegistry:
         served = self._table.served_groups(self._clock())
         return [group_id for group_id in served if self._table.has_room(group_id)] or served
 
+    def served_groups(self) -> list[int]:
+        """Groups whose master reported in time."""
+        return self._table.served_groups(self._clock())
+
     def written_bytes(self) -> dict[int, int]:
         """Bytes a second that producers write to each group, as its master reported last."""
         return {group_id: self._table.written_bytes(group_id) for group_id in self.group_ids()}

@@ -111,6 +111,17 @@ class ControllerService(ControllerServicer):
         return pb.AlterTopicReply(topic=topic)
 
     @in_office
+    async def MoveQueue(self, request: pb.MoveQueueRequest, context: Any) -> pb.MoveStatus:
+        moves = self.post.duty().moves
+        if request.cancel:
+            return await moves.cancel(request.name, request.queue_id)
+        return await moves.move(request.name, request.queue_id, request.group_id)
+
+    @in_office
+    async def ListMoves(self, request: pb.ListMovesRequest, context: Any) -> pb.ListMovesReply:
+        return pb.ListMovesReply(moves=self.post.duty().moves.statuses(request.name))
+
+    @in_office
     async def DeleteTopic(
         self, request: pb.DeleteTopicRequest, context: Any
     ) -> pb.DeleteTopicReply:
@@ -205,7 +216,7 @@ class ControllerService(ControllerServicer):
             controllers=controllers,
             topics=len(duty.topics.names()),
             version=self._version,
-            unfinished=self._topics.unfinished(),
+            unfinished=[*duty.topics.unfinished(), *duty.moves.unfinished()],
         )
 
     def _patience_s(self, context: grpc.aio.ServicerContext[Any, Any]) -> float:

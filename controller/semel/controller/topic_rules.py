@@ -102,6 +102,11 @@ def groups_of(record: TopicRecord) -> list[int]:
     return sorted(set(record.placement))
 
 
+def touched_groups(record: TopicRecord) -> list[int]:
+    """Those, and the broker groups that still know of queues that were to move."""
+    return sorted({*record.placement, *(each.group_id for each in record.touched)})
+
+
 def create_records(record: TopicRecord, group_id: int) -> Iterator[list[ControlRecord]]:
     """What creates the group's queues of the topic, one list a call."""
     queues = [
@@ -128,7 +133,8 @@ def alter_records(record: TopicRecord) -> Iterator[list[ControlRecord]]:
 
 def delete_records(record: TopicRecord, group_id: int) -> Iterator[list[ControlRecord]]:
     """What deletes the group's queues of the topic, one list a call; also those that a split may
-    have made which is not known to be done."""
+    have made which is not known to be done, and what the group knows of queues that moved."""
+    touched = {each.queue_id for each in record.touched if each.group_id == group_id}
     queues = [
         ControlRecord(
             delete_queue=DeleteQueue(
@@ -136,7 +142,7 @@ def delete_records(record: TopicRecord, group_id: int) -> Iterator[list[ControlR
             )
         )
         for queue in queues_of(after_splits(record))
-        if queue.group_id == group_id
+        if queue.group_id == group_id or queue.queue_id in touched
     ]
     return _calls(queues)
 

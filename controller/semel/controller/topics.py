@@ -60,6 +60,7 @@ from semel.protos.v1.metadata_pb2 import (
     TOPIC_STATE_ACTIVE,
     TOPIC_STATE_CREATING,
     TOPIC_STATE_DELETING,
+    SplitRecord,
     TopicRecord,
 )
 
@@ -125,14 +126,17 @@ class TopicService:
         *,
         clock_us: Callable[[], int],
         on_change: Callable[[str], None],
+        moving: Callable[[int, int | None], bool] = lambda *_: False,
     ) -> None:
-        """`clock_us` is the wall clock; `on_change` hears of topics that came or went."""
+        """`clock_us` is the wall clock; `on_change` hears of topics that came or went; `moving`
+        says whether a queue of a topic, or a certain one, moves between groups."""
         self._office = office
         self._routes = routes
         self._groups = groups
         self._applier = applier
         self._clock_us = clock_us
         self._on_change = on_change
+        self._moving = moving
         self._known: dict[int, _Known] = {}
         self._ids: dict[str, int] = {}
         self._placed: Counter[int] = Counter()
@@ -190,6 +194,47 @@ class TopicService:
         """All active topics."""
         return [name for name in sorted(self._ids) if self._routes.topic(name) is not None]
 
+    def find(self, name: str) -> TopicRecord:
+        """The record of a topic that exists or is being created. Raises UnknownTopic."""
+        return _copy(self._find(name).record)
+
+    def by_id(self, topic_id: int) -> TopicRecord | None:
+        """The record of a topic, also of one that is being deleted."""
+        known = self._known.get(topic_id)
+        return None if known is None else known.record
+
+    async def change_with(
+        self,
+        topic_id: int,
+        change: Callable[[TopicRecord], None],
+        *,
+        checks: dict[str, int | None],
+        puts: dict[str, bytes],
+    ) -> int:
+        """Changes a topic's record in one transaction with other keys; returns its version.
+
+        Raises UnknownTopic, VersionConflict when one of `checks` may have failed, and what `change`
+        raises: then nothing was written.
+        """
+        while True:
+            known = self._known.get(topic_id)
+            if known is None:
+                raise UnknownTopic(f"there is no topic {topic_id:#x} any more")
+            record = _copy(known.record)
+            change(record)
+            try:
+                version = await self._office.transact(
+                    checks={known.key: known.version, **checks},
+                    puts={known.key: records.dump(record), **puts},
+                )
+            except VersionConflict:
+                if self._known.get(topic_id) is known:
+                    raise
+                continue
+            self._absorb(_Known(key=known.key, version=version, record=record))
+            self._drive(topic_id)
+            return version
+
     async def create(
         self, request: CreateTopicRequest, timeout_s: float
     ) -> tuple[TopicRoute, bool]:
@@ -224,7 +269,9 @@ class TopicService:
         def change(record: TopicRecord) -> None:
             if queues and not _leads_to(record, queues):
                 _require_no_splits(record)
-                record.splits.extend(splits.plan_count(record, queues))
+                plan = splits.plan_count(record, queues)
+                self._require_at_rest(record, plan)
+                record.splits.extend(plan)
             if complete is not None:
                 record.settings.CopyFrom(complete)
                 record.settings_pending = True
@@ -246,6 +293,7 @@ class TopicService:
                 plan = splits.plan_queue(record, queue_id, children)
                 if plan:
                     _require_no_splits(record)
+                    self._require_at_rest(record, plan)
                 record.splits.extend(plan)
 
         topic_id = await unbroken(self._begin_alter(name, change))
@@ -311,6 +359,15 @@ class TopicService:
                 log.info("topic is deleted topic=%s", name)
                 self._drive(record.topic_id)
                 return record.topic_id
+
+    def _require_at_rest(self, record: TopicRecord, plan: list[SplitRecord]) -> None:
+        for split in plan:
+            if self._moving(record.topic_id, split.queue_id):
+                raise InvalidRequest(
+                    f"queue {split.queue_id} of topic {record.name!r} moves to another broker"
+                    " group; split it when it is there, or give the move up (semel queue move"
+                    " --cancel)"
+                )
 
     def _check_same(self, request: CreateTopicRequest) -> bool:
         """An existing topic is success only if that was asked for and the queues are as many.
@@ -448,7 +505,13 @@ class TopicService:
     async def _step(self, known: _Known) -> None:
         record = known.record
         if record.state == TOPIC_STATE_DELETING:
-            await self._on_all(record, lambda group: topic_rules.delete_records(record, group))
+            if self._moving(record.topic_id, None):
+                raise Throttled(f"a queue of deleted topic {record.name!r} still moves")
+            await self._on_all(
+                record,
+                lambda group: topic_rules.delete_records(record, group),
+                topic_rules.touched_groups(record),
+            )
             await unbroken(self._remove(known))
             return
         done = _copy(record)
@@ -466,16 +529,20 @@ class TopicService:
         await unbroken(self._replace(known, done))
 
     async def _on_all(
-        self, record: TopicRecord, calls: Callable[[int], Iterator[list[ControlRecord]]]
+        self,
+        record: TopicRecord,
+        calls: Callable[[int], Iterator[list[ControlRecord]]],
+        groups: list[int] | None = None,
     ) -> None:
         """Sends each group its records; raises the first failure after all have ended."""
+        groups = topic_rules.groups_of(record) if groups is None else groups
 
         async def one(group_id: int) -> None:
             for batch in calls(group_id):
                 await self._applier.apply(group_id, batch)
 
         results = await asyncio.gather(
-            *(one(group_id) for group_id in topic_rules.groups_of(record)), return_exceptions=True
+            *(one(group_id) for group_id in groups), return_exceptions=True
         )
         for result in results:
             if isinstance(result, BaseException):

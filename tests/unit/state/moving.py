@@ -15,6 +15,7 @@ from semel.broker.state import (
 )
 from semel.protos.errors import SemelError
 from semel.protos.frames import RecordKind, iter_records
+from semel.protos.ids import QueueKey
 from semel.protos.v1 import control_pb2
 from tests.unit.state.log import KEY, Group, control, ref
 
@@ -24,8 +25,10 @@ NAMES = {1: "left", 2: "right"}
 class Home(Group):
     """A broker group with a number; `tables` follows its log as `semel verify` does."""
 
-    def __init__(self, number: int, *, queues: tuple[Any, ...] = ()) -> None:
+    def __init__(self, number: int, *, queues: tuple[Any, ...] = (), key: QueueKey = KEY) -> None:
         self.number = number
+        self.key = key
+        """The queue that moves."""
         self.tables = TableVerifier()
         super().__init__(queues=queues)
         level = control_pb2.FeatureLevel(level=MOVE_LEVEL)
@@ -49,7 +52,7 @@ class Home(Group):
     def step(self, name: str, job: int, other: int, **fields: Any) -> SemelError | None:
         """Takes one step; the refusal, if any, by the judge or at apply."""
         record = control_pb2.MoveQueue(
-            queue=ref(),
+            queue=ref(self.key),
             job=job,
             group_id=other,
             step=control_pb2.MoveStep.Value(f"MOVE_STEP_{name}"),
@@ -66,7 +69,7 @@ class Home(Group):
 
     def stored(self, offset: int) -> bytes:
         """The stored batch at an offset."""
-        (extent,) = self.state.queues[KEY].extents_from(offset, 1)
+        (extent,) = self.state.queues[self.key].extents_from(offset, 1)
         for position, _, payload in iter_records(self.frames[extent.index - 1]):
             if position == extent.position:
                 assert len(payload) == extent.length
@@ -75,21 +78,22 @@ class Home(Group):
 
 
 def begin(source: Home, target: Home, job: int) -> SemelError | None:
-    create = control_pb2.CreateQueue(queue=ref(), topic="orders", slot_end=65_536)
+    create = control_pb2.CreateQueue(queue=ref(source.key), topic="orders", slot_end=65_536)
     return target.step("BEGIN", job, source.number, create=create)
 
 
 def copy_some(source: Home, target: Home, batches: int) -> None:
     """Copies the next few batches, as far as both groups have the queue."""
+    key = source.key
     for _ in range(batches):
-        incoming, queue = target.state.moves.incoming.get(KEY), source.state.queues.get(KEY)
+        incoming, queue = target.state.moves.incoming.get(key), source.state.queues.get(key)
         if incoming is None or queue is None:
             return
         at = incoming.queue.log_end_offset
         if at < queue.log_start_offset:
             extents = queue.extents_from(queue.log_start_offset, 1)
             at = extents[0].base_offset if extents else queue.log_start_offset
-            job = target.state.moves.places[KEY].job
+            job = target.state.moves.places[key].job
             if at > incoming.queue.log_end_offset:
                 target.step("FLOOR", job, source.number, offset=at)
         if at >= queue.log_end_offset:
@@ -104,7 +108,7 @@ def bring_slice(source: Home, target: Home, job: int, data: bytes | None = None)
     copy_some(source, target, 1 << 20)
     if data is None:
         state = source.state
-        data = make_slice(state.queues[KEY], state.producers, state.groups)
+        data = make_slice(state.queues[source.key], state.producers, state.groups)
     for at in range(0, len(data), 100):
         error = target.step("PART", job, source.number, offset=at, part=data[at : at + 100])
         if error is not None:

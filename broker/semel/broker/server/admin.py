@@ -23,14 +23,17 @@ from semel.broker.server.members import member_statuses
 from semel.broker.server.verify import verify_queues
 from semel.broker.snapshots import Checkpoints
 from semel.broker.state import (
+    MOVE_LEVEL,
     SPLIT_LEVEL,
     CommitApplied,
     FenceApplied,
     LockGranted,
     LockRefused,
+    MoveApplied,
     OffsetReset,
     OutcomeKind,
     ProducerState,
+    State,
     progress,
     queue_key_of,
     row_message,
@@ -154,6 +157,8 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         self, request: broker_pb2.AcquireLocksRequest, ref: common_pb2.QueueRef
     ) -> broker_pb2.LockGrant:
         state, key = self._replica.state, queue_key_of(ref)
+        if (barred := state.moves.barred(key, state.queues.get(key))) is not None:
+            return broker_pb2.LockGrant(queue=ref, error=to_detail(barred))
         if key in state.queues:
             unread = unread_error(state.queues, state.groups, request.group, state.queues[key])
             if unread is not None:  # told without an entry: it is asked again and again
@@ -314,7 +319,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         for ref in request.queues:
             queue = self._replica.state.queues.get(queue_key_of(ref))
             if queue is None:
-                error: SemelError = _unknown(queue_key_of(ref), self._config)
+                error = _absent(self._replica.state, queue_key_of(ref), self._config)
                 reply.queues.add(queue=ref, error=to_detail(error))
                 continue
             reply.queues.add(
@@ -339,13 +344,17 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
                 f"the caller to {request.cluster_id}"
             )
         self._routes.check_office(request.office)
-        allowed = ("create_queue", "delete_queue", "alter_topic", "split_queue")
+        allowed = ("create_queue", "delete_queue", "alter_topic", "split_queue", "move_queue")
         for record in request.records:
             if record.WhichOneof("record") not in allowed:
                 raise InvalidRequest(f"ApplyQueues takes {', '.join(allowed)} and nothing else")
         if any(record.HasField("split_queue") for record in request.records):
             await self._replica.raise_feature_level(SPLIT_LEVEL)
-        await asyncio.gather(*map(self._replica.submit_control, request.records))
+        if any(record.HasField("move_queue") for record in request.records):
+            await self._replica.raise_feature_level(MOVE_LEVEL)
+        for result in await asyncio.gather(*map(self._replica.submit_control, request.records)):
+            if isinstance(result, MoveApplied) and result.error is not None:
+                raise result.error
         return broker_pb2.ApplyQueuesReply()
 
     async def GetNodeStatus(  # noqa: N802
@@ -419,7 +428,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
 
     def _known(self, key: QueueKey) -> QueueKey:
         if key not in self._replica.state.queues:
-            raise _unknown(key, self._config)
+            raise _absent(self._replica.state, key, self._config)
         return key
 
 
@@ -441,7 +450,10 @@ def disk_room(directory: Path) -> tuple[int, int]:
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
-def _unknown(key: QueueKey, config: BrokerConfig) -> UnknownQueue:
+def _absent(state: State, key: QueueKey, config: BrokerConfig) -> SemelError:
+    """QueueMoved or UnknownQueue."""
+    if key in state.moves.places:
+        return state.absent(key)
     return UnknownQueue(
         f"queue {key.queue_id} of topic {key.topic_id} is not on broker group {config.group_id}; "
         "refresh the routes"

@@ -44,7 +44,6 @@ from semel.protos.errors import (
     OffsetOutOfRange,
     SemelError,
     StorageError,
-    UnknownQueue,
     to_detail,
 )
 from semel.protos.ids import QueueKey
@@ -260,7 +259,7 @@ class FetchHandler:
         """None when the queue has nothing new. Raises SemelError."""
         node = self._node
         if queue is None:
-            raise UnknownQueue(f"queue {key.queue_id} of topic {key.topic_id} is not on this node")
+            raise node.state.absent(key)
         if wanted.group:
             held = node.state.groups.lookup(wanted.group, key)
             current = held.token if held is not None and held.owner else 0

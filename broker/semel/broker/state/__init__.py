@@ -8,7 +8,14 @@ from semel.broker.state.lock_clock import LockClock
 from semel.broker.state.locks import ConsumerGroups, GroupQueue
 from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
 from semel.broker.state.machine import FEATURE_LEVEL_MAX, State, queue_key_of
-from semel.broker.state.moves import MOVE_LEVEL, Incoming, Moves, MoveState, Place
+from semel.broker.state.moves import (
+    MOVE_LEVEL,
+    Incoming,
+    Moves,
+    MoveState,
+    Place,
+    move_trouble,
+)
 from semel.broker.state.producers import (
     WINDOW_BATCHES,
     Outcome,
@@ -124,6 +131,7 @@ __all__ = [
     "batch_record_parts",
     "majority_time_us",
     "make_slice",
+    "move_trouble",
     "progress",
     "queue_key_of",
     "read_slice",

@@ -151,11 +151,14 @@ class Moves:
         return self.absent(key) if key in self.places else None
 
     @property
+    def frozen_count(self) -> int:
+        """Queues that are sealed now."""
+        return sum(place.state is MoveState.FROZEN for place in self.places.values())
+
+    @property
     def settling(self) -> bool:
         """Some slice is fixed, or on its way here: consumer groups cannot be forgotten now."""
-        return any(place.state is MoveState.FROZEN for place in self.places.values()) or any(
-            incoming.slice for incoming in self.incoming.values()
-        )
+        return self.frozen_count > 0 or any(incoming.slice for incoming in self.incoming.values())
 
     # --- the fold ---------------------------------------------------------------------------
 

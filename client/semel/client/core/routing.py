@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from semel.protos.errors import QueueMoved
 from semel.protos.ids import GroupId, NodeId, QueueId, QueueKey, Term, TopicId
 from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
 
@@ -96,6 +97,16 @@ class TopicRoute:
                 sealed=tuple(sorted((*self.sealed, replace(parent, sealed=True)), key=_number)),
             ),
             (*self.queues[:place], *self.queues[place + 1 :], *children),
+        )
+
+    def after_move(self, key: QueueKey, group_id: GroupId) -> TopicRoute:
+        """The route once the broker has told where a queue lives."""
+
+        def placed(queue: QueueRoute) -> QueueRoute:
+            return replace(queue, group_id=group_id) if queue.key == key else queue
+
+        return replace(
+            self, queues=tuple(map(placed, self.queues)), sealed=tuple(map(placed, self.sealed))
         )
 
     def position_of(self, queue_id: int) -> int | None:
@@ -254,6 +265,21 @@ class RouteTable:
         topic = self._topics.get(name)
         if topic is not None and topic.topic_id == topic_id:
             del self._topics[name]
+
+    def on_moved(self, error: QueueMoved) -> None:
+        """A broker tells that a queue lives on another group by now."""
+        key = QueueKey(TopicId(error.topic_id), QueueId(error.queue_id))
+        for name, topic in self._topics.items():
+            if topic.topic_id == key.topic_id:
+                self._topics[name] = topic.after_move(key, GroupId(error.group_id))
+
+    def home(self, queue: QueueRoute) -> GroupId:
+        """The group that has the queue, as far as known by now."""
+        for topic in self._topics.values():
+            if topic.topic_id == queue.key.topic_id:
+                found = topic.find(queue.key.queue_id)
+                return queue.group_id if found is None else found.group_id
+        return queue.group_id
 
     def on_split(self, name: str, split: control_pb2.SplitQueue) -> None:
         """A broker tells of a split that the controllers may not have published yet."""

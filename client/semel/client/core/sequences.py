@@ -12,6 +12,7 @@ turns doubt into "not stored"; then what is left gets new sequences behind the q
     out of order                    Retry; at the head of the window again and again: Fence
     partial overlap                 rows that are stored are cut off, the rest goes out again
     dedup state expired             Fence(reopen): a new epoch first
+    queue moved                     Elsewhere: all goes out again, to its new group
     queue sealed                    once the oldest batch hears it: Sealed, with all that is left
     producer fenced                 Fatal
     any other refusal               Fence: the batch has failed, its successors are chained anew
@@ -45,6 +46,7 @@ from semel.protos.errors import (
     OutOfOrderSequence,
     PartialOverlap,
     ProducerFenced,
+    QueueMoved,
     QueueSealed,
     SemelError,
     SequenceConflict,
@@ -148,6 +150,13 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The queue lives on another broker group, with its sequence table."""
+
+    error: QueueMoved
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
     """Ask for a FENCE with a higher session; with `reopen`, for a higher epoch first."""
 
@@ -170,7 +179,7 @@ class Fatal:
     error: SemelError
 
 
-Decision: TypeAlias = Settled | Failed | Retry | Moved | Fence | Sealed | Fatal
+Decision: TypeAlias = Settled | Failed | Retry | Moved | Elsewhere | Fence | Sealed | Fatal
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +317,8 @@ class SendWindow:
                 return self._maybe_sealed()
             case NotMaster():
                 return [Moved(error)]
+            case QueueMoved():
+                return [Elsewhere(error)]
             case Throttled():
                 return [Retry(max(1, error.retry_after_ms))]
             case Unavailable() | TimedOut() | InternalError() | DiskFull():

@@ -649,14 +649,16 @@ class VerifyQueuesReply(_message.Message):
     def __init__(self, bytes_read: _Optional[int] = ..., bytes_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[VerifiedQueue, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class CopyQueueRequest(_message.Message):
-    __slots__ = ("queue", "offset", "max_bytes")
+    __slots__ = ("queue", "offset", "max_bytes", "figures_only")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_ONLY_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     offset: int
     max_bytes: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    figures_only: bool
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., figures_only: _Optional[bool] = ...) -> None: ...
 
 class CopiedBatch(_message.Message):
     __slots__ = ("base_offset", "count", "stored")

@@ -23,6 +23,7 @@ class MoveStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MOVE_STAGE_ACTIVATED: _ClassVar[MoveStage]
     MOVE_STAGE_ABORTING: _ClassVar[MoveStage]
     MOVE_STAGE_ABORTED: _ClassVar[MoveStage]
+    MOVE_STAGE_SEALING: _ClassVar[MoveStage]
 TOPIC_STATE_UNSPECIFIED: TopicState
 TOPIC_STATE_CREATING: TopicState
 TOPIC_STATE_ACTIVE: TopicState
@@ -33,6 +34,7 @@ MOVE_STAGE_DECIDED: MoveStage
 MOVE_STAGE_ACTIVATED: MoveStage
 MOVE_STAGE_ABORTING: MoveStage
 MOVE_STAGE_ABORTED: MoveStage
+MOVE_STAGE_SEALING: MoveStage
 
 class ClusterRecord(_message.Message):
     __slots__ = ("cluster_id", "created_us", "terms_of_office")

@@ -1,0 +1,170 @@
+"""The calls by which a queue goes from one broker group to another.
+
+How it works. `CopyQueue` and `ReadSlice` are answered by the master of the group that has the
+queue; `PullQueue` by the master of the one that gets it, which then asks the other for the former
+two (`../moving.py`). Nothing is remembered between calls but the newest slice that was made.
+
+What a transaction published was stored before it had offsets: its copy's broker header says which.
+
+Not here: the steps themselves, which come with `ApplyQueues` (`admin.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from semel.broker.config import BrokerConfig
+from semel.broker.log import IndexUnavailable, Log
+from semel.broker.moving import COPY_BYTES, PART_BYTES, QueuePull, Source
+from semel.broker.replica import Replica
+from semel.broker.routes_copy import RoutesCopy
+from semel.broker.state import (
+    MOVE_LEVEL,
+    Extent,
+    MoveState,
+    QueueState,
+    make_slice,
+    move_trouble,
+    queue_key_of,
+)
+from semel.protos.batch import (
+    BROKER_HEADER_BYTES,
+    BrokerHeader,
+    decode_broker_header,
+    decode_header,
+)
+from semel.protos.errors import CorruptBatch, InvalidRequest
+from semel.protos.ids import Offset, QueueKey
+from semel.protos.v1 import broker_pb2, broker_pb2_grpc
+
+PULL_MS_MAX: Final = 30_000
+
+
+class MovesService(broker_pb2_grpc.MovesServicer):
+    """Serves semel.protos.v1.Moves on one replica."""
+
+    def __init__(self, config: BrokerConfig, replica: Replica, routes: RoutesCopy) -> None:
+        self._config = config
+        self._replica = replica
+        self._routes = routes
+        self._slice: tuple[QueueKey, int, bytes, bytes] | None = None
+        """The newest one made: queue, job, bytes, SHA-256."""
+        self._pulling: dict[QueueKey, asyncio.Lock] = {}
+        self.copied_bytes = 0
+        """Of batches that were copied here, since the start."""
+
+    async def CopyQueue(  # noqa: N802
+        self, request: broker_pb2.CopyQueueRequest, context: object
+    ) -> broker_pb2.CopyQueueReply:
+        await self._replica.wait_master()
+        queue = self._queue(queue_key_of(request.queue))
+        reply = broker_pb2.CopyQueueReply(
+            log_start_offset=queue.log_start_offset,
+            log_end_offset=queue.log_end_offset,
+            bytes=queue.bytes,
+        )
+        if (trouble := move_trouble(self._replica.state.queues, queue)) is not None:
+            raise trouble
+        if request.figures_only:
+            await self._replica.raise_feature_level(MOVE_LEVEL)  # else told before it is begun
+            return reply
+        at = max(request.offset, queue.log_start_offset)
+        extents = queue.extents_from(at, min(request.max_bytes or COPY_BYTES, COPY_BYTES))
+        log = self._replica.log
+        for extent, stored in zip(
+            extents, await self._replica.in_reader(lambda: _read(log, extents)), strict=True
+        ):
+            reply.batches.add(base_offset=extent.base_offset, count=extent.count, stored=stored)
+        return reply
+
+    async def ReadSlice(  # noqa: N802
+        self, request: broker_pb2.ReadSliceRequest, context: object
+    ) -> broker_pb2.ReadSliceReply:
+        await self._replica.wait_master()
+        key = queue_key_of(request.queue)
+        queue, state = self._queue(key), self._replica.state
+        place = state.moves.places.get(key)
+        if place is None or place.state is not MoveState.FROZEN or place.job != request.job:
+            raise InvalidRequest(f"queue {key.queue_id} is not sealed by move {request.job}")
+        if self._slice is None or self._slice[:2] != (key, request.job):
+            data = make_slice(queue, state.producers, state.groups)
+            self._slice = key, request.job, data, hashlib.sha256(data).digest()
+        _, _, data, digest = self._slice
+        length = min(request.max_bytes or PART_BYTES, PART_BYTES)
+        return broker_pb2.ReadSliceReply(
+            part=data[request.offset : request.offset + length],
+            total_bytes=len(data),
+            digest=digest,
+            log_start_offset=queue.log_start_offset,
+        )
+
+    async def PullQueue(  # noqa: N802
+        self, request: broker_pb2.PullQueueRequest, context: object
+    ) -> broker_pb2.PullQueueReply:
+        if request.cluster_id != self._config.cluster_id:
+            raise InvalidRequest(
+                f"this broker belongs to cluster {self._config.cluster_id}, "
+                f"the caller to {request.cluster_id}"
+            )
+        self._routes.check_office(request.office)
+        await self._replica.wait_master()
+        key = queue_key_of(request.queue)
+        source = Source(request.sources)
+        pull = QueuePull(
+            self._replica,
+            source,
+            key,
+            request.job,
+            bytes_per_second=self._config.move_bytes_per_second,
+            on_copied=self._on_copied,
+        )
+        lock = self._pulling.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:  # a call that the caller has given up may still be at work
+                return await pull.run(
+                    min(request.max_ms, PULL_MS_MAX) / 1000, finish=request.finish
+                )
+        finally:
+            await source.close()
+            if not lock.locked():
+                self._pulling.pop(key, None)
+
+    def _on_copied(self, length: int) -> None:
+        self.copied_bytes += length
+
+    def _queue(self, key: QueueKey) -> QueueState:
+        queue = self._replica.state.queues.get(key)
+        if queue is None:
+            raise self._replica.state.absent(key)
+        return queue
+
+
+def _read(log: Log, extents: Sequence[Extent]) -> list[bytes]:
+    """BLOCKING. Batches as the target is to store them. Raises CorruptBatch, CorruptSegment."""
+    found = []
+    for extent in extents:
+        try:
+            stored = bytes(log.read_record(extent.index, extent.position, extent.length))
+        except IndexUnavailable as error:
+            raise CorruptBatch(
+                f"offsets from {extent.base_offset} are not readable on this node: {error}"
+            ) from None
+        head = decode_broker_header(stored)
+        count = decode_header(stored, BROKER_HEADER_BYTES).count
+        if extent.first_row or extent.count != count:
+            raise InvalidRequest(
+                f"offset {extent.base_offset} is {extent.count} of {count} messages of a batch;"
+                " parts of batches are not moved"
+            )
+        if (head.base_offset, head.append_time_us) != (extent.base_offset, extent.append_time_us):
+            head = BrokerHeader(
+                base_offset=Offset(extent.base_offset),
+                append_time_us=extent.append_time_us,
+                term=head.term,
+            )
+            stored = head.encode() + stored[BROKER_HEADER_BYTES:]
+        found.append(stored)
+    return found
