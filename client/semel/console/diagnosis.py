@@ -289,14 +289,22 @@ def _topics(found: Inspection) -> Iterator[Finding]:
     for topic in found.status.unfinished:
         yield Finding(
             severity="error" if topic.trouble else "note",
-            check="topic-unfinished",
+            check="queue-moving" if topic.step.startswith(_MOVING) else "topic-unfinished",
             subject=f"topic {topic.name}",
-            text=f"is being {_PARTICIPLES.get(topic.step, topic.step)}"
+            text=(
+                f"is {topic.step}"
+                if topic.step.startswith(_MOVING)
+                else f"is being {_PARTICIPLES.get(topic.step, topic.step)}"
+            )
             + (f": {topic.trouble}" if topic.trouble else ""),
-            advice="it goes on by itself once every broker group has a master",
+            advice="it goes on by itself once both broker groups have a master and answer; as long"
+            " as it is not decided, `semel queue move TOPIC/QUEUE --cancel` gives it up"
+            if topic.step.startswith(_MOVING)
+            else "it goes on by itself once every broker group has a master",
         )
 
 
+_MOVING: Final = "moving queue "
 _PARTICIPLES: Final = {"creating": "created", "altering": "altered", "deleting": "deleted"}
 
 

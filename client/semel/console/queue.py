@@ -1,9 +1,11 @@
-"""`semel queue list|split`: the queues of a topic."""
+"""`semel queue list|split|move`: the queues of a topic."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -11,7 +13,12 @@ from semel.console import completion, render
 from semel.console.options import client_options, examples, open_client
 from semel.console.topic import queue_table
 
+POLL_S: Final = 0.1
+
 if TYPE_CHECKING:
+    from semel.client import Client
+    from semel.client.model import QueueMove
+
     _Name = click.ParamType[tuple[str, int]]
 else:
     _Name = click.ParamType
@@ -35,18 +42,23 @@ class QueueName(_Name):
 
 @click.group()
 def queue() -> None:
-    """A topic's queues: list them, split one."""
+    """A topic's queues: list them, split one, move one."""
 
 
 @queue.command("list", epilog=examples("semel queue list orders"))
 @click.argument("topic", shell_complete=completion.topics)
 @client_options
 def list_queues(topic: str, bootstrap: str, as_json: bool) -> None:
-    """Lists a topic's queues, also those that were split."""
+    """Lists a topic's queues, also those that were split, and how far those are that move."""
     with open_client(bootstrap) as client:
         found = client.admin.describe_topic(topic)
-    described = {"topic": topic, "queues": found.as_dict()["queues"]}
-    render.Output(as_json=as_json).show(described, queue_table(found.queues, title=topic))
+        moves = client.admin.list_moves(topic)
+    described = {
+        "topic": topic,
+        "queues": found.as_dict()["queues"],
+        "moves": [each.as_dict() for each in moves],
+    }
+    render.Output(as_json=as_json).show(described, queue_table(found.queues, moves, title=topic))
 
 
 @queue.command(epilog=examples("semel queue split orders/3 --into 4"))
@@ -72,3 +84,70 @@ def split(name: tuple[str, int], children: int, bootstrap: str, as_json: bool) -
         {"topic": topic, "queue": number, "children": made},
         f"queue {topic}/{number} is split into {', '.join(map(str, made))}",
     )
+
+
+@queue.command(
+    epilog=examples(
+        "semel queue move orders/3 --to 2",
+        "semel queue move orders/3 --to 2 --no-wait",
+        "semel queue move orders/3 --cancel",
+    )
+)
+@click.argument("name", metavar="TOPIC/QUEUE", type=QueueName())
+@click.option("--to", "group", type=click.IntRange(0, (1 << 32) - 1), help="The broker group.")
+@click.option("--cancel", is_flag=True, help="Give its move up, as long as it is not decided.")
+@click.option("--no-wait", is_flag=True, help="Return once the move is stored; it goes on.")
+@client_options
+def move(
+    name: tuple[str, int],
+    group: int | None,
+    cancel: bool,
+    no_wait: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> int:
+    """Moves a queue to another broker group while producers and consumers go on.
+
+    Its messages, the sequence table, offsets and tokens move with it. Ctrl-C ends the waiting, not
+    the move.
+    """
+    if cancel == (group is not None):
+        raise click.UsageError("say where it goes, --to GROUP, or --cancel")
+    topic, number = name
+    out = render.Output(as_json=as_json)
+    with open_client(bootstrap) as client:
+        if group is None:
+            found = client.admin.cancel_move(topic, number)
+        else:
+            found = client.admin.move_queue(topic, number, group)
+        if not no_wait:
+            try:
+                found = _wait_for_move(client, out, found)
+            except KeyboardInterrupt:
+                render.warn(
+                    f"the move of {topic}/{number} goes on; `semel queue list {topic}` shows it"
+                )
+                raise
+    if cancel and found.stage == "aborted":
+        text = f"queue {topic}/{number} stays on broker group {found.source}"
+    elif found.stage == "done":
+        text = f"queue {topic}/{number} is on broker group {found.target}"
+    else:
+        text = f"queue {topic}/{number} to broker group {found.target}: {found.stage}"
+        text += f" ({found.trouble})" if found.trouble else ""
+    out.show(found.as_dict(), text)
+    return 1 if found.stage == "aborted" and not cancel else 0
+
+
+def _wait_for_move(client: Client, out: render.Output, begun: QueueMove) -> QueueMove:
+    """Returns when it has ended, this way or the other."""
+    move, copied = begun, 0
+    text = f"{move.topic}/{move.queue} to group {move.target}"
+    with out.progress(text, None) as bar:
+        while move.stage not in ("aborted", "done"):
+            bar.advance(move.copied_bytes - copied, max(move.total_bytes, move.copied_bytes))
+            copied = move.copied_bytes
+            time.sleep(POLL_S)
+            now = [m for m in client.admin.list_moves(begun.topic) if m.queue == begun.queue]
+            move = now[0] if now else dataclasses.replace(move, stage="done", trouble="")
+    return move

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,7 +14,7 @@ from semel.console.units import Duration, Size, duration
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from semel.client.model import QueueDescription, TopicSettings
+    from semel.client.model import QueueDescription, QueueMove, TopicSettings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -113,12 +113,15 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     """Shows a topic's settings and its queues: owner, slots, offsets."""
     with open_client(bootstrap) as client:
         found = client.admin.describe_topic(name)
+        moves = client.admin.list_moves(name)
     drawn = queue_table(
         found.queues,
+        moves,
         title=f"{found.name} · retention {_retention(found.settings)}"
         f" · messages up to {render.size(found.settings.message_bytes_max)}",
     )
-    render.Output(as_json=as_json).show(found.as_dict(), drawn)
+    described = found.as_dict() | {"moves": [each.as_dict() for each in moves]}
+    render.Output(as_json=as_json).show(described, drawn)
 
 
 @topic.command(
@@ -147,9 +150,12 @@ def alter(name: str, bootstrap: str, as_json: bool, **settings: Any) -> None:
     out.show(found.as_dict(), text)
 
 
-def queue_table(queues: list[QueueDescription], *, title: str) -> Table:
-    """Queues with their slots and offsets; with their state once any of them was split."""
-    split = any(queue.sealed for queue in queues)
+def queue_table(
+    queues: list[QueueDescription], moves: Sequence[QueueMove] = (), *, title: str
+) -> Table:
+    """Queues with their slots and offsets; with their state once any of them was split or moves."""
+    split = bool(moves) or any(queue.sealed for queue in queues)
+    moving = {move.queue: move for move in moves}
     children: dict[int | None, list[int]] = {}
     for queue in queues:
         children.setdefault(queue.parent, []).append(queue.queue)
@@ -165,14 +171,22 @@ def queue_table(queues: list[QueueDescription], *, title: str) -> Table:
                 queue.messages,
                 render.size(queue.bytes),
             ]
-            + [_state(queue, children)] * split
+            + [_state(queue, children, moving.get(queue.queue))] * split
             for queue in queues
         ],
         title=title,
     )
 
 
-def _state(queue: QueueDescription, children: dict[int | None, list[int]]) -> str:
+def _state(
+    queue: QueueDescription, children: dict[int | None, list[int]], move: QueueMove | None
+) -> str:
+    if move is not None and move.stage == "aborted":
+        return f"stays, not moved to group {move.target}: {move.trouble}"
+    if move is not None:
+        share = 100 * move.copied_bytes // max(move.total_bytes, 1)
+        doing = f"{move.stage} to group {move.target}, {share} %"
+        return f"{doing}: {move.trouble}" if move.trouble else doing
     if not queue.sealed:
         return "open"
     return f"split into {', '.join(map(str, children.get(queue.queue, [])))}"
