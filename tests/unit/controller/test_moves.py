@@ -39,6 +39,13 @@ async def settled(cluster: Cluster) -> list[pb.MoveStatus]:
     return await statuses(cluster.client)
 
 
+async def through(client: Client) -> None:
+    """Moves the queue and waits for the end, which a crash makes an error."""
+    await move(client)
+    while [each for each in await statuses(client) if each.stage != "aborted"]:
+        await asyncio.sleep(0.005)
+
+
 async def topic_of(cluster: Cluster) -> Any:
     (topic,) = (await cluster.client.routes()).topics
     return topic
@@ -83,12 +90,6 @@ async def test_a_crash_between_any_two_steps_leaves_the_queue_in_one_place(
 ) -> None:
     monkeypatch.setattr(duty, "RECONCILE_S", 3_600)  # nothing may be left to that
     hit, stop_at, seen = True, 0, set()
-
-    async def operation(client: Client) -> None:
-        await move(client)
-        while [each for each in await statuses(client) if each.stage != "aborted"]:
-            await asyncio.sleep(0.005)
-
     while hit:
         points = CrashPoints()
         async with running_cluster(tmp_path, CrashingStore(points)) as cluster:
@@ -96,7 +97,7 @@ async def test_a_crash_between_any_two_steps_leaves_the_queue_in_one_place(
             await cluster.client.create("orders", 1, groups=[1])
             for broker in brokers:
                 broker.before = broker.after = points.point
-            hit = await crash(cluster, points, stop_at, operation)
+            hit = await crash(cluster, points, stop_at, through)
             await settled(cluster)
             if again:
                 topic = await topic_of(cluster)
@@ -340,12 +341,8 @@ async def test_without_the_drivers_a_crash_leaves_a_move_half_done(
         for broker in brokers:
             broker.before = broker.after = points.point
 
-        async def operation(client: Client) -> None:
-            await move(client)
-            await asyncio.Event().wait()
-
         monkeypatch.setattr(MoveService, "start", lambda _: None)
-        assert await crash(cluster, points, 5, operation)
+        assert await crash(cluster, points, 5, through)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await settled(cluster)
