@@ -217,13 +217,6 @@ class Feed:
             link = self._links[queue.group_id] = _FetchLink(self, queue.group_id)
         link.wake()
 
-    def follow(self, queue: FeedQueue, group_id: GroupId) -> None:
-        """The queue lives on another group: goes on there, where it was."""
-        if self.queues.get(queue.key) is queue:
-            queue.group_id = group_id
-            queue.asked = False
-            self.add(queue)
-
     def remove(self, key: QueueKey) -> FeedQueue | None:
         """Ends a queue; what is buffered of it is dropped."""
         queue = self.queues.pop(key, None)

@@ -416,7 +416,7 @@ class Link:
         size = 0
         while self._ready and size < MESSAGE_BYTES and not self._closed:
             lane = self._ready.popleft()
-            batch = lane.next_batch(self._may_encode) if self.has(lane) else None
+            batch = lane.next_batch(self._may_encode) if lane.link is self else None
             if batch is None:
                 self._ready_set.discard(lane)
                 continue

@@ -118,8 +118,9 @@ class ReaderCore:
             await asyncio.sleep(backoff.next_ms() / 1000)
 
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
-        if isinstance(error, QueueMoved):
-            self.feed.follow(queue, GroupId(error.group_id))
+        if isinstance(error, QueueMoved):  # goes on there, where it was
+            queue.group_id, queue.asked = GroupId(error.group_id), False
+            self.feed.add(queue)
         else:
             self.feed.fail(error)
 

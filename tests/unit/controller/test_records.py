@@ -26,6 +26,7 @@ def test_the_page_lists_every_key_and_its_message() -> None:
         records.producer_key("NAME"): "ProducerRecord",
         records.PRODUCER_IDS: "ProducerIdsRecord",
         records.consumer_group_key("GROUP"): "ConsumerGroupRecord",
+        records.MOVES + "TOPIC_ID/QUEUE_ID": "MoveRecord",
     }
     stored = {name for name in metadata_pb2.DESCRIPTOR.message_types_by_name if "Record" in name}
     parts = {"ConsumerMemberRecord", "QueueRecord", "SplitRecord"}  # of other records
