@@ -242,6 +242,9 @@ class Link:
     def remove(self, lane: Lane) -> None:
         lane.close()
         self._lanes.pop(lane.key, None)
+        if lane in self._ready_set:
+            self._ready_set.discard(lane)
+            self._ready.remove(lane)
 
     def on_ready(self, lane: Lane) -> None:
         """The lane may have something to send."""
@@ -416,7 +419,7 @@ class Link:
         size = 0
         while self._ready and size < MESSAGE_BYTES and not self._closed:
             lane = self._ready.popleft()
-            batch = lane.next_batch(self._may_encode) if lane.link is self else None
+            batch = lane.next_batch(self._may_encode)
             if batch is None:
                 self._ready_set.discard(lane)
                 continue

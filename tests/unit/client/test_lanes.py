@@ -29,7 +29,6 @@ def test_a_link_sends_nothing_once_it_is_closed() -> None:
     owner = SimpleNamespace(config=SimpleNamespace(max_in_flight_bytes=8 << 20))
     link = Link(cast(Any, owner), cast(Any, None), GroupId(1))
     lane = cast(Lane, EndlessLane())
-    lane.link = link
     link.on_ready(lane)
     assert link._gather()
     link.close()
