@@ -15,10 +15,11 @@ from semel.controller.moves import MoveService
 from semel.protos import errors
 from semel.protos.errors import SemelError, Unavailable
 from semel.protos.v1 import controller_pb2 as pb
-from tests.unit.controller.cluster import Client, Cluster, eventually, raised_by, running_cluster
+from tests.unit.controller.cluster import Client, Cluster, raised_by, running_cluster
 from tests.unit.controller.moving import MESSAGES, MovingBroker, add_groups, key_of
 from tests.unit.controller.test_recovery import CrashingStore, CrashPoints, crash
 from tests.unit.state.log import header
+from tests.waiting import until_async
 
 
 async def move(client: Client, target: int = 2, **fields: Any) -> Any:
@@ -198,7 +199,7 @@ async def test_a_target_that_never_answers_gives_the_queue_back(
 
         target.before = dead_once_it_is_sealed
         await move(cluster.client)
-        await eventually(lambda: key in source.home.state.moves.places)
+        await until_async(lambda: key in source.home.state.moves.places)
         (status,) = await settled(cluster)
         assert "the target is dead" in status.trouble
         assert check_whole([source, target], await topic_of(cluster)) == 1
@@ -246,7 +247,7 @@ async def test_a_deleted_topic_takes_its_move_along(tmp_path: Path) -> None:
         brokers[1].before = gated
         await move(cluster.client)
         deleting = asyncio.ensure_future(cluster.client.delete("orders"))
-        await eventually(lambda: brokers[1].calls > 0)
+        await until_async(lambda: brokers[1].calls > 0)
         gate.set()
         await deleting
         await settled(cluster)
