@@ -202,6 +202,25 @@ def test_an_epoch_of_the_callers_own_is_stored_once(client: Client, topic: str) 
     assert stored(client, topic) == Counter([b"seven"])
 
 
+def test_a_queue_that_is_split_meanwhile_aborts_and_the_next_attempt_commits(
+    client: Client, topic: str
+) -> None:
+    with client.producer() as producer:
+        t = producer.transaction(topic)
+        t.__enter__()
+        t.send_many(topic, values("a"), keys=keys())
+        stage = t._work.stage
+        assert stage is not None
+        client._session.run(stage.flush())
+        client.admin.split_queue(topic, 0)
+        t.send_many(topic, values("b"), keys=keys())
+        with pytest.raises(errors.TransactionAborted, match="split"):
+            t.__exit__(None, None, None)
+        with producer.transaction(topic) as t:
+            t.send_many(topic, values("c"), keys=keys())
+    assert stored(client, topic) == Counter(values("c"))
+
+
 def test_a_message_that_cannot_be_sent_aborts_the_commit(client: Client, topic: str) -> None:
     with client.producer() as producer:
         with producer.transaction(topic) as t:
