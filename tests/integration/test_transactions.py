@@ -250,6 +250,29 @@ async def test_the_same_with_asyncio(cluster: Cluster, client: Client, topic: st
     assert found == Counter([*values("a"), b"one"])
 
 
+async def test_many_writers_with_asyncio(cluster: Cluster, client: Client, topic: str) -> None:
+    async with connect_async(cluster.bootstrap) as connected:
+        transactions = connected.transactions
+        async with transactions.stage(topic, 0, writer=1) as given_up:
+            await given_up.send(topic, b"given up")
+        async with transactions.stage(topic, 0) as stage:
+            await stage.send_many(topic, values("a"), keys=keys())
+            await stage.send(topic, b"one")
+            receipt = await stage.receipt()
+        late = await transactions.describe(topic)
+        assert late is not None
+        assert (late.state, late.messages) == ("staging", 41), "what was given up is gone"
+        assert (await transactions.commit(topic, "q", 0, [receipt])).messages == 41
+        assert (await transactions.commit(topic, "q", 0, [receipt])).replayed
+        await transactions.abort([receipt])
+        assert topic in [one.transaction_id for one in await transactions.list()]
+        ended = await transactions.end(topic)
+        assert ended is not None
+        assert (ended.state, ended.last_epoch) == ("idle", 0)
+    found = await asyncio.to_thread(stored, client, topic)
+    assert found == Counter([*values("a"), b"one"])
+
+
 # --- many writers -------------------------------------------------------------------------------
 
 

@@ -27,12 +27,12 @@ from semel.client.staging import StageReceipt
 from semel.client.sync import Client, Producer, connect
 from semel.client.sync_admin import Admin
 from semel.client.sync_reading import Consumer, Reader
-from semel.client.transaction_api import (
+from semel.client.transaction_aio import (
     AsyncProducerTransaction,
-    ProducerTransaction,
-    Stage,
-    Transactions,
+    AsyncStage,
+    AsyncTransactions,
 )
+from semel.client.transaction_api import ProducerTransaction, Stage, Transactions
 from semel.client.transaction_core import Committed
 from semel.client.transaction_model import TransactionInfo, TransactionPart
 from semel.client.verify import VerifyProgress
@@ -47,6 +47,8 @@ __all__ = [
     "AsyncProducer",
     "AsyncProducerTransaction",
     "AsyncReader",
+    "AsyncStage",
+    "AsyncTransactions",
     "BulkFuture",
     "BulkSummary",
     "Client",

@@ -26,7 +26,7 @@ from semel.client.producer_topic import ProducerStats
 from semel.client.reader import ReaderCore
 from semel.client.session import Session, consumer_arguments
 from semel.client.staging import TTL_MS_DEFAULT
-from semel.client.transaction_api import AsyncProducerTransaction
+from semel.client.transaction_aio import AsyncProducerTransaction, AsyncTransactions
 from semel.client.transaction_work import TransactionWork
 from semel.protos.errors import Closed, SemelError, TimedOut
 
@@ -85,6 +85,8 @@ class AsyncClient:
         self._session = session
         self.admin = AsyncAdmin(session)
         """Topics, groups, producers, the cluster."""
+        self.transactions = AsyncTransactions(session)
+        """Transactions with many writers."""
 
     def producer(self, name: str | None = None, **options: Any) -> AsyncProducer:
         """A producer; options are the fields of `ProducerConfig`. See `Client.producer`."""

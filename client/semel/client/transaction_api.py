@@ -1,9 +1,10 @@
-"""Transactions as programs use them, with blocking calls and for asyncio.
+"""Transactions as programs use them, with blocking calls.
 
 `producer.transaction(id)` is for one program; `client.transactions` for writers in many processes
 with one that commits.
 
-Not here: what happens (`transaction_work.py`, `transaction_core.py`).
+Not here: asyncio (`transaction_aio.py`), what happens (`transaction_work.py`,
+`transaction_core.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from semel.client.transaction_work import StageWork, TransactionWork, check_name
 from semel.protos.errors import SemelError
 
 
-class _Told:
+class Told:
     """What a transaction tells of itself."""
 
     def __init__(self, work: TransactionWork) -> None:
@@ -46,7 +47,7 @@ class _Told:
         return self._work.result is not None or (begun is not None and not begun.attempt)
 
 
-class ProducerTransaction(_Told):
+class ProducerTransaction(Told):
     """Messages that become visible together, or never. Use it as a context manager."""
 
     def __init__(self, session: Session, work: TransactionWork) -> None:
@@ -110,69 +111,6 @@ class ProducerTransaction(_Told):
         else:
             with contextlib.suppress(SemelError):
                 self.abort()
-
-
-class AsyncProducerTransaction(_Told):
-    """Messages that become visible together, or never. Use it as an async context manager."""
-
-    def __init__(self, session: Session, work: TransactionWork) -> None:
-        super().__init__(work)
-        self._session = session
-
-    async def send(
-        self,
-        topic: str,
-        value: bytes | str,
-        *,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        timestamp_us: int | None = None,
-        queue: int | None = None,
-    ) -> None:
-        """Stages one message, awaiting room in the buffer. See `ProducerTransaction.send`."""
-        stage = self._work.open_stage()
-        await _room(self._session, stage)
-        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, False)
-
-    async def send_many(
-        self,
-        topic: str,
-        values: Any,
-        *,
-        keys: Any = None,
-        headers: Any = None,
-        timestamps_us: Any = None,
-        queue: int | None = None,
-    ) -> None:
-        """Stages many messages. See `ProducerTransaction.send_many`."""
-        stage = self._work.open_stage()
-        await _append_many_async(
-            self._session, stage, topic, values, keys, headers, timestamps_us, queue
-        )
-
-    async def commit(self) -> Committed:
-        """See `ProducerTransaction.commit`."""
-        return await self._session.await_run(self._work.commit())
-
-    async def abort(self) -> None:
-        """Gives everything that was sent up."""
-        await self._session.await_run(self._work.abort())
-
-    async def __aenter__(self) -> Self:
-        await self._session.await_run(self._work.begin())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            await self._session.await_run(self._work.leave())
-        else:
-            with contextlib.suppress(SemelError):
-                await self.abort()
 
 
 class Stage:
@@ -315,25 +253,3 @@ def _append_many(
     door, pieces = stage.intake.bulk_pieces(topic, values, keys, headers, timestamps_us, None)
     for piece in pieces:
         stage.intake.append_piece(door, piece, queue, True)
-
-
-async def _append_many_async(
-    session: Session,
-    stage: StageCore,
-    topic: str,
-    values: Any,
-    keys: Any,
-    headers: Any,
-    timestamps_us: Any,
-    queue: int | None,
-) -> None:
-    await session.await_run(stage.opened(topic))
-    door, pieces = stage.intake.bulk_pieces(topic, values, keys, headers, timestamps_us, None)
-    for piece in pieces:
-        await _room(session, stage)
-        stage.intake.append_piece(door, piece, queue, False)
-
-
-async def _room(session: Session, stage: StageCore) -> None:
-    if not stage.intake.has_room():
-        await session.await_run(stage.wait_room())
