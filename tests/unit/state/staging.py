@@ -80,13 +80,14 @@ class Stage(Group):
         txn: str = "t",
         epoch: int = 0,
         attempt: int = 1,
+        coordinator: int = 1,
     ) -> Any:
         return self.step(
             pin=transaction_records_pb2.PinTransaction(
                 transaction_id=txn,
                 epoch=epoch,
                 attempt=attempt,
-                coordinator=1,
+                coordinator=coordinator,
                 winners=winners,
             )
         )

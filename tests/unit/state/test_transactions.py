@@ -188,6 +188,18 @@ def test_a_higher_attempt_takes_the_place_of_a_lower_pin_never_the_reverse() -> 
     assert group.contents() == [6]
 
 
+def test_another_coordinator_cannot_end_a_pin() -> None:
+    group, first = group_with(1)
+    group.pin(first)
+    group.open(B)
+    head = staged(B, 0, crc=7)
+    group.stage(head)
+    refused = group.pin(winner(B, {KEY: [head]}), attempt=9, coordinator=2)
+    assert isinstance(refused, errors.TransactionConflict)
+    group.publish()
+    assert group.contents() == [1]
+
+
 def test_a_ttl_ends_what_is_staged_and_not_what_is_pinned() -> None:
     group, first = group_with(1)
     staging = group.state.transactions.staging

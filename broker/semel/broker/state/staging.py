@@ -34,6 +34,7 @@ from semel.protos.errors import (
     SemelError,
     SequenceConflict,
     TransactionAborted,
+    TransactionConflict,
     TransactionFenced,
     UnknownQueue,
 )
@@ -234,6 +235,12 @@ class Staging:
         winners = tuple(winner.stager_id for winner in record.winners)
         present = self.pins.get(record.transaction_id)
         if present is not None:
+            if present.coordinator != record.coordinator:
+                # Attempts of two coordinators cannot be compared, so neither may end the other's.
+                return TransactionConflict(
+                    f"transaction {record.transaction_id!r} is being committed by broker group"
+                    f" {present.coordinator}, group {record.coordinator} cannot decide about it"
+                )
             if present.attempt > record.attempt:
                 return TransactionFenced(
                     f"attempt {present.attempt} of transaction {record.transaction_id!r} has taken"
