@@ -8,47 +8,56 @@ from collections.abc import Sequence
 from semel.broker.state import ApplyResult, BatchApplied, Done, MoveApplied, Published, Released
 from semel.protos.ids import QueueKey
 
+Growth = asyncio.Future[None]
+"""Thousands of idle consumers hold one each: an `asyncio.Event` weighs a kilobyte more."""
+
 
 class QueueWatchers:
-    """Events by queue; each is set when one of its queues grows, changes hands, or ends."""
+    """Futures by queue; each is done when one of its queues grows, changes hands, or ends."""
 
     def __init__(self) -> None:
-        self._events: dict[QueueKey, dict[asyncio.Event, None]] = {}
+        self._waiting: dict[QueueKey, dict[Growth, None]] = {}
         """In the order in which they came: a set's would change from run to run."""
 
-    def watch(self, keys: Sequence[QueueKey]) -> asyncio.Event:
-        """An event for these queues; give it back to `unwatch`."""
-        event = asyncio.Event()
+    def watch(self, keys: Sequence[QueueKey]) -> Growth:
+        """A future for these queues; give it back to `unwatch`."""
+        growth: Growth = asyncio.get_running_loop().create_future()
         for key in keys:
-            self._events.setdefault(key, {})[event] = None
-        return event
+            self._waiting.setdefault(key, {})[growth] = None
+        return growth
 
-    def unwatch(self, keys: Sequence[QueueKey], event: asyncio.Event) -> None:
+    def unwatch(self, keys: Sequence[QueueKey], growth: Growth) -> None:
         for key in keys:
-            watching = self._events.get(key)
+            watching = self._waiting.get(key)
             if watching is not None:
-                watching.pop(event, None)
+                watching.pop(growth, None)
                 if not watching:
-                    del self._events[key]
+                    del self._waiting[key]
 
     def wake(self, results: Sequence[ApplyResult]) -> None:
         """Something was applied."""
-        if not self._events:
+        if not self._waiting:
             return
         for result in results:
             if isinstance(result, Published):
                 for part in result.parts:
-                    for event in self._events.get(part.queue_key, ()):
-                        event.set()
+                    for growth in self._waiting.get(part.queue_key, ()):
+                        finish(growth)
             elif (
                 isinstance(result, BatchApplied | Released | Done | MoveApplied)
                 and result.queue_key is not None
             ):
-                for event in self._events.get(result.queue_key, ()):
-                    event.set()
+                for growth in self._waiting.get(result.queue_key, ()):
+                    finish(growth)
 
     def wake_all(self) -> None:
         """Mastership is lost: whoever waits must look again."""
-        for events in self._events.values():
-            for event in events:
-                event.set()
+        for growths in self._waiting.values():
+            for growth in growths:
+                finish(growth)
+
+
+def finish(growth: Growth) -> None:
+    """Whoever waits goes on; a second time does nothing."""
+    if not growth.done():
+        growth.set_result(None)

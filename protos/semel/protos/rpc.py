@@ -133,6 +133,8 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, authenticate: Authenticate | None = None) -> None:
         self._authenticate = authenticate
+        self._known: dict[str, tuple[Any, Any]] = {}
+        """Each method's handler, and what stands before it: made once, not for every call."""
 
     async def intercept_service(
         self,
@@ -143,6 +145,12 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = _text(handler_call_details.method)
+        known = self._known.get(method)
+        if known is None or known[0] is not handler:
+            known = self._known[method] = (handler, self._before(method, handler))
+        return known[1]
+
+    def _before(self, method: str, handler: Any) -> Any:
         serializer = handler.response_serializer
         if handler.request_streaming:
             codec = (handler.request_deserializer, serializer)

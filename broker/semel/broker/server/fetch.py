@@ -21,7 +21,6 @@ Not here: extents (`state/queues.py`), bytes (`log/`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -36,7 +35,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.server.stream import StreamContext
 from semel.broker.state import Extent, QueueState, State, queue_key_of
-from semel.broker.watchers import QueueWatchers
+from semel.broker.watchers import QueueWatchers, finish
 from semel.protos.errors import (
     CorruptBatch,
     InvalidRequest,
@@ -169,14 +168,15 @@ class FetchHandler:
         keys = [queue_key_of(wanted.queue) for wanted in request.queues]
         while True:
             grown = self._node.watchers.watch(keys)
+            timer: asyncio.TimerHandle | None = None
             try:
-                left = deadline - loop.time()
-                if await self._answer(request, out, last=left <= 0):
+                if await self._answer(request, out, last=loop.time() >= deadline):
                     return
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left):
-                        await grown.wait()
+                timer = loop.call_at(deadline, finish, grown)
+                await grown
             finally:
+                if timer is not None:
+                    timer.cancel()
                 self._node.watchers.unwatch(keys, grown)
             if not request.any_replica:
                 self._node.check_master()

@@ -112,8 +112,11 @@ class ProduceStream:
         self._acks: list[broker_pb2.ProduceAck] = []
         self._pong = 0
         self._error: SemelError | None = None
-        self._wake = asyncio.Event()
-        self._taken = asyncio.Event()
+        # Futures, and made when somebody waits: thousands of idle streams hold them.
+        self._due: asyncio.Future[None] | None = None
+        """Done when there is something to write."""
+        self._taken: asyncio.Future[None] | None = None
+        """Done when acknowledgements have left."""
         self._unanswered = 0
         self._ended = False
 
@@ -132,7 +135,7 @@ class ProduceStream:
                 append_time_us=append_time_us,
             )
         )
-        self._wake.set()
+        _finish(self._due)
 
     def refuse(self, header: BatchHeader, error: SemelError) -> None:
         """The batch was not stored by this request; `error` says why."""
@@ -149,13 +152,13 @@ class ProduceStream:
                 error=to_detail(error),
             )
         )
-        self._wake.set()
+        _finish(self._due)
 
     def fail(self, error: SemelError) -> None:
         """Ends the stream after what is due has left."""
         if self._error is None:
             self._error = error
-        self._wake.set()
+        _finish(self._due)
 
     async def serve(self, context: StreamContext) -> None:
         """Reads and writes until either side ends."""
@@ -172,40 +175,48 @@ class ProduceStream:
                 data = await context.read()
                 if data is grpc.aio.EOF:
                     break
-                message = decode_produce(data)
-                if isinstance(message, Ping):
-                    self._node.check_master()
-                    self._pong = max(self._pong, message.number)
-                    self._wake.set()
+                brought = self._on_message(data)
+                del data  # thousands of idle streams must not each keep their newest message
+                if not brought:
                     continue
-                arrival = _Arrival(self, self._counters, asyncio.get_running_loop().time())
-                for batch in message:
-                    header = check_batch(batch)
-                    self._unanswered += 1
-                    self._node.submit_batch(header, batch, arrival)
                 await self._node.produce_room()
                 while len(self._acks) > _UNREAD_ACKS_MAX:  # the client reads none of them
-                    self._taken.clear()
-                    await self._taken.wait()
+                    self._taken = asyncio.get_running_loop().create_future()
+                    await self._taken
         except SemelError as error:
             self.fail(error)
         except grpc.aio.AioRpcError:
             self._unanswered = 0  # the client went away: what it sent is answered to nobody
         finally:
             self._ended = True
-            self._wake.set()
+            _finish(self._due)
+
+    def _on_message(self, data: bytes) -> bool:
+        """False for a ping, which is answered however little room there is."""
+        message = decode_produce(data)
+        if isinstance(message, Ping):
+            self._node.check_master()
+            self._pong = max(self._pong, message.number)
+            _finish(self._due)
+            return False
+        arrival = _Arrival(self, self._counters, asyncio.get_running_loop().time())
+        for batch in message:
+            header = check_batch(batch)
+            self._unanswered += 1
+            self._node.submit_batch(header, batch, arrival)
+        return True
 
     async def _write(self, context: StreamContext) -> None:
         while True:
             if not (self._acks or self._pong or self._error):
                 if self._ended and not self._unanswered:
                     return
-                self._wake.clear()
-                await self._wake.wait()
+                self._due = asyncio.get_running_loop().create_future()
+                await self._due
                 continue
             acks = self._acks[:_ACKS_PER_REPLY]
             del self._acks[:_ACKS_PER_REPLY]
-            self._taken.set()
+            _finish(self._taken)
             reply = broker_pb2.ProduceReply(acks=acks, term=self._node.term)
             reply.pong, self._pong = self._pong, 0
             last = self._error is not None and not self._acks
@@ -214,6 +225,11 @@ class ProduceStream:
             await context.write(reply.SerializeToString())
             if last:
                 return
+
+
+def _finish(awaited: asyncio.Future[None] | None) -> None:
+    if awaited is not None and not awaited.done():
+        awaited.set_result(None)
 
 
 class ProduceHandler:
