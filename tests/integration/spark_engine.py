@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark.sql.types import StructType
 
@@ -115,3 +116,17 @@ class Engine:
 
 
 EVERYTHING = ReadAllAvailable()
+
+_Result = TypeVar("_Result")
+
+
+def patiently(run: Callable[[], _Result]) -> _Result:
+    """`run`, and again where Spark gave up on its own Python: it allows the process of a stream
+    10 s to start, fixed, whatever else the machine has to do. Every other failure counts."""
+    for _ in range(9):
+        try:
+            return run()
+        except PySparkException as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+    return run()

@@ -16,11 +16,13 @@ import psutil
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from semel.client import Client, connect
 from semel.client.java import find_java
 from semel.spark_connector import spark_session
 from tests.integration.cluster import Cluster
+from tests.integration.spark_engine import patiently
 
 COUNT = 2_000
 
@@ -240,9 +242,14 @@ def test_a_stream_into_a_table_goes_on_from_its_checkpoint(
         )
         writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "table"))
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
-        return [batch["numInputRows"] for batch in query.recentProgress if batch["numInputRows"]]
+
+        def once() -> StreamingQuery:
+            query = writer.trigger(availableNow=True).start()
+            assert query.awaitTermination(120)
+            return query
+
+        progress = patiently(once).recentProgress
+        return [batch["numInputRows"] for batch in progress if batch["numInputRows"]]
 
     client.admin.create_topic("flow", queues=2)
     with client.producer() as producer:
@@ -280,17 +287,18 @@ def test_a_stream_that_runs_fails_and_is_restarted(spark, shared_cluster, client
         if found[batch] and fails.pop():
             raise RuntimeError("the sink is out of order")
 
-    def start():
+    def start() -> StreamingQuery:
         writer = stream(spark, shared_cluster, "live").writeStream.foreachBatch(sink)
-        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        query.processAllAvailable()
+        return query
 
     def send(first: int, last: int) -> None:
         with client.producer() as producer:
             producer.send_many("live", [b"%d" % number for number in range(first, last)])
 
     send(0, 10)  # before the stream: latest leaves it out
-    query = start()
-    query.processAllAvailable()
+    query = patiently(start)
     send(10, 20)
     with pytest.raises(PySparkException, match="out of order"):
         query.awaitTermination(120)
@@ -298,9 +306,8 @@ def test_a_stream_that_runs_fails_and_is_restarted(spark, shared_cluster, client
     send(20, 30)
     fails.append(False)
     fails.extend([False] * 50)
-    query = start()
+    query = patiently(start)
     try:
-        query.processAllAvailable()
         runners = stream_runners()
         assert runners
     finally:

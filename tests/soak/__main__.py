@@ -21,6 +21,10 @@ SOAKS: Final = {
         "tests.soak.zookeeper",
         "the store in a ZooKeeper that is cut off and killed",
     ),
+    "spark": (
+        "tests.soak.spark",
+        "streams of a real Spark over topics that are split, under kills",
+    ),
     "steady": ("tests.soak.steady", "half an hour of load, after which nothing may have grown"),
     "damage": ("tests.soak.damage", "bytes of one node's files flipped, again and again"),
     "mutants": ("tools.mutation.__main__", "small changes of the code, and what the tests notice"),
