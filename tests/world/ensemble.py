@@ -132,10 +132,10 @@ class GroupStore:
         self._me: ControllerAddress | None = None
         self._beating: asyncio.Task[None] | None = None
 
-    async def _ask(self, work: Callable[[], Any], closing: bool = False) -> Any:
+    async def _ask(self, work: Callable[[], Any]) -> Any:
         """What `work` returns at the store. Raises what it raises, and Unavailable when no answer
         comes: then it may have been done, or may still be."""
-        if self._closed and not closing:
+        if self._closed:
             raise Closed("the metadata store is closed")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
@@ -155,7 +155,11 @@ class GroupStore:
                 result = work()
             except VersionConflict as conflict:
                 error = conflict
-            self._back.send(lambda: loop.call_soon(settle, result, error, context=context))
+
+            def arrive() -> None:
+                loop.call_soon(settle, result, error, context=context)
+
+            self._back.send(arrive)
 
         self._out.send(at_store)
         try:
@@ -288,8 +292,8 @@ class GroupControllerHost(ControllerHost):
         node = ControllerNode(config, store=GroupStore(self))
         try:
             await node.__aenter__()
-        except SemelError as error:
-            self.world.crash(self.name, f"cannot start: {error.message}")
+        except SemelError as trouble:
+            self.world.crash(self.name, f"cannot start: {trouble.message}")
             raise Killed from None
         self.world.tell("controller serves")
         error = await node.failed()
