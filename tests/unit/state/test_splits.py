@@ -377,6 +377,17 @@ def test_a_child_is_not_given_before_its_parent_was_read(group: Group) -> None:
     assert isinstance(acquire(group, LEFT, "other").error, errors.ParentUnread)
 
 
+def test_one_unread_message_of_the_parent_is_enough() -> None:
+    group = Group()
+    raise_level(group)
+    group.fence()
+    group.produce(header(-1, last=0, crc=1))
+    split(group)
+    error = acquire(group, LEFT).error
+    assert isinstance(error, errors.ParentUnread)
+    assert "has committed -1 of queue 0, which ends at 1;" in error.message
+
+
 def test_a_group_that_came_later_chooses_where_it_begins(group: Group) -> None:
     split(group)
     commit_offset(group, acquire(group, KEY).token, 20)
