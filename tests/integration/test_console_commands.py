@@ -248,6 +248,10 @@ def test_queues_are_listed_and_split(semel: Console, topic: str) -> None:
     assert sum(not queue["sealed"] for queue in altered["queues"]) == 7
     assert "not merged" in semel.fails("topic", "alter", topic, "--queues", "2")
     assert "no queue 99" in semel.fails("queue", "split", f"{topic}/99")
+    assert "no broker group 9" in semel.fails("queue", "move", f"{topic}/1", "--to", "9")
+    assert "already" in semel.fails("queue", "move", f"{topic}/1", "--to", "1")
+    assert "not being moved" in semel.fails("queue", "move", f"{topic}/1", "--cancel")
+    assert semel.json("queue", "list", topic)["moves"] == []
 
 
 def test_cluster_status_keeps_its_contract(semel: Console, up: UpProcess) -> None:
@@ -341,6 +345,9 @@ def test_an_empty_and_an_unreadable_file_are_named(semel: Console, tmp_path: Pat
         ["queue", "split", "t"],
         ["queue", "split", "t/x"],
         ["queue", "split", "t/1", "--into", "1"],
+        ["queue", "move", "t", "--to", "2"],
+        ["queue", "move", "t/1"],
+        ["queue", "move", "t/1", "--to", "2", "--cancel"],
         ["group", "delete", "g"],
         ["node", "remove", "3"],
         ["group", "reset-offsets", "g"],

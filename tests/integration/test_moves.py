@@ -171,6 +171,26 @@ def test_a_reader_goes_on_at_the_new_group(pair: Cluster) -> None:
         assert [message.value for message in found] == values
 
 
+def test_what_a_transaction_stored_moves_too(pair: Cluster) -> None:
+    """It was stored before it had offsets; its copies have them."""
+    with connect(pair.bootstrap) as client:
+        client.admin.create_topic("txn", queues=1, groups=[1])
+        with client.producer() as producer:
+            producer.send("txn", b"plain").result(30)
+            with producer.transaction("job") as transaction:
+                for number in range(3):
+                    transaction.send("txn", b"%d" % number)
+            client.admin.move_queue("txn", 0, 2)
+            assert moved(client, "txn", 0) is None
+            with producer.transaction("job") as transaction:
+                transaction.send("txn", b"later")
+        with client.reader("txn", end="latest") as reader:
+            found = [(message.offset, message.value) for message in reader]
+        assert found == list(enumerate([b"plain", b"0", b"1", b"2", b"later"]))
+        result = client.admin.verify("txn")
+        assert (result.ok, result.messages) == (True, 5), result.problems
+
+
 def test_what_is_larger_than_one_request_arrives_whole(pair: Cluster) -> None:
     with connect(pair.bootstrap) as client:
         client.admin.create_topic("large", queues=1, groups=[1])

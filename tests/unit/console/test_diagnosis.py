@@ -118,8 +118,8 @@ def _silent(found: Inspection, number: int) -> Inspection:
     )
 
 
-def _unfinished(trouble: str) -> Callable[[Inspection], Inspection]:
-    topic = UnfinishedTopic(name="half", topic_id=1, step="creating", trouble=trouble)
+def _unfinished(trouble: str, step: str = "creating") -> Callable[[Inspection], Inspection]:
+    topic = UnfinishedTopic(name="half", topic_id=1, step=step, trouble=trouble)
     return lambda found: _with_status(found, unfinished=[topic])
 
 
@@ -219,6 +219,10 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
     ("warning", "version-skew", "controller c:3", _controller(2, version="1.1")),
     ("error", "topic-unfinished", "topic half", _unfinished("group 2 has no master")),
     ("note", "topic-unfinished", "topic half", _unfinished("")),
+    *(
+        (severity, "queue-moving", "topic half", _unfinished(trouble, "moving queue 3 to group 2"))
+        for severity, trouble in (("error", "group 2 has no master"), ("note", ""))
+    ),
     (
         *("warning", "group-idle", "group g"),
         lambda found: dataclasses.replace(

@@ -1,4 +1,7 @@
-"""Moves between groups: nothing is stored twice, lost or out of order, whatever comes again."""
+"""Moves between groups: nothing is stored twice, lost or out of order, whatever comes again.
+
+One file: its scenarios, and all their interleavings at the end, share the two groups and the steps.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from semel.broker.state import (
+    MOVE_LEVEL,
     Accepted,
     BatchVerifier,
     Duplicate,
     LockGranted,
     LockRefused,
+    MoveApplied,
     MoveState,
     Pending,
     Refused,
@@ -29,6 +34,7 @@ from semel.protos.ids import ProducerId, QueueId, QueueKey
 from semel.protos.v1 import control_pb2
 from tests.unit.state.log import KEY, Group, control, header, ref
 from tests.unit.state.moving import Home, begin, bring_slice, copy_some, move
+from tests.unit.state.staging import A, B, Stage, staged, winner
 
 ONE = ProducerId(1)
 STEPS = ["BEGIN", "SEAL", "UNSEAL", "ABORT", "ACTIVATE", "FORWARD", "INGEST", "FLOOR"]
@@ -277,6 +283,15 @@ def test_a_step_of_a_job_that_is_over_changes_nothing(
         assert not group.state.moves.incoming
 
 
+def test_verify_is_not_misled_by_a_late_step(source: Home, target: Home) -> None:
+    begin(source, target, 1)
+    source.step("SEAL", 1, 2)
+    source.step("UNSEAL", 1, 2)
+    assert isinstance(source.step("FORWARD", 1, 2), errors.InvalidRequest)
+    assert source.tables.queue_digest(KEY) == source.state.producers.queue_digest(KEY)
+    assert source.tables.log_end_offset(KEY) == 20
+
+
 def test_back_again(source: Home, target: Home) -> None:
     move(source, target, job=1)
     target.produce(header(19, last=29, crc=3))
@@ -286,6 +301,58 @@ def test_back_again(source: Home, target: Home) -> None:
     moved = error_of(target.produce(header(39, last=49, crc=5)))
     assert isinstance(moved, errors.QueueMoved)
     assert moved.group_id == 1
+
+
+# --- transactions ---------------------------------------------------------------------------------
+
+
+def seal(group: Stage) -> Any:
+    record = control_pb2.MoveQueue(queue=ref(), job=1, group_id=2, step=control_pb2.MOVE_STEP_SEAL)
+    verdict = group.judge.judge_move(record)
+    if isinstance(verdict, Accepted):
+        group.entry.append(control(move_queue=record))
+        (result,) = group.commit()
+        assert isinstance(result, MoveApplied)
+        return result.error
+    return verdict.error
+
+
+def staging_group() -> Stage:
+    group = Stage()
+    group.apply(control(feature_level=control_pb2.FeatureLevel(level=MOVE_LEVEL)))
+    group.open()
+    assert group.stage(staged(A, 0, 5)) == "staged"
+    return group
+
+
+def test_what_is_being_committed_delays_the_seal() -> None:
+    group = staging_group()
+    group.pin(winner(A, {KEY: [staged(A, 0, 5)]}))
+    assert isinstance(seal(group), errors.Throttled)
+    forced = control_pb2.MoveQueue(queue=ref(), job=1, step=control_pb2.MOVE_STEP_SEAL)
+    (result,) = group.apply(control(move_queue=forced))
+    assert isinstance(result.error, errors.Throttled), "the fold checks it, too"
+    group.publish()
+    assert seal(group) is None
+    assert group.contents() == [1] * 5
+
+
+def test_what_is_only_staged_begins_again() -> None:
+    group = staging_group()
+    assert seal(group) is None
+    assert isinstance(group.stage(staged(A, 5)), errors.Throttled)
+    assert isinstance(group.open(B), errors.Throttled)
+    pinned = group.pin(winner(A, {KEY: [staged(A, 0, 5)]}))
+    assert isinstance(pinned, errors.TransactionAborted)
+    assert "was moved" in pinned.message
+    forward = control_pb2.MoveQueue(
+        queue=ref(), job=1, group_id=2, step=control_pb2.MOVE_STEP_FORWARD
+    )
+    group.apply(control(move_queue=forward))
+    assert group.state.transactions.staging.bytes == 0
+    assert list(group.state.live_records(0, 1 << 40)) == []
+    assert isinstance(group.stage(staged(A, 5)), errors.QueueMoved)
+    assert isinstance(group.open(B), errors.QueueMoved)
 
 
 # --- refusals -------------------------------------------------------------------------------------

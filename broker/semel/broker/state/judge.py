@@ -387,6 +387,10 @@ class Judge:
     def judge_transaction(self, step: transaction_records_pb2.TransactionRecord) -> ControlVerdict:
         """Most steps are decided at apply; a publication gets its offsets here."""
         state = self._state
+        for reference in step.open_stager.queues:
+            key = queue_key_of(reference)
+            if (barred := state.moves.barred(key, state.queues.get(key))) is not None:
+                return Refused(barred)
         return judge_step(state.transactions, self._spec, state.feature_level, step)
 
     def judge_move(self, record: control_pb2.MoveQueue) -> ControlVerdict:

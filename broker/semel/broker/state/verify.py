@@ -361,6 +361,9 @@ class TableVerifier:
         key = queue_key_of(record.queue)
         if record.step == control_pb2.MOVE_STEP_SEAL:
             self._moved.seal(key, record.job, self._ends.get(key, 0))
+        elif record.step == control_pb2.MOVE_STEP_UNSEAL:
+            if key in self._ends:
+                self._moved.unseal(key, record.job)
         elif record.step == control_pb2.MOVE_STEP_FORWARD:
             end = self._moved.forward(key, record.job)
             if end is not None:

@@ -75,6 +75,12 @@ class MovedTables:
             self._jobs[key] = job
             self._sealed[key] = job, end
 
+    def unseal(self, key: QueueKey, job: int) -> None:
+        """UNSEAL of a queue that is here: the job is over, also if its SEAL comes late."""
+        if job >= self._jobs.get(key, 0):
+            self._jobs[key] = job
+            self._sealed.pop(key, None)
+
     def forward(self, key: QueueKey, job: int) -> int | None:
         """FORWARD: where the queue ended when it was sealed; None when that was not so."""
         sealed = self._sealed.pop(key, (0, 0))
