@@ -146,7 +146,7 @@ class TransactionCore:
                         " not every broker group has published it yet; they go on by themselves"
                     )
                 await asyncio.sleep(PUBLISH_POLL_S)
-        except FencedError:
+        except (FencedError, TransactionAborted):
             await self._give_up(transaction_id, pins, receipts)
             raise
         return Committed(begun.epoch, messages, replayed=False)

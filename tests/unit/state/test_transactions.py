@@ -355,8 +355,9 @@ def test_an_abort_before_the_decision_wins() -> None:
     group = Stage()
     begin(group)
     assert abort(group, 1) == (0,)
-    assert isinstance(decide(group, 0, 1), errors.TransactionFenced)
+    assert isinstance(decide(group, 0, 1), errors.TransactionAborted)
     assert abort(group, 1) == (0,)
+    assert isinstance(decide(group, 5, 9), errors.TransactionAborted), "never begun"
 
 
 def test_a_decision_before_the_abort_wins() -> None:

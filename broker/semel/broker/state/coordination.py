@@ -6,7 +6,7 @@ be thrown away. DECIDE for the newest attempt is the commit. The next epoch begi
 decided one is published on every participant.
 
     open attempt   begin: a new one         decide: committed     abort: none is open
-    none open      begin: a new one         decide: fenced        abort: stays so
+    none open      begin: a new one         decide: aborted       abort: stays so
     not published  begin: come back         decide: stays so      abort: says "committed"
 
 Invariants
@@ -31,6 +31,7 @@ from semel.protos.errors import (
     DedupStateExpired,
     SemelError,
     Throttled,
+    TransactionAborted,
     TransactionConflict,
     TransactionFenced,
 )
@@ -138,10 +139,15 @@ class Coordination:
                 f"epoch {row.epoch} of transaction {name!r} is committed by now; whether attempt"
                 f" {record.attempt} had committed epoch {record.epoch} is not known any more"
             )
-        if row is None or (row.begun_epoch, row.attempt) != (record.epoch, record.attempt):
+        if row is None or (not row.attempt and row.epoch < record.epoch):
+            return TransactionAborted(
+                f"epoch {record.epoch} of transaction {name!r} was aborted: its commit took too"
+                " long, or an operator ended it. Nothing of it is stored; begin it again"
+            )
+        if (row.begun_epoch, row.attempt) != (record.epoch, record.attempt):
             return TransactionFenced(
-                f"attempt {record.attempt} at epoch {record.epoch} of transaction {name!r} is over:"
-                " it was aborted, or somebody began the transaction anew. Nothing of it is stored"
+                f"somebody has begun transaction {name!r} anew after attempt {record.attempt} at"
+                f" epoch {record.epoch}. Nothing of that is stored"
             )
         row.epoch, row.decided_attempt = record.epoch, record.attempt
         row.attempt = 0
