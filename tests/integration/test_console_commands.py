@@ -248,6 +248,9 @@ def test_queues_are_listed_and_split(semel: Console, topic: str) -> None:
     assert sum(not queue["sealed"] for queue in altered["queues"]) == 7
     assert "not merged" in semel.fails("topic", "alter", topic, "--queues", "2")
     assert "no queue 99" in semel.fails("queue", "split", f"{topic}/99")
+
+
+def test_what_cannot_be_moved_is_told(semel: Console, topic: str) -> None:
     assert "no broker group 9" in semel.fails("queue", "move", f"{topic}/1", "--to", "9")
     assert "already" in semel.fails("queue", "move", f"{topic}/1", "--to", "1")
     assert "not being moved" in semel.fails("queue", "move", f"{topic}/1", "--cancel")
