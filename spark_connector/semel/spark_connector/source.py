@@ -1,4 +1,4 @@
-"""The data source `semel` as Spark meets it: a name, a schema, readers.
+"""The data source `semel` as Spark meets it: a name, a schema, readers, writers.
 
 How it works. Spark creates a `SemelSource` from the user's options, asks for its schema unless the
 user gave one, and pickles what the readers are to the processes that plan and to every task. So the
@@ -8,24 +8,35 @@ reader is made.
 
     spark.read.format("semel").option("subscribe", "orders").load()
     spark.readStream.format("semel").option("subscribe", "orders").load()
+    frame.write.format("semel").option("topic", "orders").mode("append").save()
+    frame.writeStream.format("semel").option("topic", "orders").start()
 
 need no registration: Spark finds the package `pyspark_semel`, which names this class.
 
-Not here: options (`options.py`), rows (`rows.py`), batches (`reader.py`), streams (`stream.py`).
+Not here: options (`options.py`, `sink_options.py`), rows (`rows.py`, `sink_rows.py`), batches
+(`reader.py`), streams (`stream.py`), writes (`writer.py`).
 """
 
 from __future__ import annotations
 
 import os
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from semel.spark_connector.connections import discard, shared_client
 from semel.spark_connector.options import ReadOptions, parse_options
 from semel.spark_connector.reader import FilteringReader, SemelReader
 from semel.spark_connector.rows import check_schema, row_schema
+from semel.spark_connector.sink_options import parse_write_options
 from semel.spark_connector.stream import SemelStreamReader
+from semel.spark_connector.writer import SemelStreamWriter, SemelWriter
 
 
 class SemelSource(DataSource):
@@ -56,6 +67,18 @@ class SemelSource(DataSource):
         """A stream's reader of the columns in `schema`."""
         check_schema(schema)
         return SemelStreamReader(self._parsed().for_stream(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch's writer. Spark calls it by keyword, and the stream's, too."""
+        options = parse_write_options(dict(self.options), os.environ).for_batch()
+        return SemelWriter(options, schema, overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """The writer of one micro-batch of a stream."""
+        options = parse_write_options(dict(self.options), os.environ).for_stream()
+        return SemelStreamWriter(options, schema, overwrite=overwrite)
 
     def _parsed(self) -> ReadOptions:
         return parse_options(dict(self.options), os.environ)
