@@ -25,6 +25,10 @@ SOAKS: Final = {
         "tests.soak.spark",
         "streams of a real Spark over topics that are split, under kills",
     ),
+    "transactions": (
+        "tests.soak.transactions",
+        "commits over two broker groups while masters are killed",
+    ),
     "steady": ("tests.soak.steady", "half an hour of load, after which nothing may have grown"),
     "damage": ("tests.soak.damage", "bytes of one node's files flipped, again and again"),
     "mutants": ("tools.mutation.__main__", "small changes of the code, and what the tests notice"),
@@ -36,7 +40,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: ./run soak NAME [ARGUMENT...]; each explains itself with --help\n")
         for name, (_, text) in SOAKS.items():
-            print(f"  {name:10} {text}")
+            print(f"  {name:12} {text}")
         return 0
     name, *rest = arguments
     if name not in SOAKS:
