@@ -149,5 +149,8 @@ def _wait_for_move(client: Client, out: render.Output, begun: QueueMove) -> Queu
             copied = move.copied_bytes
             time.sleep(POLL_S)
             now = [m for m in client.admin.list_moves(begun.topic) if m.queue == begun.queue]
-            move = now[0] if now else dataclasses.replace(move, stage="done", trouble="")
+            done = dataclasses.replace(
+                move, stage="done", trouble="", copied_bytes=move.total_bytes
+            )
+            move = now[0] if now else done
     return move
