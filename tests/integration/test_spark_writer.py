@@ -187,6 +187,29 @@ def test_a_new_checkpoint_under_a_used_id_is_refused(running, client, topic, mon
     assert stored(client, topic) == Counter(rows(0, 10) + rows(20, 30))
 
 
+def test_the_masters_death_while_rows_are_staged(cluster, monkeypatch):
+    """And again between the last receipt and the commit."""
+    query = Query(monkeypatch, "survivor", bootstrap=cluster.bootstrap, topic="survivor")
+
+    def killing() -> Iterator[pa.RecordBatch]:
+        yield from arrow(rows(0, 2_000))
+        cluster.kill(master)
+        yield from arrow(rows(2_000, 4_000))
+
+    with connect(cluster.bootstrap) as own:
+        own.admin.create_topic("survivor", queues=2)
+        master = cluster.master()
+        receipts = [query.attempt(0, 0, killing())]
+        assert cluster.master() != master
+        cluster.start_node(master)
+        receipts.append(query.attempt(0, 1, arrow(rows(4_000, 4_100))))
+        second = cluster.master()
+        cluster.kill(second)
+        query.writer().commit(receipts, 0)
+        cluster.start_node(second)  # verifying wants every copy
+        assert stored(own, "survivor") == Counter(rows(0, 4_100))
+
+
 def batch_writer(columns: StructType = SCHEMA, **options: str) -> writer.SemelWriter:
     source = SemelSource({"timeoutMs": PATIENCE_MS, **options})
     found = source.writer(schema=columns, overwrite=False)
