@@ -128,8 +128,8 @@ def check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) -
     """Raises InvalidRequest for what cannot be written."""
     if overwrite:
         raise InvalidRequest(
-            "format semel only appends: mode('append') in a batch, outputMode('append') or 'update'"
-            " in a stream; what is in a topic goes by retention or with the topic"
+            "format semel only appends: mode('append') in a batch, outputMode('append') in a"
+            " stream; what is in a topic goes by retention or with the topic"
         )
     check_write_schema(schema, options.topic)
 
