@@ -33,15 +33,15 @@ class Fault:
     """How long it lasts."""
     nodes: int
     """Brokers that it takes."""
-    needs_writes: bool
-    """Bites only while the group stores something."""
+    needs_work: bool
+    """Bites only while the brokers run and store what they are sent."""
     chaos: bool
     """May be under way together with another one."""
     unavailable: Callable[[], str]
 
     def follows(self, other: Fault, brokers: int) -> bool:
         """May strike while `other` is under way, in a group of so many brokers."""
-        return self.nodes + other.nodes <= brokers and (other.majority or not self.needs_writes)
+        return self.nodes + other.nodes <= brokers and (other.majority or not self.needs_work)
 
     def run(self, run: Run, rng: random.Random) -> contextlib.AbstractContextManager[None]:
         """`with fault.run(run, rng):` the fault lasts."""
@@ -57,7 +57,7 @@ def fault(
     majority: bool = True,
     seconds: tuple[float, float] = (1.0, 3.0),
     nodes: int = 1,
-    needs_writes: bool = False,
+    needs_work: bool = False,
     chaos: bool = True,
     unavailable: Callable[[], str] = lambda: "",
 ) -> Callable[[Strike], Strike]:
@@ -72,7 +72,7 @@ def fault(
             majority=majority,
             seconds=seconds,
             nodes=nodes,
-            needs_writes=needs_writes,
+            needs_work=needs_work,
             chaos=chaos,
             unavailable=unavailable,
         )

@@ -274,7 +274,7 @@ def _cut_controller(run: Run, rng: random.Random) -> Iterator[None]:
     yield from _partition(run, "cut-controller", flows, False)
 
 
-@fault("drop-streams", nodes=0)
+@fault("drop-streams", nodes=0, needs_work=True)
 def _drop_streams(run: Run, rng: random.Random) -> Iterator[None]:
     """Connections of brokers and clients are reset again and again."""
     dropped = 0
@@ -291,7 +291,7 @@ def _from_clients(run: Run) -> Flows:
     return [(CLIENTS, node.id) for node in run.cluster.brokers]
 
 
-@fault("delay", seconds=(2.0, 5.0), nodes=0)
+@fault("delay", seconds=(2.0, 5.0), nodes=0, needs_work=True)
 def _delay(run: Run, rng: random.Random) -> Iterator[None]:
     """Every link is 5 to 80 ms long, each its own length."""
     flows = [*_between_brokers(run), *_from_clients(run)]
@@ -303,7 +303,7 @@ def _delay(run: Run, rng: random.Random) -> Iterator[None]:
     run.cluster.network.shape(flows, delay_s=0)
 
 
-@fault("throttle", seconds=(2.0, 5.0))
+@fault("throttle", seconds=(2.0, 5.0), needs_work=True)
 def _throttle(run: Run, rng: random.Random) -> Iterator[None]:
     """One slave gets the log at 100 kB/s."""
     with run.victim("slave") as node:
@@ -315,7 +315,7 @@ def _throttle(run: Run, rng: random.Random) -> Iterator[None]:
         run.cluster.network.shape(flows, bytes_per_s=0)
 
 
-@fault("corrupt-peers", majority=False, seconds=(2.0, 4.0), nodes=0)
+@fault("corrupt-peers", majority=False, seconds=(2.0, 4.0), nodes=0, needs_work=True)
 def _corrupt(run: Run, rng: random.Random) -> Iterator[None]:
     """One bit in about 30,000 bytes is flipped on every link between brokers.
 
@@ -385,14 +385,14 @@ def _dies(run: Run, name: str, role: str, rule: Rule) -> Iterator[None]:
         run.cluster.start_node(node)
 
 
-@fault("sync-fails", needs_writes=True)
+@fault("sync-fails", needs_work=True)
 def _sync_fails(run: Run, rng: random.Random) -> Iterator[None]:
     """The master's next fsync fails: it ends, and never tries again."""
     rule = Rule(operation="sync", path="segment-*", error="EIO", after=rng.randrange(5))
     yield from _dies(run, "sync-fails", "master", rule)
 
 
-@fault("write-fails", needs_writes=True)
+@fault("write-fails", needs_work=True)
 def _write_fails(run: Run, rng: random.Random) -> Iterator[None]:
     """A slave's write gets EIO: it ends."""
     rule = Rule(operation="write", path="segment-*", error="EIO", after=rng.randrange(5))
@@ -412,28 +412,28 @@ def _suffers(run: Run, name: str, role: str, rule: Rule) -> Iterator[None]:
         assert node.running, f"broker {node.id} has ended: {name} is no reason to"
 
 
-@fault("sync-hangs", seconds=(1.0, 4.0), needs_writes=True)
+@fault("sync-hangs", seconds=(1.0, 4.0), needs_work=True)
 def _sync_hangs(run: Run, rng: random.Random) -> Iterator[None]:
     """The master's fsync hangs: it loses its place."""
     rule = Rule(operation="sync", path="segment-*", hang=True)
     yield from _suffers(run, "sync-hangs", "master", rule)
 
 
-@fault("slow-disk-master", seconds=(2.0, 4.0), needs_writes=True)
+@fault("slow-disk-master", seconds=(2.0, 4.0), needs_work=True)
 def _slow_master(run: Run, rng: random.Random) -> Iterator[None]:
     """Each of the master's fsyncs takes 20 to 200 ms."""
     rule = Rule(operation="sync", path="segment-*", delay_ms=rng.uniform(20, 200))
     yield from _suffers(run, "slow-disk-master", "master", rule)
 
 
-@fault("slow-disk-slave", seconds=(2.0, 4.0), needs_writes=True)
+@fault("slow-disk-slave", seconds=(2.0, 4.0), needs_work=True)
 def _slow_slave(run: Run, rng: random.Random) -> Iterator[None]:
     """Each of a slave's fsyncs takes 0.2 to 2 s."""
     rule = Rule(operation="sync", path="segment-*", delay_ms=rng.uniform(200, 2_000))
     yield from _suffers(run, "slow-disk-slave", "slave", rule)
 
 
-@fault("disk-full-master", seconds=(4.0, 8.0), needs_writes=True)
+@fault("disk-full-master", seconds=(4.0, 8.0), needs_work=True)
 def _disk_full(run: Run, rng: random.Random) -> Iterator[None]:
     """The master finds no room for a further segment; somebody with room takes over."""
     rule = Rule(operation="allocate", error="ENOSPC")

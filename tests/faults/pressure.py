@@ -94,7 +94,7 @@ def _no_descriptors(run: Run, rng: random.Random) -> Iterator[None]:
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, before)
 
 
-@fault("garbage", seconds=(0.5, 1.0), nodes=0)
+@fault("garbage", seconds=(0.5, 1.0), nodes=0, needs_work=True)
 def _garbage(run: Run, rng: random.Random) -> Iterator[None]:
     """Random, cut and oversized bytes at every port and every call of every broker."""
     answered = sent = 0
