@@ -46,7 +46,8 @@ class GroupCalls:
                 self._named[group.group_id] = tuple(group.addresses)
 
     async def call(self, group_id: int, method: str, request: Any, timeout_s: float) -> Any:
-        """The answer of the group's master. Raises SemelError."""
+        """The answer of the group's master. Raises SemelError, but never NotMaster: that would be
+        taken for this group's."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + timeout_s
         last: SemelError | None = None
@@ -76,6 +77,8 @@ class GroupCalls:
             else:
                 self._masters.pop(group_id, None)
             if loop.time() + PAUSE_S >= give_up:
+                if isinstance(last, NotMaster):
+                    raise Unavailable(f"broker group {group_id} has no master: {last.message}")
                 raise last
             await asyncio.sleep(PAUSE_S)
 

@@ -73,7 +73,10 @@ class Source:
             await channel.close(grace=0)
 
     async def ask(self, method: str, request: Any) -> Any:
-        """The master's answer. Raises SemelError: its own, or the last node's that is none."""
+        """The master's answer. Raises SemelError: its own, or Unavailable when none is found.
+
+        Never NotMaster: that would be taken for this group's, and send the caller to the source.
+        """
         waiting, asked = deque(self._addresses), set[str]()
         trouble: SemelError = Unavailable("no node of the queue's broker group is known")
         while waiting:
@@ -94,7 +97,7 @@ class Source:
             if self._addresses[0] != address:
                 self._addresses.insert(0, address)
             return reply
-        raise trouble
+        raise Unavailable(f"the queue's broker group has no master that answers: {trouble.message}")
 
     async def _call(self, address: str, method: str, request: Any) -> Any:
         channel = self._channels.get(address)

@@ -1,0 +1,55 @@
+"""Asking another broker group while a queue is fetched from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from semel.broker.group_calls import GroupCalls
+from semel.broker.moving import Source
+from semel.broker.routes_copy import RoutesCopy
+from semel.protos.errors import NotMaster, Unavailable
+from semel.protos.rpc import ServerInterceptor
+from semel.protos.v1 import (
+    broker_pb2,
+    broker_pb2_grpc,
+    transaction_records_pb2,
+    transactions_pb2,
+    transactions_pb2_grpc,
+)
+
+
+class _Slave(broker_pb2_grpc.MovesServicer, transactions_pb2_grpc.TransactionsServicer):
+    """A node of the other group, which has no master now."""
+
+    async def CopyQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotMaster("node 7 is not the master of group 2", master_address="", term=3)
+
+    async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotMaster("node 7 is not the master of group 2", master_address="", term=3)
+
+
+async def test_another_groups_missing_master_is_not_taken_for_ones_own() -> None:
+    """NotMaster would send the caller, who asked this group, to the nodes of the other one."""
+    server = grpc.aio.server(interceptors=[ServerInterceptor()])
+    broker_pb2_grpc.add_MovesServicer_to_server(_Slave(), server)
+    transactions_pb2_grpc.add_TransactionsServicer_to_server(_Slave(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    source = Source([address])
+    calls = GroupCalls(RoutesCopy())
+    try:
+        with pytest.raises(Unavailable, match="node 7 is not the master of group 2") as caught:
+            await source.ask("CopyQueue", broker_pb2.CopyQueueRequest())
+        assert not isinstance(caught.value, NotMaster)
+        calls.learn([transactions_pb2.KnownGroup(group_id=2, addresses=[address])])
+        abort = transaction_records_pb2.AbortTransaction(transaction_id="t")
+        with pytest.raises(Unavailable, match="broker group 2 has no master: node 7"):
+            await calls.call(2, "Abort", abort, 0.01)
+    finally:
+        await calls.close()
+        await source.close()
+        await server.stop(None)
