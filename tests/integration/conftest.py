@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,15 @@ from semel.client import Client, connect
 from tests.integration.cluster import Cluster
 from tests.integration.loading import staged
 from tools.demo.stage import Stage
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spark_leaves_no_client() -> Iterator[None]:
+    """Tests that call the data source in this process leave its shared clients connected."""
+    yield
+    connections = sys.modules.get("semel.spark_connector.connections")
+    if connections is not None:
+        connections.discard_all()
 
 
 @pytest.fixture
