@@ -1,9 +1,12 @@
-"""For all tests: Hypothesis without deadlines by the wall clock, and a ZooKeeper to share."""
+"""For all tests: room on the disk, Hypothesis without wall-clock deadlines, a shared ZooKeeper."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,8 +15,35 @@ from tests.zookeeper import Server, running_server
 
 os.environ["SEMEL_ROUTES_DIRECTORY"] = ""  # nothing of a test stays in the user's files
 
+# What the tests that run at one time leave on the disk: clusters of up to 700 MB, four at once.
+ROOM_BYTES = 3 << 30
+
 settings.register_profile("semel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("semel")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A broker waits while its disk is full: tests on a full disk would hang, one by one."""
+    place = tempfile.gettempdir()
+    free = shutil.disk_usage(place).free
+    if free < ROOM_BYTES and not session.config.option.collectonly:
+        pytest.exit(
+            f"the tests need {ROOM_BYTES >> 20} MiB of disk and {place} has {free >> 20} MiB left: "
+            "free some, or set TMPDIR to a directory with more",
+            returncode=1,
+        )
+
+
+@pytest.fixture(scope="module")
+def module_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """A directory for all tests of a module, kept if one of them failed, as with `tmp_path`."""
+    failed = request.session.testsfailed
+    directory = tmp_path_factory.mktemp("module")
+    yield directory
+    if request.session.testsfailed == failed:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

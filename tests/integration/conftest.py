@@ -38,9 +38,9 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 @pytest.fixture(scope="module")
-def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def shared_cluster(module_path: Path) -> Iterator[Cluster]:
     """Three brokers and a controller for all tests of a module, which must not kill any of it."""
-    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
+    with Cluster(module_path / "cluster") as running:
         yield running
 
 

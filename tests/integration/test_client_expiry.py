@@ -20,8 +20,8 @@ DEADLINE_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory = tmp_path_factory.mktemp("forgetful")
+def cluster(module_path: Path) -> Iterator[Cluster]:
+    directory = module_path / "forgetful"
     with Cluster(directory, broker_flags=["--producer-idle-ms", str(IDLE_MS)]) as running:
         yield running
 

@@ -23,8 +23,8 @@ ODD = [b"plain", b"", b"\r", b"tab\tand\x00nul", b"\xff\xfe", "größe".encode()
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
-    with UpProcess(tmp_path_factory.mktemp("cluster"), "--brokers", "1") as process:
+def up(module_path: Path) -> Iterator[UpProcess]:
+    with UpProcess(module_path / "cluster", "--brokers", "1") as process:
         yield process
 
 

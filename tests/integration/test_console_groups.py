@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,8 @@ from tests.integration.up_process import UpProcess
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
-    with UpProcess(tmp_path_factory.mktemp("cluster"), "--brokers", "1") as process:
+def up(module_path: Path) -> Iterator[UpProcess]:
+    with UpProcess(module_path / "cluster", "--brokers", "1") as process:
         yield process
 
 

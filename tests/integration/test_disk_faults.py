@@ -62,9 +62,9 @@ class FaultyCluster(Cluster):
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyCluster]:
+def started(module_path: Path) -> Iterator[FaultyCluster]:
     """One cluster for all: every test leaves it whole, which the next one's `check` proves too."""
-    running = FaultyCluster(tmp_path_factory.mktemp("faulty") / "cluster")
+    running = FaultyCluster(module_path / "cluster")
     with running:
         with connect(running.bootstrap) as client:
             client.admin.create_topic(TOPIC, queues=1)

@@ -77,9 +77,9 @@ def faults() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def doctor(tmp_path_factory: pytest.TempPathFactory, faults: dict[str, Any]) -> Iterator[Patient]:
+def doctor(module_path: Path, faults: dict[str, Any]) -> Iterator[Patient]:
     flags = ("--segment-bytes", str(1 << 20), "--producer-idle-ms", "600000")
-    cluster = Cluster(tmp_path_factory.mktemp("doctor") / "cluster", broker_flags=flags)
+    cluster = Cluster(module_path / "cluster", broker_flags=flags)
     faults["disk"] = faults_of(cluster.brokers[FAULTY - 1])
     faults["clock"] = skew_of(cluster.brokers[SKEWED - 1])
     with cluster:

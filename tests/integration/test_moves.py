@@ -117,9 +117,9 @@ def test_queues_move_under_load_while_masters_and_controllers_are_killed(tmp_pat
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+def pair(module_path: Path) -> Cluster:
     """Two groups of one node."""
-    cluster = Cluster(tmp_path_factory.mktemp("pair"), brokers=1, groups=2)
+    cluster = Cluster(module_path / "pair", brokers=1, groups=2)
     with cluster:
         yield cluster
 

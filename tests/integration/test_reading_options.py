@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +18,9 @@ COUNT = 3_000
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def running(module_path: Path) -> Iterator[Cluster]:
     """A cluster of which the tests freeze nodes for a moment."""
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+    with Cluster(module_path / "cluster") as cluster:
         yield cluster
 
 

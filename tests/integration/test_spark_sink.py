@@ -41,9 +41,9 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="module")
-def running(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def running(spark: SparkSession, module_path: Path) -> Iterator[Cluster]:
     """One broker; started after the JVM, which is forked from here."""
-    with Cluster(tmp_path_factory.mktemp("cluster"), brokers=1) as cluster:
+    with Cluster(module_path / "cluster", brokers=1) as cluster:
         yield cluster
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -29,10 +30,10 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def running(module_path: Path) -> Iterator[Cluster]:
     """A cluster that looks for what retention may take ten times a second."""
     flags = ("--retention-check-ms", "100")
-    with Cluster(tmp_path_factory.mktemp("cluster"), broker_flags=flags) as cluster:
+    with Cluster(module_path / "cluster", broker_flags=flags) as cluster:
         yield cluster
 
 

@@ -9,6 +9,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -35,9 +36,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def running(module_path: Path) -> Iterator[Cluster]:
     """Two broker groups of one node each: a commit needs both."""
-    with Cluster(tmp_path_factory.mktemp("cluster"), brokers=1, groups=2) as cluster:
+    with Cluster(module_path / "cluster", brokers=1, groups=2) as cluster:
         yield cluster
     discard_all()
 

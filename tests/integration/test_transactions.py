@@ -32,10 +32,10 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(module_path: Path) -> Iterator[Cluster]:
     """Two broker groups of one node each, impatient about pins."""
     flags = ["--transaction-pin-ms", str(PIN_MS)]
-    directory = tmp_path_factory.mktemp("cluster")
+    directory = module_path / "cluster"
     with Cluster(directory, brokers=1, groups=2, broker_flags=flags) as running:
         yield running
 
