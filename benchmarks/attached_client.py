@@ -28,9 +28,9 @@ import pyarrow as pa
 from benchmarks.floor_node import die_with_parent
 from semel.protos.batch import Codec
 from semel.protos.columns import Columns, encode_batch
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import Unavailable, from_detail
 from semel.protos.ids import ProducerId, QueueId, QueueKey, Sequence, TopicId
+from semel.protos.queue_refs import queue_ref
 from semel.protos.rpc import CHANNEL_OPTIONS
 from semel.protos.streams import (
     FETCH_METHOD,

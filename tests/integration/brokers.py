@@ -27,10 +27,10 @@ from semel.broker.node import BrokerNode
 from semel.broker.raft import RaftConfig
 from semel.protos.batch import Codec
 from semel.protos.columns import Columns, encode_batch, to_record_batch
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import NotMaster, Throttled
 from semel.protos.ids import GroupId, NodeId, ProducerId, QueueId, QueueKey, TopicId
 from semel.protos.ids import Sequence as Seq
+from semel.protos.queue_refs import queue_ref
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.streams import (
     FETCH_METHOD,

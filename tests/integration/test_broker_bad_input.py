@@ -15,7 +15,6 @@ import pytest
 import pytest_asyncio
 
 from semel.broker.node import BrokerNode
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import (
     CorruptBatch,
     DataDirectoryError,
@@ -33,6 +32,7 @@ from semel.protos.errors import (
     from_detail,
 )
 from semel.protos.ids import QueueId, QueueKey
+from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import FETCH_METHOD, encode_ping, encode_produce, frame_prefix
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
 from tests.integration.brokers import CLUSTER, QUEUE, TOPIC, BrokerGroup, RawClient, make_batch

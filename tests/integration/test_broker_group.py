@@ -9,8 +9,8 @@ import pytest
 
 from semel.broker.log import LogConfig
 from semel.broker.log.files import OsFile
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import DiskFull, ProducerFenced, StorageError, from_detail
+from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import encode_produce
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch

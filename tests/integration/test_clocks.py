@@ -9,8 +9,8 @@ import pytest
 
 from semel.broker.node import BrokerNode
 from semel.broker.replica import wall_us
-from semel.protos.control_records import queue_ref
 from semel.protos.frames import decode_frame_header
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from semel.broker.probe import COMMON, METRICS
-from semel.protos.control_records import queue_ref
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 

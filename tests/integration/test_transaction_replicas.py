@@ -14,7 +14,7 @@ from semel.broker.log import LogConfig
 from semel.broker.node import BrokerNode
 from semel.protos.batch import decode_header
 from semel.protos.columns import to_record_batch
-from semel.protos.control_records import queue_ref
+from semel.protos.queue_refs import queue_ref
 from semel.protos.rpc import error_from_rpc
 from semel.protos.staging import STAGER_ID_MIN, batch_digest
 from semel.protos.v1 import (

@@ -21,7 +21,6 @@ from semel.broker.state import (
     State,
 )
 from semel.broker.state.expired import Expired
-from semel.broker.state.machine import queue_key_of
 from semel.broker.state.producers import ENTRY, Row, SequenceTable
 from semel.broker.state.spec import Spec
 from semel.client.core.sequences import SendWindow
@@ -29,6 +28,7 @@ from semel.protos import batch, errors
 from semel.protos.batch import BatchHeader, check_batch
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Term, TopicId
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
 from tests.known_bugs.planting import breaks_when_planted
 from tests.unit.client import test_send_window as client

@@ -22,13 +22,13 @@ from typing import Any
 
 from semel.client import connect_async
 from semel.client.connection import BROKER
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import (
     DedupStateExpired,
     LockLost,
     ProducerFenced,
     SemelError,
 )
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 from tests.checking.history import (
     Commit,

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
 from tests.checking.history import Delivered, Granted
 
@@ -168,4 +169,4 @@ class Consumption:
 
 
 def key_of(ref: object) -> QueueKey:
-    return QueueKey(TopicId(ref.topic_id), QueueId(ref.queue_id))  # type: ignore[attr-defined]
+    return queue_key_of(ref)  # type: ignore[attr-defined]

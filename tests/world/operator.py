@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import QueueSealed, SemelError
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 from tests.world.clients import TOPIC, ClientHost
 from tests.world.world import World

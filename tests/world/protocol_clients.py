@@ -24,7 +24,6 @@ from semel.client.connection import Purpose
 from semel.client.core.routing import QueueRoute
 from semel.client.identity import Identity
 from semel.protos.columns import Columns, encode_batch
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import (
     DedupStateExpired,
     NotMaster,
@@ -33,6 +32,7 @@ from semel.protos.errors import (
     from_detail,
 )
 from semel.protos.ids import QueueKey
+from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import PRODUCE_METHOD, encode_produce
 from semel.protos.v1 import broker_pb2
 from tests.checking.history import Answer, Asked, Outcome, Send, digest_of

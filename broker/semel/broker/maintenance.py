@@ -22,8 +22,8 @@ from semel.broker.log import RecordRef
 from semel.broker.membership import MembershipChanges
 from semel.broker.replica import Replica, monotonic_ms
 from semel.broker.snapshots import Checkpoints
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import DiskFull, NotMaster, SemelError
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import control_pb2
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,6 @@ import grpc.aio
 
 from semel.broker.state import ApplyResult, Incoming, MoveApplied, MoveState, State
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_broker_header
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import (
     CorruptBatch,
     InvalidRequest,
@@ -35,6 +34,7 @@ from semel.protos.errors import (
     Unavailable,
 )
 from semel.protos.ids import QueueKey
+from semel.protos.queue_refs import queue_ref
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, control_pb2
 

@@ -37,12 +37,12 @@ from semel.broker.state import (
     Refused,
     Staged,
     batch_record_parts,
-    queue_key_of,
 )
 from semel.protos.batch import BatchHeader
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
 from semel.protos.ids import ProducerId, QueueKey, Term
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1.control_pb2 import ControlRecord
 

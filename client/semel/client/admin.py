@@ -49,7 +49,6 @@ from semel.client.offsets import (
     Places,
     check_places,
     list_offsets,
-    queue_ref,
     resolve_places,
 )
 from semel.client.progress import publish_progress
@@ -64,6 +63,7 @@ from semel.client.resets import (
 )
 from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownProducer, UnknownQueue
 from semel.protos.ids import GroupId
+from semel.protos.queue_refs import queue_ref
 from semel.protos.slots import SLOT_COUNT
 from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
 

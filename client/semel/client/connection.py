@@ -95,7 +95,12 @@ def telling(group: BaseExceptionGroup[SemelError]) -> SemelError:
             stack.extend(each.exceptions)
         else:
             leaves.append(each)
-    return min(leaves, key=lambda error: isinstance(error, Unavailable | TimedOut))
+    return min(leaves, key=says_little)
+
+
+def says_little(error: BaseException) -> bool:
+    """Order of errors: one of the transport comes after a broker's own word."""
+    return isinstance(error, Unavailable | TimedOut)
 
 
 BROKER: type[Any] = broker_pb2_grpc.BrokerStub

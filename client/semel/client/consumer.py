@@ -32,7 +32,6 @@ from semel.client.core.routing import QueueRoute
 from semel.client.fetch import Feed, FeedQueue
 from semel.client.membership import Membership
 from semel.client.message import Message
-from semel.client.offsets import queue_ref
 from semel.client.pulling import Puller
 from semel.client.retrying import Retrying
 from semel.client.runtime import Runtime
@@ -55,7 +54,8 @@ from semel.protos.errors import (
     from_detail,
 )
 from semel.protos.ids import GroupId, QueueId, QueueKey, TopicId
-from semel.protos.v1 import broker_pb2, common_pb2
+from semel.protos.queue_refs import queue_key_of, queue_ref
+from semel.protos.v1 import broker_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -401,7 +401,7 @@ class ConsumerCore:
             await self._look_for(queues)
             return
         for lost in reply.lost:
-            key = QueueKey(TopicId(lost.queue.topic_id), QueueId(lost.queue.queue_id))
+            key = queue_key_of(lost.queue)
             self._lose(key, lost.token, None)
 
     async def _look_for(self, queues: list[FeedQueue]) -> None:
@@ -576,7 +576,7 @@ class ConsumerCore:
         reply = await self._cluster.call_master(group_id, "Commit", request)
         problem: SemelError | None = None
         for commit, outcome in zip(request.commits, reply.outcomes, strict=True):
-            key = QueueKey(TopicId(commit.queue.topic_id), QueueId(commit.queue.queue_id))
+            key = queue_key_of(commit.queue)
             queue = self._held.get(key)
             if outcome.HasField("error"):
                 problem = from_detail(outcome.error)
@@ -716,7 +716,7 @@ class ConsumerCore:
 
 def _lock_ref(queue: FeedQueue) -> broker_pb2.LockRef:
     return broker_pb2.LockRef(
-        queue=common_pb2.QueueRef(topic_id=queue.key.topic_id, queue_id=queue.key.queue_id),
+        queue=queue_ref(queue.key),
         token=queue.token,
     )
 

@@ -231,7 +231,7 @@ class Feed:
             link.wake()
 
     def wanted(self, group_id: GroupId) -> list[FeedQueue]:
-        """Queues to ask for now, the emptiest first."""
+        """Queues to ask for at this moment, the emptiest first."""
         if self.buffered >= self.prefetch_bytes:
             return []
         now = time.monotonic()

@@ -20,14 +20,13 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import grpc
 
 from semel.client.cluster import Cluster, translate
 from semel.client.config import ProducerConfig
-from semel.client.connection import Purpose
+from semel.client.connection import Purpose, telling
 from semel.client.core.batching import Outcome, Part
 from semel.client.core.encoding import encode_mark, encode_part
 from semel.client.core.retry import Backoff, BackoffPolicy
@@ -303,7 +302,7 @@ class Link:
             try:
                 await self._stream(master.address)
             except* SemelError as group:
-                self._on_ended(master, _first(group))
+                self._on_ended(master, telling(group))
             except* _Restarted:
                 asked = True
             except* Exception as group:
@@ -471,17 +470,3 @@ def _ended(call: Any, error: BaseException, address: str) -> SemelError:
     if isinstance(error, grpc.RpcError):
         return translate(error, address)
     return Unavailable(f"{address} ended the produce stream")
-
-
-def _first(group: BaseExceptionGroup[SemelError]) -> SemelError:
-    """The error that says most: a broker's own word before the transport's."""
-    leaves: list[SemelError] = []
-    stack: list[Any] = list(group.exceptions)
-    while stack:
-        each = stack.pop()
-        if isinstance(each, BaseExceptionGroup):
-            stack.extend(each.exceptions)
-        else:
-            leaves.append(each)
-    rank: Callable[[SemelError], bool] = lambda error: isinstance(error, Unavailable | TimedOut)  # noqa: E731
-    return sorted(leaves, key=rank)[0]

@@ -25,9 +25,9 @@ from typing import Final
 from semel.client.cluster import Cluster
 from semel.client.config import ConsumerConfig
 from semel.client.core.routing import QueueRoute
-from semel.client.offsets import queue_ref
 from semel.protos.errors import MemberFenced, SemelError, StaleGeneration, UnknownMember
-from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.ids import QueueKey
+from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import controller_pb2
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class Membership:
         if reply.generation < self.generation:
             return
         self._beat_s = max(0.05, (reply.heartbeat_ms or 1_000) / 1000)
-        keys = [QueueKey(TopicId(ref.topic_id), QueueId(ref.queue_id)) for ref in reply.assignment]
+        keys = [queue_key_of(ref) for ref in reply.assignment]
         assigned = self._places(keys)
         if len(assigned) < len(keys):
             # A topic is newer than our routes.

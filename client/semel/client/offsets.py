@@ -15,8 +15,9 @@ from typing import Final, TypeAlias
 from semel.client.cluster import Cluster
 from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange, QueueMoved, from_detail
-from semel.protos.ids import GroupId, QueueKey
-from semel.protos.v1 import broker_pb2, common_pb2
+from semel.protos.ids import GroupId
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import broker_pb2
 
 MOVES_MAX: Final = 3
 """So often a queue is followed to another group before its move is told."""
@@ -37,10 +38,6 @@ class QueueOffsets:
     time_offset: int
     """First offset at or after the time asked for."""
     bytes: int
-
-
-def queue_ref(key: QueueKey) -> common_pb2.QueueRef:
-    return common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id)
 
 
 async def list_offsets(

@@ -23,9 +23,9 @@ from typing import Any, Final
 
 from semel.client.cluster import Cluster
 from semel.client.core.routing import QueueRoute
-from semel.client.offsets import queue_ref
 from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue, from_detail
 from semel.protos.ids import GroupId
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, controller_pb2
 
 SESSION_MS: Final = 10_000

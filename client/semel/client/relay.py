@@ -56,7 +56,6 @@ from semel.client.futures import await_settled
 from semel.client.identity import Identity
 from semel.client.intake import Intake
 from semel.client.message import Message
-from semel.client.offsets import queue_ref
 from semel.client.producer import ProducerCore
 from semel.client.producer_topic import ProducerTopic
 from semel.client.pulling import await_ready
@@ -66,6 +65,7 @@ from semel.protos.batch import COPY_BYTES_MAX, MESSAGE_BYTES_MAX
 from semel.protos.columns import Columns
 from semel.protos.errors import OffsetOutOfRange, QueueSealed, UnknownQueue, UnknownTopic
 from semel.protos.ids import GroupId, ProducerId, QueueKey
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
 
 logger = logging.getLogger(__name__)

@@ -21,9 +21,10 @@ from typing import Any
 from semel.client.cluster import Cluster
 from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.model import Described
-from semel.client.offsets import Place, check_places, list_offsets, queue_ref, resolve_places
+from semel.client.offsets import Place, check_places, list_offsets, resolve_places
 from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownQueue
 from semel.protos.ids import GroupId
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, controller_pb2
 
 

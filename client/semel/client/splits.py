@@ -20,7 +20,7 @@ from semel.client.core.sequences import InFlight
 from semel.client.core.splitting import Heir, divide, of_encoded, of_waiting
 from semel.client.lanes import Lane
 from semel.protos.errors import QueueSealed
-from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
 
 
@@ -51,7 +51,7 @@ async def open_children(
             await producer.fence(lanes)
         except QueueSealed as error:
             deeper = control_pb2.SplitQueue.FromString(error.split_record)
-            key = QueueKey(TopicId(deeper.queue.topic_id), QueueId(deeper.queue.queue_id))
+            key = queue_key_of(deeper.queue)
             queues = [
                 each
                 for queue in queues

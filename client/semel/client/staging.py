@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -24,14 +23,14 @@ from semel.client.cluster import Cluster
 from semel.client.config import ProducerConfig
 from semel.client.core.routing import QueueRoute
 from semel.client.core.sequences import Decision, Settled
-from semel.client.identity import MOVED_PAUSE_S, Identity
+from semel.client.identity import Identity
 from semel.client.intake import Intake
 from semel.client.lanes import Lane
-from semel.client.offsets import queue_ref
 from semel.client.producer import ProducerCore
 from semel.protos.batch import decode_header
-from semel.protos.errors import QueueMoved, SemelError, TransactionAborted
+from semel.protos.errors import SemelError, TransactionAborted
 from semel.protos.ids import GroupId, ProducerId, QueueKey
+from semel.protos.queue_refs import queue_ref
 from semel.protos.staging import (
     DIGEST_MASK,
     STAGER_EPOCH,
@@ -114,26 +113,13 @@ class StagerIdentity(Identity):
             f"what was staged of transaction {self.transaction_id!r} is gone; begin it again"
         )
 
-    async def fence(
+    async def _fence(
         self, queues: list[QueueRoute], session: int, timeout_s: float, *, after_expiry: bool
     ) -> list[broker_pb2.ProducerRow]:
-        until = time.monotonic() + timeout_s
-        while True:
-            try:
-                return await self._open_at(queues, session, timeout_s)
-            except QueueMoved:  # the routes know by now where it is
-                if time.monotonic() >= until:
-                    raise
-                await asyncio.sleep(MOVED_PAUSE_S)
-
-    async def _open_at(
-        self, queues: list[QueueRoute], session: int, timeout_s: float
-    ) -> list[broker_pb2.ProducerRow]:
+        """OPEN in place of FENCE; a stager that was forgotten is refused in any case."""
         if self._ended:
             raise TransactionAborted(f"transaction {self.transaction_id!r} was given up")
-        by_group: dict[GroupId, list[QueueKey]] = {}
-        for queue in queues:
-            by_group.setdefault(self._cluster.routes.home(queue), []).append(queue.key)
+        by_group = self._by_home(queues)
         self.opened |= by_group.keys()
         asking = [
             self._cluster.spawn(

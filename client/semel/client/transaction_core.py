@@ -25,13 +25,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from semel.client.cluster import Cluster
+from semel.client.connection import says_little
 from semel.client.staging import SERVICE, StageReceipt
 from semel.client.transaction_model import TransactionInfo, TransactionPart
 from semel.protos.errors import (
     FencedError,
     InvalidRequest,
     SemelError,
-    TimedOut,
     TransactionAborted,
     TransactionFenced,
     Unavailable,
@@ -141,10 +141,7 @@ class TransactionCore:
         try:
             while not (await self._call(coordinator, "Decide", request)).published:
                 if time.monotonic() > give_up:
-                    raise Unavailable(
-                        f"epoch {begun.epoch} of transaction {transaction_id!r} is committed, but"
-                        " not every broker group has published it yet; they go on by themselves"
-                    )
+                    raise _unpublished(transaction_id, begun.epoch)
                 await asyncio.sleep(PUBLISH_POLL_S)
         except (FencedError, TransactionAborted):
             await self._give_up(transaction_id, pins, receipts)
@@ -189,10 +186,7 @@ class TransactionCore:
             if not any(row.epoch == epoch and not row.published for row in reply.coordinated):
                 return
             if time.monotonic() > give_up:
-                raise Unavailable(
-                    f"epoch {epoch} of transaction {transaction_id!r} is committed, but not every"
-                    " broker group has published it yet; they go on by themselves"
-                )
+                raise _unpublished(transaction_id, epoch)
             await asyncio.sleep(PUBLISH_POLL_S)
 
     # --- giving up ------------------------------------------------------------------------------
@@ -244,15 +238,15 @@ class TransactionCore:
     ) -> None:
         """What is pinned ends by the coordinator's word, the rest at once; as far as brokers
         answer."""
-        await self._settle(transaction_id, pins)
+        with contextlib.suppress(SemelError):
+            await self._settle(transaction_id, pins, CLEAN_UP_S)
         await self.drop(receipts)
 
-    async def _settle(self, transaction_id: str, groups: Iterable[GroupId]) -> None:
+    async def _settle(
+        self, transaction_id: str, groups: Iterable[GroupId], timeout_s: float | None = None
+    ) -> None:
         request = transactions_pb2.SettleRequest(transaction_id=transaction_id)
-        await asyncio.gather(
-            *(self._call(group, "Settle", request, CLEAN_UP_S) for group in groups),
-            return_exceptions=True,
-        )
+        await _all(self._call(group, "Settle", request, timeout_s) for group in groups)
 
     # --- for operators --------------------------------------------------------------------------
 
@@ -274,8 +268,7 @@ class TransactionCore:
             if reply.staged
         }
         pinned = [group for group, reply in before.items() if reply.pinned]
-        request = transactions_pb2.SettleRequest(transaction_id=transaction_id)
-        await _all(self._call(group, "Settle", request) for group in pinned)
+        await self._settle(transaction_id, pinned)
         await self.drop_stagers(stagers)
         return found[0]
 
@@ -321,12 +314,19 @@ class TransactionCore:
         return await self._cluster.call_master(group, method, request, timeout_s, service=SERVICE)
 
 
+def _unpublished(transaction_id: str, epoch: int) -> Unavailable:
+    return Unavailable(
+        f"epoch {epoch} of transaction {transaction_id!r} is committed, but not every broker group"
+        " has published it yet; they go on by themselves"
+    )
+
+
 async def _all(calls: Iterable[Any]) -> list[Any]:
     """All answers, once every call has ended. Raises the error that says most."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     if failures:
-        raise sorted(failures, key=lambda error: isinstance(error, Unavailable | TimedOut))[0]
+        raise min(failures, key=says_little)
     return results
 
 

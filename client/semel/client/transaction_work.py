@@ -19,9 +19,12 @@ from semel.client.session import Session
 from semel.client.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
 from semel.client.transaction_core import Begun, Committed
 from semel.protos.errors import InvalidRequest, SemelError
-from semel.protos.staging import TRANSACTION_ID_CHARACTERS_MAX
-
-_EPOCH_END = 1 << 62
+from semel.protos.staging import (
+    EPOCH_END,
+    TRANSACTION_ID_CHARACTERS_MAX,
+    TTL_MS_MAX,
+    TTL_MS_MIN,
+)
 
 
 def check_names(transaction_id: object, query_id: object, epoch: object) -> None:
@@ -36,13 +39,13 @@ def check_names(transaction_id: object, query_id: object, epoch: object) -> None
                 f"a {what} has {least} to {TRANSACTION_ID_CHARACTERS_MAX} printable characters:"
                 f" {name!r}"
             )
-    if epoch is not None and (type(epoch) is not int or not 0 <= epoch < _EPOCH_END):
+    if epoch is not None and (type(epoch) is not int or not 0 <= epoch < EPOCH_END):
         raise InvalidRequest(f"an epoch is a whole number from 0, not {epoch!r}")
 
 
 def check_ttl(ttl_ms: object) -> None:
     """Raises InvalidRequest."""
-    if type(ttl_ms) is not int or not 1_000 <= ttl_ms <= 7 * 24 * 3_600_000:
+    if type(ttl_ms) is not int or not TTL_MS_MIN <= ttl_ms <= TTL_MS_MAX:
         raise InvalidRequest(f"ttl_ms is from one second to seven days, not {ttl_ms!r}")
 
 

@@ -21,9 +21,9 @@ from semel.client.cluster import Cluster
 from semel.client.connection import BROKER, translate
 from semel.client.core.routing import TopicRoute
 from semel.client.model import VerifiedQueue, VerifyResult
-from semel.client.offsets import queue_ref
 from semel.protos.errors import SemelError
 from semel.protos.ids import GroupId, NodeId
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
 PROBLEMS_MAX: Final = 50

@@ -396,7 +396,7 @@ class MoveService:
         except (Closed, StoreFailed):
             return  # the controller ends
         except Exception:
-            log.exception("move is left as it is for now, by a bug queue=%s", key)
+            log.exception("move stops by a bug, until a controller starts queue=%s", key)
         finally:
             del self._drivers[key]
 

@@ -1,4 +1,4 @@
-"""Parts of control records: queues by reference, memberships with addresses.
+"""Memberships with addresses, a part of control records.
 
 Not here: the control records themselves, which are plain protobuf (`v1/control.proto`).
 """
@@ -10,13 +10,8 @@ from collections.abc import Mapping
 from google.protobuf.message import DecodeError
 
 from semel.protos.errors import CorruptFrame
-from semel.protos.ids import NodeId, QueueKey
+from semel.protos.ids import NodeId
 from semel.protos.v1 import common_pb2, control_pb2
-
-
-def queue_ref(key: QueueKey) -> common_pb2.QueueRef:
-    """The queue, as messages name it."""
-    return common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id)
 
 
 def encode_membership(voters: Mapping[NodeId, str], learners: Mapping[NodeId, str]) -> bytes:

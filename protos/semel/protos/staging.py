@@ -25,6 +25,11 @@ STAGER_EPOCH: Final = 1
 """Producer epoch of every staged batch."""
 DIGEST_MASK: Final = (1 << 64) - 1
 TRANSACTION_ID_CHARACTERS_MAX: Final = 249
+EPOCH_END: Final = 1 << 62
+"""Above every epoch of a transaction."""
+TTL_MS_MIN: Final = 1_000
+TTL_MS_MAX: Final = 7 * 24 * 3_600_000
+"""How long staged batches may wait for their commit."""
 
 _BATCH: Final = struct.Struct("<QIqqIII")
 

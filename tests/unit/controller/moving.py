@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.broker.state import MoveApplied, MoveState, move_trouble, queue_key_of
+from semel.broker.state import MoveApplied, MoveState, move_trouble
 from semel.protos import errors
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
 from semel.protos.v1.broker_pb2_grpc import (
     MovesServicer,

@@ -10,10 +10,10 @@ import pytest
 from semel.broker.replica import monotonic_ms
 from semel.broker.server.admin import AdminService
 from semel.broker.state import LockClock, State
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import NotMaster
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2
 
 KEY = QueueKey(TopicId(1), QueueId(2))

@@ -35,13 +35,12 @@ from semel.broker.state import (
     ProducerState,
     State,
     progress,
-    queue_key_of,
     row_message,
     unread_error,
 )
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue, to_detail
 from semel.protos.ids import NodeId, ProducerId, QueueKey
+from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
 
 _OUTCOMES = {

@@ -34,7 +34,7 @@ from google.protobuf.message import DecodeError
 from semel.broker.config import BrokerConfig
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.server.stream import StreamContext
-from semel.broker.state import Extent, QueueState, State, queue_key_of
+from semel.broker.state import Extent, QueueState, State
 from semel.broker.watchers import QueueWatchers, finish
 from semel.protos.errors import (
     CorruptBatch,
@@ -47,6 +47,7 @@ from semel.protos.errors import (
 )
 from semel.protos.ids import QueueKey
 from semel.protos.metrics import Histogram
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.streams import encode_fetch_reply
 from semel.protos.v1 import broker_pb2
 

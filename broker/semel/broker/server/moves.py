@@ -28,7 +28,6 @@ from semel.broker.state import (
     QueueState,
     make_slice,
     move_trouble,
-    queue_key_of,
 )
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
@@ -38,6 +37,7 @@ from semel.protos.batch import (
 )
 from semel.protos.errors import CorruptBatch, InvalidRequest
 from semel.protos.ids import Offset, QueueKey
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
 
 PULL_MS_MAX: Final = 30_000

@@ -14,14 +14,20 @@ from typing import Final
 from semel.broker.config import BrokerConfig
 from semel.broker.group_calls import GroupCalls
 from semel.broker.replica import Replica
-from semel.broker.state import TRANSACTION_LEVEL, queue_key_of
+from semel.broker.state import TRANSACTION_LEVEL
 from semel.broker.transactions import TransactionDuty
 from semel.protos.errors import InvalidRequest, SemelError
-from semel.protos.staging import STAGER_ID_END, STAGER_ID_MIN, TRANSACTION_ID_CHARACTERS_MAX
+from semel.protos.queue_refs import queue_key_of
+from semel.protos.staging import (
+    EPOCH_END,
+    STAGER_ID_END,
+    STAGER_ID_MIN,
+    TRANSACTION_ID_CHARACTERS_MAX,
+    TTL_MS_MAX,
+    TTL_MS_MIN,
+)
 from semel.protos.v1 import transaction_records_pb2, transactions_pb2, transactions_pb2_grpc
 
-EPOCH_END: Final = 1 << 62
-TTL_MS: Final = (1_000, 7 * 24 * 3600 * 1000)
 QUEUES_MAX: Final = 10_000
 RECORD_BYTES_MAX: Final = 4 << 20
 STAGERS_MAX: Final = 100_000
@@ -45,9 +51,9 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
         _check_name(request.transaction_id)
         _check_epoch(request.epoch)
         _check_stagers([request.stager_id])
-        if not TTL_MS[0] <= request.ttl_ms <= TTL_MS[1]:
+        if not TTL_MS_MIN <= request.ttl_ms <= TTL_MS_MAX:
             raise InvalidRequest(
-                f"ttl_ms is {request.ttl_ms}, it must be between {TTL_MS[0]} and {TTL_MS[1]}"
+                f"ttl_ms is {request.ttl_ms}, it must be between {TTL_MS_MIN} and {TTL_MS_MAX}"
             )
         keys = [queue_key_of(queue) for queue in request.queues]
         if not keys or len(keys) > QUEUES_MAX or len(set(keys)) != len(keys):

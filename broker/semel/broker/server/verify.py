@@ -30,9 +30,9 @@ from semel.broker.state import (
     TableVerifier,
 )
 from semel.broker.state.verify_moves import Entry
-from semel.protos.control_records import queue_ref
 from semel.protos.errors import CorruptSegment, InvalidRequest, StorageError
 from semel.protos.ids import QueueId, QueueKey
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
 _REPORT_BYTES: Final = 32 << 20

@@ -7,7 +7,7 @@ from semel.broker.state.lag import Progress, progress
 from semel.broker.state.lock_clock import LockClock
 from semel.broker.state.locks import ConsumerGroups, GroupQueue
 from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
-from semel.broker.state.machine import FEATURE_LEVEL_MAX, State, queue_key_of
+from semel.broker.state.machine import FEATURE_LEVEL_MAX, State
 from semel.broker.state.moves import (
     MOVE_LEVEL,
     Incoming,
@@ -133,7 +133,6 @@ __all__ = [
     "make_slice",
     "move_trouble",
     "progress",
-    "queue_key_of",
     "read_slice",
     "row_message",
     "unread_error",

@@ -36,7 +36,7 @@ from collections.abc import Sequence as Many
 from typing import Final
 
 from semel.broker.state.expired import Expired
-from semel.broker.state.machine import FEATURE_LEVEL_MAX, State, queue_key_of
+from semel.broker.state.machine import FEATURE_LEVEL_MAX, State
 from semel.broker.state.moves import MOVE_LEVEL, level_error
 from semel.broker.state.parking import Parking
 from semel.broker.state.producers import WINDOW_BATCHES, OutcomeKind
@@ -79,6 +79,7 @@ from semel.protos.ids import (
     Sequence,
     Term,
 )
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 IN_FLIGHT_BATCHES_MAX: Final = WINDOW_BATCHES

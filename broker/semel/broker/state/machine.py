@@ -62,8 +62,8 @@ from semel.protos.ids import (
     QueueId,
     QueueKey,
     Term,
-    TopicId,
 )
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 
 STATE_MAGIC: Final = b"SMST"
@@ -556,11 +556,6 @@ class State:
         for part in self.to_parts():
             digest.update(part)
         return digest.digest()
-
-
-def queue_key_of(reference: common_pb2.QueueRef) -> QueueKey:
-    """The queue that a message names."""
-    return QueueKey(TopicId(reference.topic_id), QueueId(reference.queue_id))
 
 
 def _version_of(level: int) -> int:

@@ -54,6 +54,7 @@ from semel.protos.errors import (
     Unavailable,
 )
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
 
 MOVE_LEVEL: Final = 4
@@ -135,7 +136,7 @@ class Moves:
         )
 
     def frozen(self, key: QueueKey) -> Throttled | None:
-        """Why nothing may change in the queue for now; None when it may."""
+        """Why nothing may change in the queue while it moves; None when it may."""
         place = self.places.get(key)
         if place is None or place.state is not MoveState.FROZEN:
             return None
@@ -164,7 +165,7 @@ class Moves:
 
     def apply(self, record: control_pb2.MoveQueue, home: Home) -> MoveApplied:
         """One step. The caller has made sure that the group knows the rules."""
-        key = QueueKey(TopicId(record.queue.topic_id), QueueId(record.queue.queue_id))
+        key = queue_key_of(record.queue)
         step = _STEPS.get(record.step)
         error: SemelError | None
         if step is None:

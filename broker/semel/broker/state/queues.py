@@ -108,7 +108,7 @@ class QueueState:
         self.children: tuple[Child, ...] = ()
         """What a split made of it, by rising slot."""
         self.frozen = False
-        """Sealed by a move (`moves.py`), for now: nothing changes."""
+        """Sealed by a move (`moves.py`): nothing changes until the move ends."""
 
     def bare(self) -> QueueState:
         """All of it but the extents."""

@@ -24,7 +24,8 @@ from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.queues import Child, QueueState
 from semel.protos.errors import ParentUnread, QueueSealed
 from semel.protos.ids import QueueId, QueueKey
-from semel.protos.v1 import common_pb2, control_pb2
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import control_pb2
 
 SPLIT_LEVEL: Final = 2
 """The feature level from which on a log may hold splits."""
@@ -60,7 +61,7 @@ def split_record_of(queue: QueueState) -> control_pb2.SplitQueue:
     """The record that sealed a queue."""
     assert queue.children
     return control_pb2.SplitQueue(
-        queue=common_pb2.QueueRef(topic_id=queue.key.topic_id, queue_id=queue.key.queue_id),
+        queue=queue_ref(queue.key),
         children=[
             control_pb2.ChildQueue(queue_id=number, slot_start=start, slot_end=end)
             for number, start, end in queue.children

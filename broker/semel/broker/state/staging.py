@@ -39,6 +39,7 @@ from semel.protos.errors import (
     UnknownQueue,
 )
 from semel.protos.ids import NO_SEQUENCE, QueueId, QueueKey, TopicId
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import DIGEST_MASK, batch_digest
 from semel.protos.v1 import transaction_records_pb2
 
@@ -296,10 +297,7 @@ class Staging:
                 f"{name}: what a writer has staged is gone: its time was over, or it was given up."
                 " Nothing is stored; begin it again"
             )
-        claimed = {
-            QueueKey(TopicId(part.queue.topic_id), QueueId(part.queue.queue_id)): part
-            for part in winner.parts
-        }
+        claimed = {queue_key_of(part.queue): part for part in winner.parts}
         held = {key for key, staged in stager.queues.items() if staged.extents}
         if set(claimed) != held or len(claimed) != len(winner.parts):
             return TransactionAborted(

@@ -40,7 +40,8 @@ from semel.protos.errors import (
     Unavailable,
     UnknownQueue,
 )
-from semel.protos.ids import Offset, QueueId, QueueKey, TopicId
+from semel.protos.ids import Offset, QueueKey
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import common_pb2, transaction_records_pb2
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Transactions:
         match name:
             case "open_stager":
                 opened = staging.open(
-                    step.open_stager, map(_key, step.open_stager.queues), queues, now_us
+                    step.open_stager, map(queue_key_of, step.open_stager.queues), queues, now_us
                 )
                 error, value = _split(opened)
             case "pin":
@@ -131,7 +132,7 @@ class Transactions:
         pin = self.staging.pin_of(record.transaction_id, record.attempt)
         found = {} if pin is None else self.staging.pinned_extents(pin)
         parts = tuple(
-            PublishedPart(_key(part.queue), part.base_offset, part.messages)
+            PublishedPart(queue_key_of(part.queue), part.base_offset, part.messages)
             for part in record.parts
         )
         expected = tuple(
@@ -258,7 +259,3 @@ def _split(
     found: Begun | tuple[int, ...] | SemelError,
 ) -> tuple[SemelError | None, tuple[int, ...]]:
     return (found, ()) if isinstance(found, SemelError) else (None, tuple(found))
-
-
-def _key(reference: common_pb2.QueueRef) -> QueueKey:
-    return QueueKey(TopicId(reference.topic_id), QueueId(reference.queue_id))

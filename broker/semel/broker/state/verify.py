@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from semel.broker.state.machine import State, queue_key_of
+from semel.broker.state.machine import State
 from semel.broker.state.results import ProducerState
 from semel.broker.state.verify_moves import Entry, MovedTables, window_problems
 from semel.protos.batch import (
@@ -43,6 +43,7 @@ from semel.protos.batch import (
 from semel.protos.errors import CorruptBatch, CorruptSegment
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import QueueId, QueueKey
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
