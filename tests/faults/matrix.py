@@ -219,9 +219,12 @@ def _isolate_slave(run: Run, rng: random.Random) -> Iterator[None]:
         yield from _partition(run, "isolate-slave", flows, rng.random() < 0.5)
 
 
-@fault("cut-one-link", seconds=(1.0, 5.0), nodes=2)
+@fault("cut-one-link", seconds=(1.0, 5.0), nodes=3)
 def _cut_one_link(run: Run, rng: random.Random) -> Iterator[None]:
-    """Master and one slave lose each other; both still hear the third."""
+    """Master and one slave lose each other; both still hear the third, whom nothing else strikes.
+
+    While another fault has the master, the cut would be between two slaves, who say nothing.
+    """
     with run.victim("master") as node, run.victim("slave") as other:
         yield from _partition(run, "cut-one-link", _both_ways(node.id, other.id), False)
 
