@@ -118,6 +118,30 @@ async def test_a_dead_node_is_replaced_and_learns_that_it_is_out(tmp_path: Path)
         await check(group, 20)
 
 
+async def test_a_node_that_was_away_finds_a_master_that_it_never_heard_of(tmp_path: Path) -> None:
+    async with BrokerGroup(tmp_path) as group:
+        old = await group.master()
+        away, left = (node for node in group.addresses if node != old.config.node_id)
+        await produce(old, 0, 5)
+        await group.settled()
+        await group.stop(away)
+        new = await group.join(4)
+        await group.change(4, LEARNER)
+        await until_counted(new)
+        await group.change(4, VOTER)
+        await group.change(left, REMOVED)
+        await group.stop(left)
+        await until_counted(new)
+        await old.changes.transfer(new.config.node_id)
+        assert (await group.master()) is new
+        await produce(new, 5, 5)
+        back = await group.start(away)
+        assert new.config.node_id not in back.replica.addresses()
+        await check(group, 10)
+        assert back.replica.core.master_id == new.config.node_id
+        assert voters(back) == voters(new)
+
+
 async def test_a_master_that_is_removed_hands_over_first(tmp_path: Path) -> None:
     async with BrokerGroup(tmp_path) as group:
         old = await group.master()

@@ -24,7 +24,7 @@ Not here: what clients see (`tests/checking`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
@@ -126,7 +126,7 @@ class Invariants:
         assert host.process is not None
         replica = host.node.replica
         log = replica.log
-        append, truncate = log.append, log.truncate
+        append, truncate, members = log.append, log.truncate, replica.members
 
         def watched_append(frames: Sequence[bytes], **options: Any) -> None:
             previous = log.last_term
@@ -151,6 +151,27 @@ class Invariants:
             if len(log.damaged) < before:
                 self.world.count("entry mended")
 
+        resign, begin_rebuild, hear = replica.resign, replica.core.begin_rebuild, members.hear
+
+        def watched_resign() -> None:
+            self.world.count("mastership resigned")
+            resign()
+
+        def watched_rebuild() -> int | None:
+            least = begin_rebuild()
+            if least is not None:
+                self.world.count("log rebuilt")
+            return least
+
+        def watched_hear(index: int, addresses: Mapping[NodeId, str]) -> bool:
+            news = hear(index, addresses)
+            if news:
+                self.world.count("members heard of")
+            return news
+
+        replica.resign = watched_resign  # type: ignore[method-assign]
+        replica.core.begin_rebuild = watched_rebuild  # type: ignore[method-assign]
+        members.hear = watched_hear  # type: ignore[method-assign]
         log.mend = watched_mend  # type: ignore[method-assign]
         log.append = watched_append  # type: ignore[method-assign]
         log.truncate = watched_truncate  # type: ignore[method-assign]

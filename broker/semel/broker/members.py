@@ -4,6 +4,10 @@ How it works. The Raft core knows members by number; who wants to reach them nee
 membership entry carries both. `MemberBook` goes through the same history as the core does: what is
 appended is in force, what is truncated is undone, what is committed cannot be undone any more.
 
+A node that was away while nodes were replaced may be sent to by a master of whom its own log knows
+nothing, and could not answer it. What another member says of the members is *heard*: it tells who
+may speak and where they listen, until the log has caught up. Nobody is counted by it.
+
 Invariants
 1. The newest `Members` of the book and the core's membership name the same nodes.
 
@@ -87,6 +91,8 @@ class MemberBook:
         self._base = base
         self._base_index = base_index
         self._logged = dict(sorted(logged.items()))
+        self._heard: Mapping[NodeId, str] = {}
+        self._heard_index = 0
 
     @property
     def current(self) -> Members:
@@ -97,6 +103,19 @@ class MemberBook:
     def index(self) -> int:
         """Index of the entry that brought the current members; 0 for the founding ones."""
         return next(reversed(self._logged), self._base_index)
+
+    @property
+    def reachable(self) -> Mapping[NodeId, str]:
+        """HOST:PORT of all members, and of those that were heard of."""
+        known = self.current.addresses
+        return {**known, **self._heard} if self._heard_index > self.index else known
+
+    def hear(self, index: int, addresses: Mapping[NodeId, str]) -> bool:
+        """A member says that these are the members since entry `index`; true when that is news."""
+        if index <= max(self.index, self._heard_index):
+            return False
+        self._heard, self._heard_index = addresses, index
+        return True
 
     def append(self, index: int, members: Members) -> None:
         """A membership entry stands in the log."""

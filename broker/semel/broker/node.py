@@ -166,7 +166,7 @@ class BrokerNode:
         self._start(self.registration.run())
         self._start(Maintenance(self.replica, self.checkpoints, self.changes).run())
         self._start(self._transactions.run())
-        self._start(Repair(self.replica).run())
+        self._start(Repair(self.replica, self.catch_up.rebuild).run())
         self._start(self.scrub.run())
         self._start(self._tick())
         await self._serve_metrics()
@@ -229,7 +229,7 @@ class BrokerNode:
         replica.on_snapshot_offer = self.catch_up.on_offer
         produce = ProduceHandler(replica)
         replica.on_mastership_lost = produce.on_mastership_lost
-        peer_port = PeerPort(replica, identity, lambda node: node in replica.addresses())
+        peer_port = PeerPort(replica, identity, lambda node: node in replica.reachable())
         server = grpc.aio.server(interceptors=[ServerInterceptor()], options=SERVER_OPTIONS)
         fetch = FetchHandler(replica)
         moves = MovesService(config, replica, self._routes)
@@ -308,7 +308,7 @@ class BrokerNode:
         replica = self.replica
         wanted = {
             peer: address
-            for peer in replica.addresses()
+            for peer in replica.reachable()
             if peer != self.config.node_id and (address := replica.peer_address(peer))
         }
         for peer, (address, task) in list(self._links.items()):

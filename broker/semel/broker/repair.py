@@ -10,7 +10,9 @@ What no peer could give is judged by what all of them say they have (`verdict.py
 nobody can have acknowledged is cut off, one whose copies are all damaged is called lost.
 
 An entry that the peers have cleaned away is not missed once each of its records that is still
-needed was fetched by itself and stands in a kept file; its damaged frame goes with its segment.
+needed was fetched by itself and stands in a kept file; its damaged frame goes with its segment. One
+that must yet be applied here needs its frame, though. If nobody gives it, this node puts a peer's
+checkpoint in place of its log, and a master, which has entries that nobody else can have, resigns.
 
 Invariants
 1. While an entry is damaged that may still be mended, or that must yet be applied, this node votes
@@ -23,12 +25,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import google_crc32c
 import grpc
 import grpc.aio
 
 from semel.broker.log import RecordRef
+from semel.broker.raft import Role
 from semel.broker.replica import Replica
 from semel.broker.server.replicate import frame_meta
 from semel.broker.verdict import Verdict, judge
@@ -60,9 +64,13 @@ def note_missing(replica: Replica) -> None:
 class Repair:
     """The background task that keeps a replica's log whole."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, rebuild: Callable[[], None]) -> None:
+        """`rebuild` puts a snapshot in place of the whole log, if now is the time."""
         self._replica = replica
+        self._rebuild = rebuild
         self._reported: set[int] = set()
+        self._stuck = False
+        """Nobody gave an entry that is yet to be applied, when it was asked for last."""
 
     async def run(self) -> None:
         """Ends only by cancellation."""
@@ -136,6 +144,7 @@ class Repair:
             except SemelError as error:
                 logger.error("peer sent what does not fit peer=%d error=%s", peer, error)
         self._judge(standings)
+        self._go_round(standings)
         self._note()
         replica.apply()
 
@@ -213,6 +222,31 @@ class Repair:
         for ref, standing in zip(request.entries, reply.standings, strict=True):
             standings.setdefault((ref.index, ref.term), {})[peer] = standing
 
+    def _others(self) -> set[NodeId]:
+        replica = self._replica
+        nodes = {*replica.addresses(), *replica.core.membership.nodes}
+        return nodes - {replica.config.node_id}
+
+    def _go_round(self, standings: _Standings) -> None:
+        """What everybody was asked for twice, nobody gave and must yet be applied ends a
+        mastership: nobody else has it, or it is cleaned away there. A slave does without it."""
+        replica, members = self._replica, self._others()
+        stuck = [
+            index
+            for index, damage in replica.log.damaged.items()
+            if index > replica.state.applied_index
+            and members
+            and members <= standings.get((index, damage.term), {}).keys()
+        ]
+        again, self._stuck = self._stuck, bool(stuck)
+        if not stuck or not again:
+            return
+        if replica.core.role is Role.MASTER:
+            logger.error("no longer master: nobody gives %s", replica.log.describe(min(stuck)))
+            replica.resign()
+        elif min(stuck) <= replica.core.commit_index:
+            self._rebuild()
+
     def _is_kept(self, index: int) -> bool:
         """Whatever is still needed of an applied entry has a copy of its own."""
         replica = self._replica
@@ -230,9 +264,7 @@ class Repair:
     def _judge(self, standings: _Standings) -> None:
         """In index order: what is cut takes all behind it along."""
         replica = self._replica
-        members = {*replica.addresses(), *replica.core.membership.nodes} - {
-            self._replica.config.node_id
-        }
+        members = self._others()
         for index, damage in sorted(replica.log.damaged.items()):
             said = standings.get((index, damage.term), {})
             verdict = judge(members, said, torn=damage.torn)

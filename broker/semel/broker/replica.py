@@ -197,9 +197,13 @@ class Replica:
         """Where the members of the group listen, by the newest entry in the log."""
         return self.members.current.addresses
 
+    def reachable(self) -> Mapping[NodeId, str]:
+        """The same, and whom the log does not know yet, by the word of another member."""
+        return self.members.reachable
+
     def peer_address(self, node: NodeId) -> str | None:
         """Where this node reaches another member; None for a node that is none."""
-        member = self.addresses().get(node)
+        member = self.reachable().get(node)
         return member and self.config.peers_at.get(node, member)
 
     def not_master(self) -> NotMaster:
@@ -207,7 +211,7 @@ class Replica:
         master = self.core.master_id
         if master == self.config.node_id and self.core.role is not Role.MASTER:
             master = None
-        address = self.addresses().get(master, "") if master is not None else ""
+        address = self.reachable().get(master, "") if master is not None else ""
         if self.role in ("joining", "removed"):
             return NotMaster(
                 f"node {self.config.node_id} is no member of group {self.config.group_id}; "
@@ -326,6 +330,11 @@ class Replica:
         Given up after RaftConfig.transfer_ms. Raises NotMaster, InvalidRequest, Throttled.
         """
         self.core.transfer_leadership(successor, monotonic_ms())
+        self.drain()
+
+    def resign(self) -> None:
+        """Gives mastership up to whoever is elected; waits for nobody to be ready for it."""
+        self.core.resign(monotonic_ms())
         self.drain()
 
     def set_fit(self, reason: str, fit: bool) -> None:
@@ -690,8 +699,7 @@ class Replica:
             return
         error = reading.exception()
         if isinstance(error, DamagedEntry) and len(self.addresses()) > 1:
-            logger.error("waiting for a peer's copy error=%s", error)
-            return  # taken up again by Repair
+            return  # Repair says so, and takes it up again
         if error is not None:
             self.on_fatal(
                 f"node {self.config.node_id} cannot read its own committed log: {error}. Restore "

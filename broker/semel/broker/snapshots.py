@@ -190,17 +190,34 @@ class CatchUp:
 
     def on_offer(self, offer: Message) -> None:
         """Starts a pull unless one is under way."""
+        assert offer.snapshot is not None
+        self._start(offer.source, offer.snapshot.index, self._replica.core.begin_snapshot)
+
+    def rebuild(self) -> None:
+        """Puts a peer's checkpoint in place of the whole own log, of which an entry cannot be read.
+
+        Nothing unless this node follows a master and no pull is under way. The checkpoint covers
+        all that this node has acknowledged, so those who counted it still may.
+        """
+        master = self._replica.core.master_id
+        if self._running or (least := self._replica.core.begin_rebuild()) is None:
+            return
+        assert master is not None
+        logger.warning("rebuilding this node from a peer's checkpoint least_index=%d", least)
+        self._start(master, least, lambda mark: True)
+
+    def _start(self, source: NodeId, least: int, begin: Callable[[SnapshotMark], bool]) -> None:
         if self._running:
             return
         self._running = True
-        self._start_task(asyncio.create_task(self._run(offer)))
+        self._start_task(asyncio.create_task(self._run(source, least, begin)))
 
-    async def _run(self, offer: Message) -> None:
+    async def _run(self, source: NodeId, least: int, begin: Callable[[SnapshotMark], bool]) -> None:
         core = self._replica.core
         try:
-            await self._pull(offer)
+            await self._pull(source, least, begin)
         except (SemelError, grpc.aio.AioRpcError, OSError) as error:
-            logger.warning("snapshot not installed from=%d error=%s", offer.source, error)
+            logger.warning("snapshot not installed from=%d error=%s", source, error)
             core.on_snapshot_failed(monotonic_ms())
         finally:
             self._running = False
@@ -211,22 +228,25 @@ class CatchUp:
         """Of the pull that is under way; 0 when there is none."""
         return 0 if self._pulling is None else self._pulling.bytes_received
 
-    async def _pull(self, offer: Message) -> None:
+    async def _pull(
+        self, source: NodeId, least: int, begin: Callable[[SnapshotMark], bool]
+    ) -> None:
         replica = self._replica
-        assert offer.snapshot is not None
         loop = asyncio.get_running_loop()
         installing: asyncio.Future[None] | None = None
-        pull = SnapshotPull(lambda: self._sources(offer.source), bytes_per_second=self._rate)
+        pull = SnapshotPull(lambda: self._sources(source), bytes_per_second=self._rate)
         self._pulling = pull
         try:
-            index, term, payload = await pull.checkpoint(offer.snapshot.index)
+            index, term, payload = await pull.checkpoint(least)
             state = await loop.run_in_executor(replica.readers, State.from_bytes, payload)
-            if state.applied_index != index:
-                raise CorruptSegment(f"checkpoint {index} holds state {state.applied_index}")
+            if state.applied_index != index or index < least:
+                raise CorruptSegment(
+                    f"checkpoint {index} holds state {state.applied_index}, {least} was asked for"
+                )
             mark = SnapshotMark(
                 index=index, term=term, membership=replica.members_of(state).membership
             )
-            if not replica.core.begin_snapshot(mark):
+            if not begin(mark):
                 return
             logger.info("installing snapshot index=%d bytes=%d", index, len(payload))
             refs = [RecordRef(*ref) for ref in state.live_records(0, index + 1)]
@@ -262,7 +282,7 @@ class CatchUp:
         """Members that may give: who offered, then the master of the moment, then the others."""
         replica = self._replica
         nodes = sorted(
-            replica.addresses().keys() - {replica.config.node_id},
+            replica.reachable().keys() - {replica.config.node_id},
             key=lambda node: (node != first, node != replica.core.master_id, node),
         )
         return [address for node in nodes if (address := replica.peer_address(node))]

@@ -12,7 +12,9 @@ it has forgotten.
     member -> removed  the own log says so, or another member's committed membership
 
 A node that was removed is not told by the log, because the master stops sending to it; it asks when
-it hears no master for a while. It goes on running and answers that it is out.
+it hears no master for a while, or one that it does not know. It goes on running and answers that it
+is out. One that is still a member, but was away while others came, learns from the answers whom to
+let in (`members.py`).
 
 Invariants
 1. The file is durable before the first message is handled, and gone only once the node counts.
@@ -142,12 +144,12 @@ class Standing:
             self._files.sync_directory(self._mark.parent)
             self._replica.core.set_muted(False)
         while True:
-            await self._look_for_removal()
+            await self._look_around()
             await asyncio.sleep(_LOOK_S)
 
     def _peers(self) -> dict[NodeId, str]:
         replica = self._replica
-        found = {node: replica.peer_address(node) for node in replica.addresses()}
+        found = {node: replica.peer_address(node) for node in replica.reachable()}
         return {
             node: address
             for node, address in found.items()
@@ -180,7 +182,7 @@ class Standing:
             if own in replica.core.membership.nodes:
                 index = await self._readmit()
             if index is None:
-                await self._look_for_removal()  # it may have lost its disk and its place
+                await self._look_around()  # it may have lost its disk and its place
                 await asyncio.sleep(_ASK_AGAIN_S)
         await replica.wait_applied(index, None)
         while replica.core.master_id is None:
@@ -210,7 +212,7 @@ class Standing:
             )
             return reply
 
-    async def _look_for_removal(self) -> None:
+    async def _look_around(self) -> None:
         replica, own = self._replica, self._config.node_id
         applied = Members.of_state(replica.state.membership)
         if replica.removed_at:
@@ -220,16 +222,25 @@ class Standing:
                 replica.set_fit("removed", True)
         elif applied is not None and own not in applied.addresses:
             self._on_removed(replica.state.membership.index)
-        elif replica.core.role is not Role.MASTER and replica.core.master_id is None:
+        elif replica.core.role is not Role.MASTER and (
+            replica.core.master_id not in replica.addresses()
+        ):
             for answer in (await _ask_all(self._peers())).values():
                 if (
                     answer.cluster_id == self._config.cluster_id
                     and answer.group_id == self._config.group_id
                     and answer.membership_index > replica.state.membership.index
-                    and own not in {member.node.node_id for member in answer.members}
                 ):
-                    self._on_removed(answer.membership_index)
-                    return
+                    members = {
+                        NodeId(member.node.node_id): member.node.address
+                        for member in answer.members
+                    }
+                    if own not in members:
+                        self._on_removed(answer.membership_index)
+                        return
+                    if replica.members.hear(answer.membership_index, members):
+                        logger.info("heard of new members nodes=%s", sorted(members))
+                        replica.on_members_changed()
 
     def _on_removed(self, index: int) -> None:
         replica = self._replica

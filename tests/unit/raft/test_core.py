@@ -287,6 +287,49 @@ def test_an_installed_snapshot_is_acknowledged_to_the_master() -> None:
     ]
 
 
+def test_a_rebuild_stops_acknowledging_and_covers_all_that_was_acknowledged() -> None:
+    disk = disk_of(GROUP, 1, 1, 1)
+    core = core_on(disk, GROUP, term=1)
+    assert core.begin_rebuild() is None, "nobody to follow, nobody to ask"
+    core.step(append(MessageKind.HEARTBEAT), 10)
+    core.ready()
+    assert core.begin_rebuild() == 3
+    assert core.begin_rebuild() is None, "one at a time"
+    core.step(append(MessageKind.APPEND), 15)
+    core.step(append(MessageKind.HEARTBEAT), 15)
+    core.on_synced(3, 1, 15)
+    assert {message.kind for message in core.ready().messages} == {MessageKind.HEARTBEAT_REPLY}
+    mark = SnapshotMark(index=3, term=1, membership=GROUP)
+    disk.install(Checkpoint(mark, 0))
+    core.on_snapshot_installed(mark, 20)
+    ready = core.ready()
+    assert ready.commit_index == 3
+    assert [(reply.kind, reply.log_index) for reply in ready.messages] == [
+        (MessageKind.SNAPSHOT_REPLY, 3)
+    ]
+
+
+def test_a_rebuild_that_fails_leaves_the_log_as_it_was() -> None:
+    disk = disk_of(GROUP, 1, 1)
+    core = core_on(disk, GROUP, term=1)
+    core.step(append(MessageKind.HEARTBEAT), 10)
+    core.ready()
+    assert core.begin_rebuild() == 2
+    core.on_snapshot_failed(20)
+    core.ready()
+    assert core.begin_rebuild() == 2
+
+
+def test_who_resigns_is_follower_in_the_same_term() -> None:
+    core, _ = lone_master()
+    term = core.term
+    core.ready()
+    core.resign(50)
+    assert (core.role, core.term, core.master_id) == (Role.FOLLOWER, term, None)
+    core.resign(60)
+    assert core.role is Role.FOLLOWER
+
+
 def test_a_snapshot_without_a_master_is_acknowledged_to_nobody() -> None:
     disk = disk_of(GROUP, 1)
     core = core_on(disk, GROUP, term=1)

@@ -169,6 +169,8 @@ INPUTS: dict[str, Callable[[RaftCore, int], object]] = {
     "begin_snapshot": lambda core, now_ms: core.begin_snapshot(
         SnapshotMark(index=9, term=9, membership=GROUP)
     ),
+    "begin_rebuild": lambda core, now_ms: core.begin_rebuild(),
+    "resign": lambda core, now_ms: core.resign(now_ms),
 }
 
 
@@ -183,7 +185,9 @@ def test_no_input_comes_before_the_last_one_is_performed(name: str) -> None:
         INPUTS[name](node.core, 20)
 
 
-@pytest.mark.parametrize("name", ["tick", "step", "on_synced", "on_peer_unreachable", "read_index"])
+@pytest.mark.parametrize(
+    "name", ["tick", "step", "on_synced", "on_peer_unreachable", "read_index", "resign"]
+)
 def test_every_input_tells_the_time(name: str) -> None:
     node = Node(term=1)
     INPUTS[name](node.core, 200)

@@ -52,3 +52,18 @@ def test_a_snapshot_takes_the_place_of_all_of_it() -> None:
     book.reset(PAIR, 40)
     assert (book.current, book.index) == (PAIR, 40)
     assert not book.truncate(1)
+
+
+def test_who_is_heard_of_is_reachable_until_the_log_knows_better() -> None:
+    book = MemberBook(FOUNDING, 0, {})
+    assert book.reachable == {ONE: "h:1"}
+    assert book.hear(8, {ONE: "h:10", TWO: "h:2"})
+    assert book.reachable == {ONE: "h:10", TWO: "h:2"}
+    assert book.current == FOUNDING, "nobody is counted by hearsay"
+    assert not book.hear(8, {THREE: "h:3"}), "no news"
+    assert not book.hear(7, {THREE: "h:3"})
+    book.append(5, WITH_LEARNER)
+    assert book.reachable == {ONE: "h:10", TWO: "h:2"}, "its own log is not there yet"
+    book.append(8, PAIR)
+    assert book.reachable == PAIR.addresses
+    assert not book.hear(8, {THREE: "h:3"}), "the log has it"

@@ -205,6 +205,13 @@ class RaftCore(Following, Electing):
         """False while entries of the own log are damaged: it still votes, but never stands."""
         self._electable = electable
 
+    def resign(self, now_ms: int) -> None:
+        """A master that cannot give out its own log lets somebody else stand."""
+        self._assert_performed()
+        self._observe(now_ms)
+        if self.role is Role.MASTER:
+            self._become_follower(self.term, None)
+
     def on_peer_unreachable(self, peer: NodeId, now_ms: int) -> None:
         """Its stream broke, and connecting again was refused: its process is gone."""
         self._assert_performed()

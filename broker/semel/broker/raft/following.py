@@ -170,12 +170,27 @@ class Following(RaftState):
         self._installing = True
         return True
 
+    def begin_rebuild(self) -> int | None:
+        """The own log has an entry that cannot be read here and is given by nobody: the shell is
+        going to pull a snapshot and put it in place of the whole log.
+
+        The lowest index that the snapshot may have, so that nothing acknowledged is forgotten;
+        None: not now. From here to `on_snapshot_installed` or `on_snapshot_failed` the core takes
+        and acknowledges nothing.
+        """
+        self._assert_performed()
+        if self.role is not Role.FOLLOWER or self.master_id is None or self._installing:
+            return None
+        self._offered = None
+        self._installing = True
+        return self.log.last_index
+
     def on_snapshot_installed(self, mark: SnapshotMark, now_ms: int) -> None:
         """The log now starts behind `mark` and is empty, durably; the state is the mark's."""
-        assert self._installing, "begin_snapshot comes first"
+        assert self._installing, "begin_snapshot or begin_rebuild comes first"
         assert self.log.first_index == mark.index + 1
         assert self.log.last_index == mark.index
-        assert mark.index > self.commit_index
+        assert mark.index >= self.commit_index
         self._installing = False
         self._observe(now_ms)
         self.synced_index = mark.index

@@ -373,7 +373,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             role=replica.role,
             term=status.term,
             master_id=master,
-            master_address=replica.addresses().get(NodeId(master), ""),
+            master_address=replica.reachable().get(NodeId(master), ""),
             commit_index=status.commit_index,
             applied_index=state.applied_index,
             log_end_index=status.last_index,

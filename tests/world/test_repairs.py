@@ -1,0 +1,28 @@
+"""What a node does about entries that nobody gives it, and about masters it has never heard of.
+
+Worlds that once came to no rest: rare enough that a thousand others do not lead there.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.world.plan import make_plan
+from tests.world.run import run_plan
+
+
+@pytest.mark.parametrize(
+    ("seed", "event"),
+    [
+        # Rot in the tail of a new master, which nobody else has.
+        pytest.param(899, "mastership resigned", id="a_master_with_a_damaged_tail_resigns"),
+        # Rot in an entry that the others have cleaned away, and that is yet to be applied.
+        pytest.param(1040, "log rebuilt", id="a_slave_that_cannot_apply_takes_a_snapshot"),
+        # Away while another was replaced, whose successor is master now.
+        pytest.param(2371, "members heard of", id="an_unknown_master_is_asked_after"),
+    ],
+)
+def test_a_world_comes_to_rest(seed: int, event: str) -> None:
+    result, error, _ = run_plan(make_plan(seed))
+    assert result is not None, error
+    assert result.seen[event], f"seed {seed} does not lead there any more: choose another"
