@@ -62,6 +62,14 @@ def test_a_loader_that_was_forgotten_is_told_every_time(client: Client) -> None:
         ):
             producer.send(TOPIC, b"line", position=0)
     assert stored(client) == before
+    # Who takes the empty row and ends leaves the next one as ignorant as it was.
+    with client.producer("loader", source_positions=True, after_expiry="restart") as producer:
+        assert producer.last_sequence(TOPIC) == -1
+    with (
+        client.producer("loader", source_positions=True) as producer,
+        pytest.raises(DedupStateExpired, match=r"producer 'loader' was away until topic t "),
+    ):
+        producer.send(TOPIC, b"line", position=0)
     with client.producer("loader", source_positions=True, after_expiry="restart") as producer:
         assert not producer.send(TOPIC, b"line", position=0).result(10).duplicate
     assert stored(client) == before + 1

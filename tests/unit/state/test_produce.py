@@ -120,7 +120,11 @@ def test_hole_3_a_loader_that_starts_again_is_not_told_that_it_stored_nothing(
     for epoch in (2, 3):
         refusal(group.fence(epoch=epoch), errors.DedupStateExpired)
     assert isinstance(group.fence(epoch=4, after_expiry=True), FenceApplied)
-    assert isinstance(group.fence(epoch=5), FenceApplied), "it has a row again"
+    assert isinstance(group.fence(epoch=4, session=2), FenceApplied), "the same life, which knows"
+    refusal(group.fence(epoch=5), errors.DedupStateExpired)
+    assert isinstance(group.fence(epoch=6, after_expiry=True), FenceApplied)
+    assert group.produce(header(-1, last=3, epoch=6)) == Accepted(Offset(10))
+    assert isinstance(group.fence(epoch=7), FenceApplied), "its row knows how far it is again"
     assert group.replayed().digest() == group.state.digest()
 
 

@@ -168,7 +168,10 @@ class World:
     def on_fenced(self, rows: Iterable[ProducerState], *, after_expiry: bool) -> None:
         for row in rows:
             slot = row.queue_key, row.producer_id
-            if slot not in self.rows and slot in self.forgotten:
+            known = self.rows.get(slot)
+            if slot in self.forgotten and (
+                known is None or (not known.stored and row.epoch > known.epoch)
+            ):
                 assert after_expiry, "a producer was told that it had stored nothing"
             model = self.rows.setdefault((row.queue_key, row.producer_id), Row(0, 0))
             assert (model.epoch, model.session) <= (row.epoch, row.session)
@@ -324,11 +327,14 @@ class World:
         else:
             slots = [(key, ProducerId(record.producer_id)) for key in KEYS]
             assert any(
-                row is None
-                and slot in self.expired
+                slot in self.expired
                 and (
-                    record.epoch <= self.expired[slot]
-                    or (slot in self.forgotten and not record.after_expiry)
+                    (row is None and record.epoch <= self.expired[slot])
+                    or (
+                        (row is None or not row.stored)
+                        and slot in self.forgotten
+                        and not record.after_expiry
+                    )
                 )
                 for row, slot in zip(rows, slots, strict=True)
             )

@@ -296,6 +296,15 @@ class Judge:
                 return Refused(_expired(queue, producer_id))
             if row.exists and (record.epoch, record.session) < (row.epoch, row.session):
                 return Refused(_fenced(producer_id, record.epoch, record.session, row))
+            if (
+                row.exists
+                and record.epoch > row.epoch
+                and row.last == NO_SEQUENCE
+                and not record.after_expiry
+                and queue.expired.may_have_stored(producer_id)
+            ):
+                # One life knew, took an empty row and ended; this one would take it for the truth.
+                return Refused(_expired(queue, producer_id))
             ended = self._ended(queue)
             asks = row.exists and record.epoch == row.epoch and self._sealed(key) is not None
             if ended is not None and not asks:
