@@ -33,6 +33,8 @@ class Fault:
     """How long it lasts."""
     nodes: int
     """Brokers that it takes."""
+    takes: str
+    """The process beside the brokers that it takes; empty for none."""
     needs_work: bool
     """Bites only while the brokers run and store what they are sent."""
     chaos: bool
@@ -41,6 +43,8 @@ class Fault:
 
     def follows(self, other: Fault, brokers: int) -> bool:
         """May strike while `other` is under way, in a group of so many brokers."""
+        if self.takes and self.takes == other.takes:
+            return False
         return self.nodes + other.nodes <= brokers and (other.majority or not self.needs_work)
 
     def run(self, run: Run, rng: random.Random) -> contextlib.AbstractContextManager[None]:
@@ -57,6 +61,7 @@ def fault(
     majority: bool = True,
     seconds: tuple[float, float] = (1.0, 3.0),
     nodes: int = 1,
+    takes: str = "",
     needs_work: bool = False,
     chaos: bool = True,
     unavailable: Callable[[], str] = lambda: "",
@@ -72,6 +77,7 @@ def fault(
             majority=majority,
             seconds=seconds,
             nodes=nodes,
+            takes=takes,
             needs_work=needs_work,
             chaos=chaos,
             unavailable=unavailable,

@@ -67,7 +67,7 @@ def _kill_all(run: Run, rng: random.Random) -> Iterator[None]:
             run.cluster.start_node(node)
 
 
-@fault("kill-controller", nodes=0)
+@fault("kill-controller", nodes=0, takes="controller")
 def _kill_controller(run: Run, rng: random.Random) -> Iterator[None]:
     """SIGKILL of the controller: produce, consume, locks go on."""
     run.cluster.kill(run.cluster.controller)
@@ -76,7 +76,7 @@ def _kill_controller(run: Run, rng: random.Random) -> Iterator[None]:
     run.cluster.start_node(run.cluster.controller)
 
 
-@fault("kill-producers", majority=False, seconds=(0.0, 0.5), nodes=0)
+@fault("kill-producers", majority=False, seconds=(0.0, 0.5), nodes=0, takes="producers")
 def _kill_producers(run: Run, rng: random.Random) -> Iterator[None]:
     """SIGKILL of the producers; their names go on in a new process."""
     run.crew("producers").kill()
@@ -85,7 +85,7 @@ def _kill_producers(run: Run, rng: random.Random) -> Iterator[None]:
     run.crew("producers").start()
 
 
-@fault("kill-consumers", seconds=(0.0, 0.5), nodes=0)
+@fault("kill-consumers", seconds=(0.0, 0.5), nodes=0, takes="consumers")
 def _kill_consumers(run: Run, rng: random.Random) -> Iterator[None]:
     """SIGKILL of the consumers and probers in the middle of what they hold."""
     run.crew("consumers").kill()
@@ -147,7 +147,7 @@ def _pause_slave(run: Run, rng: random.Random) -> Iterator[None]:
     yield from _paused(run, "slave", "pause-slave")
 
 
-@fault("pause-controller", seconds=(0.5, 4.0), nodes=0)
+@fault("pause-controller", seconds=(0.5, 4.0), nodes=0, takes="controller")
 def _pause_controller(run: Run, rng: random.Random) -> Iterator[None]:
     """SIGSTOP of the controller."""
     run.cluster.pause(run.cluster.controller)
@@ -156,7 +156,7 @@ def _pause_controller(run: Run, rng: random.Random) -> Iterator[None]:
     run.cluster.resume(run.cluster.controller)
 
 
-@fault("pause-consumers", seconds=(2.5, 5.0), nodes=0)
+@fault("pause-consumers", seconds=(2.5, 5.0), nodes=0, takes="consumers")
 def _pause_consumers(run: Run, rng: random.Random) -> Iterator[None]:
     """SIGSTOP of all consumers for longer than their locks live."""
     run.crew("consumers").signal(signal.SIGSTOP)
@@ -266,7 +266,7 @@ def _lose_answers(run: Run, rng: random.Random) -> Iterator[None]:
         run.cluster.network.drop(CLIENTS, node.id)
 
 
-@fault("cut-controller", nodes=0)
+@fault("cut-controller", nodes=0, takes="controller")
 def _cut_controller(run: Run, rng: random.Random) -> Iterator[None]:
     """Nobody reaches the controller."""
     flows = [

@@ -116,3 +116,15 @@ def test_a_fault_that_does_not_bite_is_no_pass(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     with pytest.raises(AssertionError, match="did not bite"):
         run.bit("a cut that held nothing", 0)
+
+
+def test_faults_that_strike_the_same_victim_are_no_pair() -> None:
+    for first, second in (
+        ("kill-consumers", "pause-consumers"),
+        ("pause-controller", "kill-controller"),
+        ("isolate-slave", "cut-one-link"),
+        ("kill-producers", "garbage"),  # nothing is stored then that it could bite on
+    ):
+        assert not FAULTS[second].follows(FAULTS[first], 3)
+    assert FAULTS["pause-consumers"].follows(FAULTS["kill-controller"], 3)
+    assert FAULTS["kill-slave"].follows(FAULTS["pause-master"], 3)
