@@ -340,10 +340,11 @@ def _check_coverage(
 
 
 def _check_terms(history: History, problems: list[str]) -> None:
-    masters: dict[int, int] = {}
+    masters: dict[tuple[int, int], int] = {}
     for one in history.of(Mastered):
-        if masters.setdefault(one.term, one.node) != one.node:
-            problems.append(f"term {one.term} has masters {masters[one.term]} and {one.node}")
+        known = masters.setdefault((one.group, one.term), one.node)
+        if known != one.node:
+            problems.append(f"term {one.term} has masters {known} and {one.node}")
     votes: dict[tuple[int, int], int] = {}
     for vote in history.of(Voted):
         if votes.setdefault((vote.node, vote.term), vote.vote) != vote.vote:

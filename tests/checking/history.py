@@ -167,6 +167,8 @@ class Mastered:
     node: int
     term: int
     at_s: float
+    group: int = 1
+    """The broker group whose term it is."""
 
     kind: ClassVar[str] = "mastered"
 

@@ -47,6 +47,8 @@ class NodeLog:
     applied_index: int = 0
     state: bytes | None = None
     """Canonical bytes of its state at `applied_index`."""
+    group: int = 1
+    """Its broker group."""
 
 
 @dataclass(frozen=True, slots=True)

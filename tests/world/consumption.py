@@ -32,6 +32,48 @@ class ConsumptionError(AssertionError):
     """A group has skipped something, or may process it twice."""
 
 
+class Told:
+    """What members were granted and given, over all broker groups of a run."""
+
+    def __init__(self) -> None:
+        self.starts: dict[QueueKey, int] = {}
+        """What lies below was trimmed."""
+        self._granted: dict[tuple[Place, int], tuple[str, int]] = {}
+        """Owner by the log and the progress it was given, by token."""
+        self._owners: dict[tuple[Place, int], str] = {}
+        """Who was told that the token is its own."""
+        self._following: dict[tuple[Place, int], int] = {}
+
+    def on_token(self, place: Place, token: int, owner: str, committed: int) -> None:
+        """A log grants it. Raises ConsumptionError when one has granted it before."""
+        if (place, token) in self._granted:
+            raise ConsumptionError(f"token {token} of {place} is granted a second time")
+        self._granted[place, token] = owner, committed
+
+    def on_granted(self, note: Granted) -> None:
+        """Raises ConsumptionError."""
+        place = note.group, QueueKey(TopicId(note.queue[0]), QueueId(note.queue[1]))
+        granted = self._granted.get((place, note.token))
+        if granted is None:
+            raise ConsumptionError(f"{note} is a grant that no log holds")
+        if self._owners.setdefault((place, note.token), note.client) != note.client:
+            raise ConsumptionError(f"{note}: the token is {self._owners[place, note.token]}'s")
+        low, high = max(granted[1], 0), max(granted[1], self.starts.get(place[1], 0))
+        if not low <= note.committed_offset <= high:
+            raise ConsumptionError(f"{note} begins where progress stood at {granted[1]}")
+        self._following.setdefault((place, note.token), note.committed_offset)
+
+    def on_delivered(self, note: Delivered) -> None:
+        """Raises ConsumptionError."""
+        place = note.group, QueueKey(TopicId(note.queue[0]), QueueId(note.queue[1]))
+        if self._owners.get((place, note.token)) != note.client:
+            raise ConsumptionError(f"{note} reached another than the token's owner")
+        due = self._following[place, note.token]
+        if not (note.offset == due or due < note.offset <= self.starts.get(place[1], 0)):
+            raise ConsumptionError(f"{note} came where offset {due} was due")
+        self._following[place, note.token] = note.offset + 1
+
+
 @dataclass(slots=True)
 class _Lock:
     token: int = 0
@@ -45,20 +87,15 @@ class _Lock:
 
 
 class Consumption:
-    """All groups of one run."""
+    """All consumer groups, as the log of one broker group has them."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Told) -> None:
         self.refused_commits = 0
+        self.told = told
         self._locks: dict[Place, _Lock] = {}
         self._ends: dict[QueueKey, int] = {}
-        self._starts: dict[QueueKey, int] = {}
         self._parents: dict[QueueKey, QueueKey] = {}
         """The queue that was split, of each that a split made."""
-        self._granted: dict[tuple[Place, int], tuple[str, int]] = {}
-        """Owner by the log and the progress it was given, by token."""
-        self._owners: dict[tuple[Place, int], str] = {}
-        """Who was told that the token is its own."""
-        self._following: dict[tuple[Place, int], int] = {}
 
     # --- what is committed, in the order of the log
 
@@ -88,7 +125,7 @@ class Consumption:
             key = parent
             end = self._ends.get(parent, 0)
             lock = self._locks.get((group, parent))
-            if self._starts.get(parent, 0) < end and (lock is None or lock.committed < end):
+            if self.told.starts.get(parent, 0) < end and (lock is None or lock.committed < end):
                 return True
         return False
 
@@ -96,7 +133,8 @@ class Consumption:
         self._ends[key] += count
 
     def on_trim(self, key: QueueKey, start: int) -> None:
-        self._starts[key] = max(self._starts.get(key, 0), start)
+        starts = self.told.starts
+        starts[key] = max(starts.get(key, 0), start)
 
     def on_record(self, record: control_pb2.ControlRecord) -> dict[Place, Seen]:
         """What the record has changed."""
@@ -131,7 +169,7 @@ class Consumption:
         lock.token += 1
         lock.owner = record.member_id
         lock.generation = max(lock.generation, record.generation)
-        self._granted[place, lock.token] = lock.owner, lock.committed
+        self.told.on_token(place, lock.token, lock.owner, lock.committed)
         return {place: lock.seen}
 
     def _commit(self, place: Place, token: int, offset: int) -> None:
@@ -141,31 +179,6 @@ class Consumption:
             self.refused_commits += 1
         elif lock.committed <= offset <= self._ends[place[1]]:
             lock.committed = offset
-
-    # --- what members are told
-
-    def on_granted(self, note: Granted) -> None:
-        """Raises ConsumptionError."""
-        place = note.group, QueueKey(TopicId(note.queue[0]), QueueId(note.queue[1]))
-        granted = self._granted.get((place, note.token))
-        if granted is None:
-            raise ConsumptionError(f"{note} is a grant that no log holds")
-        if self._owners.setdefault((place, note.token), note.client) != note.client:
-            raise ConsumptionError(f"{note}: the token is {self._owners[place, note.token]}'s")
-        low, high = max(granted[1], 0), max(granted[1], self._starts.get(place[1], 0))
-        if not low <= note.committed_offset <= high:
-            raise ConsumptionError(f"{note} begins where progress stood at {granted[1]}")
-        self._following.setdefault((place, note.token), note.committed_offset)
-
-    def on_delivered(self, note: Delivered) -> None:
-        """Raises ConsumptionError."""
-        place = note.group, QueueKey(TopicId(note.queue[0]), QueueId(note.queue[1]))
-        if self._owners.get((place, note.token)) != note.client:
-            raise ConsumptionError(f"{note} reached another than the token's owner")
-        due = self._following[place, note.token]
-        if not (note.offset == due or due < note.offset <= self._starts.get(place[1], 0)):
-            raise ConsumptionError(f"{note} came where offset {due} was due")
-        self._following[place, note.token] = note.offset + 1
 
 
 def key_of(ref: object) -> QueueKey:

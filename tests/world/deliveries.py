@@ -176,23 +176,22 @@ class DeliveryRun(Run):
         """The group has committed everything that is stored."""
         if not all(one.done for one in self.clients if isinstance(one, Sender)):
             return False
-        for host in self.hosts.values():
-            replica = host.replica
-            if replica is not None and replica.is_master:
-                groups = replica.state.groups
-                for key, queue in replica.state.queues.items():
-                    held = groups.lookup(GROUP, key)
-                    # An empty queue is never committed on: -1.
-                    done = max(0, held.committed_offset) if held is not None else 0
-                    if queue.topic == TOPIC and done < queue.log_end_offset:
-                        return False
-                return True
-        return False
+        replica = self.groups[0].judge()
+        if replica is None:
+            return False
+        groups = replica.state.groups
+        for key, queue in replica.state.queues.items():
+            held = groups.lookup(GROUP, key)
+            # An empty queue is never committed on: -1.
+            done = max(0, held.committed_offset) if held is not None else 0
+            if queue.topic == TOPIC and done < queue.log_end_offset:
+                return False
+        return True
 
     def _judge(self) -> Report:
         ends = {
             key.queue_id: queue.log_end_offset
-            for key, queue in self._up()[0].replica.state.queues.items()  # type: ignore[union-attr]
+            for key, queue in self._up(self.groups[0])[0].replica.state.queues.items()  # type: ignore[union-attr]
             if queue.topic == TOPIC
         }
         stored = {(queue, offset) for queue, end in ends.items() for offset in range(end)}

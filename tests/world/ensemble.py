@@ -42,7 +42,6 @@ from semel.controller.store import (
 from semel.controller.store.memory import Table
 from semel.protos.errors import Closed, SemelError, Unavailable
 from semel.protos.v1.metadata_pb2 import ClusterRecord
-from tests.world.invariants import Invariants
 from tests.world.loop import PROCESS, Killed, Process
 from tests.world.nodes import CLUSTER, ControllerHost
 from tests.world.world import World
@@ -57,14 +56,14 @@ ANSWER_S: Final = 1.0
 class Ensemble:
     """The store itself, which never fails; its network does."""
 
-    def __init__(self, world: World, invariants: Invariants) -> None:
+    def __init__(self, world: World, demand: Callable[[bool, str], None]) -> None:
         self.world = world
         self.table = Table()
         self.office = 0
         """The newest one."""
         self._holder: Process | None = None
         """Who has taken it."""
-        self._invariants = invariants
+        self._demand = demand
         self._sessions: dict[object, tuple[ControllerAddress, float]] = {}
         """With the time when each ends, the oldest first."""
         self._known: set[ControllerAddress] = set()
@@ -92,14 +91,14 @@ class Ensemble:
         self.table.check(transaction)
         cluster = transaction.puts.get(records.CLUSTER)
         if cluster is None:
-            self._invariants.demand(
+            self._demand(
                 process is self._holder,
                 f"{process} stores {sorted(transaction.puts)}, but {self._holder} has office "
                 f"{self.office}",
             )
         else:
             number = ClusterRecord.FromString(cluster).terms_of_office
-            self._invariants.demand(
+            self._demand(
                 number == self.office + 1, f"{process} takes office {number} after {self.office}"
             )
             if self._holder is not None and self._holder.alive and self._holder is not process:

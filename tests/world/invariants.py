@@ -37,10 +37,10 @@ from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, decode_header
 from semel.protos.control_records import membership_nodes
 from semel.protos.errors import SemelError
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
-from semel.protos.ids import NodeId, ProducerId, QueueId, QueueKey
+from semel.protos.ids import GroupId, NodeId, ProducerId, QueueId, QueueKey
 from semel.protos.v1 import control_pb2
 from tests.checking.history import Delivered, Granted, Mastered, Voted
-from tests.world.consumption import Consumption, ConsumptionError, Place, Seen, key_of
+from tests.world.consumption import Consumption, ConsumptionError, Place, Seen, Told, key_of
 
 if TYPE_CHECKING:
     from tests.world.nodes import BrokerHost
@@ -62,11 +62,14 @@ def require(truth: bool, message: str) -> None:
 
 
 class Invariants:
-    """The memory of the whole group."""
+    """The memory of a whole broker group."""
 
-    def __init__(self, world: World, hosts: dict[NodeId, BrokerHost]) -> None:
+    def __init__(
+        self, world: World, hosts: dict[NodeId, BrokerHost], group_id: GroupId, told: Told
+    ) -> None:
         self.world = world
         self.hosts = hosts
+        self.group_id = group_id
         self.committed: dict[int, bytes] = {}
         self.newest = 0
         """Index of the newest committed entry."""
@@ -87,7 +90,7 @@ class Invariants:
         self._sealed: set[QueueKey] = set()
         """Queues that were split."""
         self._touched: dict[int, dict[_RowKey, _Row | None]] = {}
-        self.consumption = Consumption()
+        self.consumption = Consumption(told)
         self._touched_locks: dict[int, dict[Place, Seen]] = {}
         self._role: dict[NodeId, tuple[Role, int]] = {}
         for host in hosts.values():
@@ -400,7 +403,8 @@ class Invariants:
         if known is None:
             self._masters[term] = host.number
             self.world.count("election")
-            self.world.history.add(Mastered(node=host.number, term=term, at_s=self.world.now))
+            note = Mastered(group=self.group_id, node=host.number, term=term, at_s=self.world.now)
+            self.world.history.add(note)
         require(known in (None, host.number), f"term {term} has masters {known} and {host.number}")
         for index in range(self.newest, 0, -1):
             if self._committed_in[index] < term:
@@ -465,7 +469,10 @@ class Invariants:
         if decode_frame_header(frame).term < replica.core.term:
             self.world.count("prior-term entry committed")
         self._touched[index] = self._fold(frame)
-        self._touched_locks[index] = self._fold_locks(frame)
+        try:
+            self._touched_locks[index] = self._fold_locks(frame)
+        except ConsumptionError as error:
+            raise InvariantError(str(error)) from None
 
     def _fold_locks(self, frame: bytes) -> dict[Place, Seen]:
         touched: dict[Place, Seen] = {}
@@ -496,9 +503,9 @@ class Invariants:
         """A member was granted a lock, or given a message."""
         try:
             if isinstance(note, Granted):
-                self.consumption.on_granted(note)
+                self.consumption.told.on_granted(note)
             else:
-                self.consumption.on_delivered(note)
+                self.consumption.told.on_delivered(note)
         except ConsumptionError as error:
             self._fail(InvariantError(str(error)))
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.raft import Role
 from semel.protos.ids import NodeId
 from tests.world.clients import TOPIC, Loader, Member
 from tests.world.ensemble import STORE
@@ -28,6 +27,7 @@ from tests.world.operator import brief_topic, fence_all
 from tests.world.plan import NODES_MAX, Step
 
 if TYPE_CHECKING:
+    from tests.world.groups import BrokerGroup
     from tests.world.nodes import BrokerHost, ControllerHost
     from tests.world.run import Run
 
@@ -50,7 +50,7 @@ class Nemesis:
 
     @property
     def hosts(self) -> list[BrokerHost]:
-        """All nodes that belong to the group, or wait to."""
+        """All nodes that belong to a group, or wait to."""
         return [host for host in self.run.hosts.values() if not host.retired]
 
     def strike(self, step: Step) -> None:
@@ -66,12 +66,12 @@ class Nemesis:
     def _one(self) -> BrokerHost:
         return self._random.choice(self.hosts)
 
+    def _group(self) -> BrokerGroup:
+        groups = self.run.groups
+        return groups[0] if len(groups) == 1 else self._random.choice(groups)
+
     def _master(self) -> BrokerHost | None:
-        for host in self.hosts:
-            replica = host.replica
-            if replica is not None and replica.core.role is Role.MASTER:
-                return host
-        return None
+        return self._group().master()
 
     def _die(self, host: BrokerHost, name: str) -> None:
         if host.process is not None and host.process.alive:
@@ -166,7 +166,7 @@ class Nemesis:
     def _replace_node(self) -> None:
         """A new node takes the place of one, dead or alive."""
         old = self._one()
-        new = None if self.run.operator.jobs else self.run.join()
+        new = None if self.run.operator.jobs else self.run.join(self.run.group_of(old))
         if new is None:
             return
         if self._random.random() < 0.4:
@@ -183,20 +183,23 @@ class Nemesis:
 
     def _grow(self) -> None:
         """Two new nodes join: a group of one becomes one of three, three become five."""
-        size = len(self.run.invariants.voters) + 2
+        group = self._group()
+        size = len(group.invariants.voters) + 2
         if self.run.operator.jobs or size not in (3, 5) or len(self.run.hosts) + 2 > NODES_MAX:
             return
-        added = [self.run.join(), self.run.join()]
+        added = [self.run.join(group), self.run.join(group)]
         nodes = {host.number: broker_address(host.number) for host in added if host is not None}
 
         async def grow(client: Any) -> None:
-            await client.admin.grow_group(1, size, nodes=nodes, timeout=10.0)
+            await client.admin.grow_group(group.group_id, size, nodes=nodes, timeout=10.0)
 
         self.run.operator.ask(f"grew to {size}", grow)
 
     def _transfer(self) -> None:
+        group_id = self._group().group_id
+
         async def transfer(client: Any) -> None:
-            await client.admin.transfer_mastership(1)
+            await client.admin.transfer_mastership(group_id)
 
         self.run.operator.ask("transferred", transfer, once=True)
 
@@ -441,7 +444,7 @@ class Nemesis:
             return
         self._die(host, "lost directory")
         host.wipe()
-        self.run.invariants.forget(host)
+        self.run.group_of(host).invariants.forget(host)
         if self._random.random() < 0.5:
             self._lose_first_vote(host, self._random.randrange(0, 40))
 

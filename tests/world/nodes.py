@@ -141,6 +141,7 @@ class BrokerHost:
         self.number = NodeId(number)
         self.name = broker_host(number)
         self.cluster = cluster
+        """All machines of its broker group."""
         self.config = config
         self.disk = Disk(world, self.name)
         self.process: Process | None = None
@@ -327,6 +328,7 @@ def broker_config(
     log: LogConfig,
     *,
     joins: bool,
+    group_id: GroupId,
     controllers: tuple[str, ...] = (CONTROLLER,),
     **options: Any,
 ) -> BrokerConfig:
@@ -335,7 +337,7 @@ def broker_config(
     return BrokerConfig(
         data=Path(f"/sim/b{number}"),
         cluster_id=CLUSTER,
-        group_id=GroupId(1),
+        group_id=group_id,
         node_id=NodeId(number),
         listen=broker_address(number),
         members={} if joins else members,

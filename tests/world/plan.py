@@ -80,7 +80,7 @@ class Plan:
 
     seed: int
     size: int
-    """Founding nodes of the broker group."""
+    """Founding nodes of the first broker group."""
     steps: tuple[Step, ...]
     duration_s: float
     loss: float
@@ -116,6 +116,8 @@ class Plan:
     controllers: int = 1
     lease_s: float = 0.0
     """Of several controllers: how long each believes what the store said last."""
+    more_groups: tuple[int, ...] = ()
+    """Founding nodes of each broker group behind the first."""
 
 
 Theme = Callable[[Plan, Random], Plan]

@@ -24,7 +24,7 @@ from semel.broker.replica import Replica
 from semel.client import session as client_session
 from semel.controller import node as controller_node
 from semel.protos.errors import SemelError
-from semel.protos.ids import NodeId
+from semel.protos.ids import GroupId, NodeId
 from tests.checking.exactly_once import Report, Violation, check
 from tests.checking.raw_log import NodeLog
 from tests.world.clients import (
@@ -36,9 +36,10 @@ from tests.world.clients import (
     SimRuntime,
     Watcher,
 )
+from tests.world.consumption import Told
 from tests.world.ensemble import Ensemble, GroupControllerHost
+from tests.world.groups import BrokerGroup
 from tests.world.hosting import hosted
-from tests.world.invariants import Invariants
 from tests.world.loop import Process
 from tests.world.nemesis import Nemesis
 from tests.world.network import Weather
@@ -74,7 +75,7 @@ class Run:
         self.plan = plan
         self.world = World(plan.seed, traced=traced)
         self.healing = False
-        self.hosts: dict[NodeId, BrokerHost] = {}
+        self.groups: list[BrokerGroup] = []
         self.clients: list[ClientHost] = []
         self.controllers: list[ControllerHost] = []
         self.ensemble: Ensemble | None = None
@@ -84,7 +85,6 @@ class Run:
             numbers = range(1, plan.controllers + 1)
             self.bootstrap = ",".join(f"c{number}:7070" for number in numbers)
         self.operator: Operator
-        self.invariants: Invariants
         self._scrubs: dict[Process, bool] = {}
         """Of nodes with damaged disks: whether their last scrub is through."""
 
@@ -124,10 +124,14 @@ class Run:
 
     def _boot(self) -> None:
         world, plan = self.world, self.plan
-        founders = range(1, plan.size + 1)
-        for number in founders:
-            self._add(number, joins=False)
-        self.invariants = Invariants(world, self.hosts)
+        told, first = Told(), 1
+        for number, size in enumerate((plan.size, *plan.more_groups), 1):
+            group = BrokerGroup(world, GroupId(number), range(first, first + size))
+            self.groups.append(group)
+            first += size
+            for node in group.founders:
+                self._add(group, node, joins=False)
+            group.begin(told)
         self._begin_controllers()
         for host in self.hosts.values():
             self._begin(host)
@@ -144,7 +148,7 @@ class Run:
         if plan.controllers == 1:
             self.controllers.append(ControllerHost(world))
         else:
-            ensemble = self.ensemble = Ensemble(world, self.invariants)
+            ensemble = self.ensemble = Ensemble(world, self.groups[0].invariants.demand)
             self.controllers += [
                 GroupControllerHost(world, number, ensemble, plan.lease_s)
                 for number in range(1, plan.controllers + 1)
@@ -152,7 +156,7 @@ class Run:
         for controller in self.controllers:
             controller.start()
 
-    def _add(self, number: int, *, joins: bool) -> BrokerHost:
+    def _add(self, group: BrokerGroup, number: int, *, joins: bool) -> BrokerHost:
         world, plan = self.world, self.plan
         log = LogConfig(
             segment_bytes=plan.segment_bytes,
@@ -165,9 +169,10 @@ class Run:
         )
         config = broker_config(
             number,
-            range(1, plan.size + 1),
+            group.founders,
             log,
             joins=joins,
+            group_id=group.group_id,
             controllers=tuple(self.bootstrap.split(",")),
             checkpoint_records=plan.checkpoint_records,
             retention_check_ms=400,
@@ -175,7 +180,8 @@ class Run:
             producers_per_queue_max=plan.producers_max,
             producer_idle_ms=plan.producer_idle_ms,
         )
-        host = self.hosts[NodeId(number)] = BrokerHost(world, number, self.hosts, config)
+        host = BrokerHost(world, number, group.hosts, config)
+        group.hosts[host.number] = host
         host.streams = plan.streams
         host.restart_s = lambda: world.random.choice((0.01, 0.1, 0.4))
         return host
@@ -187,13 +193,22 @@ class Run:
         host.process.clock_rate = 1 + world.random.uniform(-plan.skew, plan.skew)
         host.disk.sync_max_s = plan.sync_max_s
 
-    def join(self) -> BrokerHost | None:
+    @property
+    def hosts(self) -> dict[NodeId, BrokerHost]:
+        """Of all broker groups."""
+        return {number: host for group in self.groups for number, host in group.hosts.items()}
+
+    def group_of(self, host: BrokerHost) -> BrokerGroup:
+        """The broker group of a node."""
+        return self.groups[host.config.group_id - 1]
+
+    def join(self, group: BrokerGroup) -> BrokerHost | None:
         """A new, empty node that waits to be added; None when there have been enough."""
         number = len(self.hosts) + 1
         if number > NODES_MAX:
             return None
-        host = self._add(number, joins=True)
-        self.invariants.watch(host)
+        host = self._add(group, number, joins=True)
+        group.invariants.watch(host)
         self._begin(host)
         return host
 
@@ -214,7 +229,7 @@ class Run:
             elif kind == "member":
                 client = Member(world, host, plan.lock_ms)
                 client.caught_up = self._group_at_end
-                client.told = self.invariants.told
+                client.told = self.groups[0].invariants.told
             else:
                 client = Watcher(world, host, 0.12)
                 client.addresses = lambda: [host.config.listen for host in self.hosts.values()]
@@ -230,8 +245,9 @@ class Run:
         while world.now < until and not (self._broken() or done()):
             # `done` looks at much: not after every event.
             world.loop.run(min(until, world.now + 0.05))
-        if self.invariants.failure is not None:
-            raise Failed(f"invariant: {self.invariants.failure}")
+        for group in self.groups:
+            if group.invariants.failure is not None:
+                raise Failed(f"invariant: {group.invariants.failure}")
         if world.loop.errors:
             raise Failed(f"unhandled: {world.loop.errors[0]}")
 
@@ -261,10 +277,12 @@ class Run:
         if not all(client.done for client in self.clients):
             return False
         self._scrub()
-        return (
-            len({host.replica.state.applied_index for host in self._up()}) == 1
-            and {host.number for host in self._up()} == self.invariants.voters
-            and all(self._only_topic(host) for host in self._up())
+        return all(
+            {host.number for host in up} == group.invariants.voters
+            and len({host.replica.state.applied_index for host in up if host.replica}) == 1
+            and all(self._only_topic(host) for host in up)
+            for group in self.groups
+            for up in [self._up(group)]
         )
 
     @staticmethod
@@ -273,22 +291,18 @@ class Run:
         assert host.replica is not None
         return all(queue.topic == TOPIC for queue in host.replica.state.queues.values())
 
-    def members(self) -> list[BrokerHost]:
-        """The voters, by the newest committed membership."""
-        return [self.hosts[number] for number in sorted(self.invariants.voters)]
-
-    def _up(self) -> list[BrokerHost]:
+    def _up(self, group: BrokerGroup) -> list[BrokerHost]:
         """Members that serve, whole, and have applied all they hold."""
         return [
             host
-            for host in self.members()
+            for host in group.members()
             if host.replica is not None
             and host.context is not None
             and self._is_whole(host, host.replica)
             and host.replica.state.applied_index
             == host.replica.log.last_index
             == host.replica.log.synced_index
-            == self.invariants.newest
+            == group.invariants.newest
         ]
 
     def _is_whole(self, host: BrokerHost, replica: Replica) -> bool:
@@ -311,7 +325,7 @@ class Run:
             if down and host.refused and host.damaged and not host.wiped:
                 self.world.count("damaged node replaced")
                 host.wipe()
-                self.invariants.forget(host)
+                self.group_of(host).invariants.forget(host)
 
     def _scrub(self) -> None:
         """A damaged node's own scrub runs once: whatever is rotten is found at the latest now."""
@@ -338,20 +352,17 @@ class Run:
         others = (one for one in self.clients if not isinstance(one, Member | Watcher))
         if not all(one.done for one in others):
             return False
-        for host in self.hosts.values():
-            replica = host.replica
-            if replica is not None and replica.is_master:
-                groups = replica.state.groups
-                for key, queue in replica.state.queues.items():
-                    held = groups.lookup("billing", key)
-                    done = held.committed_offset if held is not None else 0
-                    if (
-                        done < queue.log_end_offset
-                        and queue.log_end_offset > queue.log_start_offset
-                    ):
-                        return False
-                return True
-        return False
+        masters = [group.judge() for group in self.groups]
+        for replica in masters:
+            if replica is None:
+                return False
+            groups = replica.state.groups
+            for key, queue in replica.state.queues.items():
+                held = groups.lookup("billing", key)
+                done = held.committed_offset if held is not None else 0
+                if done < queue.log_end_offset and queue.log_end_offset > queue.log_start_offset:
+                    return False
+        return True
 
     def _state(self) -> str:
         nodes = []
@@ -367,18 +378,34 @@ class Run:
                 )
         left = [client.name for client in self.clients if not client.done]
         return "; ".join(
-            [*nodes, f"unfinished clients: {left}", f"committed {self.invariants.newest}"]
+            [
+                *nodes,
+                f"unfinished clients: {left}",
+                f"committed {[group.invariants.newest for group in self.groups]}",
+            ]
         )
 
     def _judge(self) -> Report:
-        memory = self.invariants.committed
-        logs = [NodeLog(node=0, frames=memory, commit_index=self.invariants.newest)]
-        for host in self.members():
+        logs = [log for group in self.groups for log in self._logs(group)]
+        try:
+            return check(self.world.history, logs)
+        except Violation as violation:
+            raise Failed(f"history: {violation}") from None
+
+    def _logs(self, group: BrokerGroup) -> list[NodeLog]:
+        memory = group.invariants
+        logs = [
+            NodeLog(
+                group=group.group_id, node=0, frames=memory.committed, commit_index=memory.newest
+            )
+        ]
+        for host in group.members():
             replica = host.replica
             assert replica is not None
             state = replica.state
             logs.append(
                 NodeLog(
+                    group=group.group_id,
                     node=host.number,
                     frames=self._stored(host, replica),
                     commit_index=replica.core.commit_index,
@@ -386,11 +413,8 @@ class Run:
                     state=b"".join(state.to_parts()),
                 )
             )
-            self._check_records(host)
-        try:
-            return check(self.world.history, logs)
-        except Violation as violation:
-            raise Failed(f"history: {violation}") from None
+            self._check_records(host, memory.committed)
+        return logs
 
     @staticmethod
     def _stored(host: BrokerHost, replica: Replica) -> dict[int, bytes]:
@@ -407,12 +431,13 @@ class Run:
             frames[index] = bytes(inode.data[start:end])
         return frames
 
-    def _check_records(self, host: BrokerHost) -> None:
+    @staticmethod
+    def _check_records(host: BrokerHost, committed: dict[int, bytes]) -> None:
         """Every record that is live must be readable, wherever the cleaner has put it."""
         assert host.replica is not None
         log, state = host.replica.log, host.replica.state
         for index, position, length in state.live_records(0, state.applied_index + 1):
-            frame = self.invariants.committed[index]
+            frame = committed[index]
             try:
                 found = log.read_record(index, position, length)
             except (SemelError, IndexUnavailable) as error:

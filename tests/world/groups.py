@@ -1,0 +1,51 @@
+"""One broker group of a world: its machines, and what is known of it as a whole.
+
+Not here: a machine (`nodes.py`), what must hold of the group (`invariants.py`), who begins it
+(`run.py`).
+"""
+
+from __future__ import annotations
+
+from semel.broker.raft import Role
+from semel.broker.replica import Replica
+from semel.protos.ids import GroupId, NodeId
+from tests.world.consumption import Told
+from tests.world.invariants import Invariants
+from tests.world.nodes import BrokerHost
+from tests.world.world import World
+
+
+class BrokerGroup:
+    """Nodes have numbers of their own over all groups."""
+
+    def __init__(self, world: World, group_id: GroupId, founders: range) -> None:
+        self.world = world
+        self.group_id = group_id
+        self.founders = founders
+        self.hosts: dict[NodeId, BrokerHost] = {}
+        """All that ever belonged to it, or wait to."""
+        self.invariants: Invariants
+
+    def begin(self, told: Told) -> None:
+        """All founders are there, and none has started."""
+        self.invariants = Invariants(self.world, self.hosts, self.group_id, told)
+
+    def members(self) -> list[BrokerHost]:
+        """The voters, by the newest committed membership."""
+        return [self.hosts[number] for number in sorted(self.invariants.voters)]
+
+    def master(self) -> BrokerHost | None:
+        """One that takes itself for the master and has not left."""
+        for host in self.hosts.values():
+            replica = host.replica
+            if not host.retired and replica is not None and replica.core.role is Role.MASTER:
+                return host
+        return None
+
+    def judge(self) -> Replica | None:
+        """The replica that answers as the master."""
+        for host in self.hosts.values():
+            replica = host.replica
+            if replica is not None and replica.is_master:
+                return replica
+        return None
