@@ -336,6 +336,10 @@ class SimNode:
         if not self.core.begin_snapshot(checkpoint.mark):
             self.perform()
             return
+        self.install(checkpoint)
+
+    def install(self, checkpoint: Checkpoint) -> None:
+        """Puts the checkpoint in the log's place; the core has agreed to that."""
         self.perform()
 
         def switch() -> None:
