@@ -38,6 +38,8 @@ class Floor:
         self._data = data
         self._stack = ExitStack()
         self.address = ""
+        self.pids: list[int] = []
+        """Of the nodes that run."""
 
     def __enter__(self) -> Floor:
         try:
@@ -64,6 +66,7 @@ class Floor:
             command += ["--slave", slave]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
         self._stack.callback(_stop, process)
+        self.pids.append(process.pid)
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:

@@ -1,0 +1,77 @@
+"""Figures of many workloads in one round, and the comparison that each workload is.
+
+How it works. A system (Semel, a peer, a floor) runs all workloads in one round and gives figures by
+*cell*: system, workload, variant ("Semel", "W1", "send_many, list"). `harness.compare` knows flat
+names, so a cell and a metric are one name there. Afterwards `by_workload` turns all rounds into one
+`Comparison` a workload, whose contenders are "SYSTEM: VARIANT".
+
+Not here: what the figures ought to be (`goals.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from benchmarks.harness import Comparison
+
+WORKLOADS: Mapping[str, str] = {
+    "W1": "produce 100 B random values",
+    "W2": "produce 1 KiB random values",
+    "W2b": "produce 100 B log lines, lz4",
+    "W3": "one 1 KiB message at a time, each awaited",
+    "W4": "open loop, 1,000 messages/s of 1 KiB, from the planned time",
+    "W5": "consume 100 B messages, warm",
+    "W6": "longest gap between acknowledgements, the master killed or frozen",
+    "W8": "all nodes killed and started again: seconds to the first acknowledgement",
+}
+_BETWEEN = "\t"
+"""Stands in no name: names come from this code, or from JSON strings that are cleaned of it."""
+
+
+class Cell(NamedTuple):
+    """Whose figures these are."""
+
+    system: str
+    workload: str
+    variant: str
+
+    @property
+    def contender(self) -> str:
+        """Its name within its workload."""
+        return f"{self.system}: {self.variant}" if self.variant else self.system
+
+
+Figures = dict[Cell, dict[str, float]]
+
+
+def flat(run: Callable[[], Figures]) -> Callable[[], Mapping[str, float]]:
+    """The same round with flat names, as `harness.Contender` wants it."""
+
+    def figures() -> Mapping[str, float]:
+        return {
+            _BETWEEN.join((*(part.replace(_BETWEEN, " ") for part in cell), metric)): value
+            for cell, metrics in run().items()
+            for metric, value in metrics.items()
+        }
+
+    return figures
+
+
+def by_workload(comparison: Comparison) -> dict[str, Comparison]:
+    """One comparison a workload, in the order of WORKLOADS, of those that anybody has run."""
+    found: dict[str, Comparison] = {}
+    names = [*WORKLOADS]
+    for rounds in comparison.rounds.values():
+        for figures in rounds:
+            one: dict[tuple[str, str], dict[str, float]] = {}
+            for name, value in figures.items():
+                system, workload, variant, metric = name.split(_BETWEEN)
+                cell = Cell(system, workload, variant)
+                one.setdefault((workload, cell.contender), {})[metric] = value
+            for (workload, contender), metrics in one.items():
+                title = f"{workload}: {WORKLOADS.get(workload, 'another workload')}"
+                table = found.setdefault(workload, Comparison(title=title))
+                table.rounds.setdefault(contender, []).append(metrics)
+    order = {name: place for place, name in enumerate(names)}
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
