@@ -102,6 +102,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         _check_producer(request.producer_id)
         await self._replica.confirm_read()
         key = self._known(queue_key_of(request.queue))
+        self._check_settled(key)
         outcome = self._replica.state.outcome(
             key, ProducerId(request.producer_id), request.sequence
         )
@@ -122,6 +123,8 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         reply = broker_pb2.DescribeProducersReply()
         for key in keys:
             self._known(key)
+            if request.confirmed:
+                self._check_settled(key)
             if request.producer_id:
                 row = state.producers.lookup(key, request.producer_id)
                 rows: Iterable[ProducerState] = [row] if row is not None else []
@@ -321,6 +324,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
                 error = _absent(self._replica.state, queue_key_of(ref), self._config)
                 reply.queues.add(queue=ref, error=to_detail(error))
                 continue
+            self._check_settled(queue.key)
             reply.queues.add(
                 queue=ref,
                 log_start_offset=queue.log_start_offset,
@@ -429,6 +433,13 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         if key not in self._replica.state.queues:
             raise _absent(self._replica.state, key, self._config)
         return key
+
+    def _check_settled(self, key: QueueKey) -> None:
+        """Raises Throttled while the queue is sealed by a move: it may live at the other broker
+        group already, and hold more there than this one can know."""
+        sealed = self._replica.state.moves.frozen(key)
+        if sealed is not None:
+            raise sealed
 
 
 def resident_bytes() -> int:
