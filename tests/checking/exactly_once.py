@@ -2,7 +2,7 @@
 
 How it works. `check` overlays and folds the nodes' logs (`raw_log.py`), then looks at every note of
 the history. It knows nothing of how the run was made, so the simulator and real processes share it.
-All logs together must reach from index 1 to the highest commit.
+All logs of a broker group together must reach from index 1 to its highest commit.
 
 What is checked, beside what `raw_log.py` checks
 1. OK ⇒ exactly one row, at that offset, with that digest; FAIL ⇒ none; nobody ⇒ never two.
@@ -41,7 +41,17 @@ from tests.checking.history import (
     Send,
     Voted,
 )
-from tests.checking.raw_log import Fold, NodeLog, Queue, Row, check_states, fold, overlay
+from tests.checking.raw_log import (
+    Fold,
+    NodeLog,
+    Queue,
+    Row,
+    check_states,
+    fold,
+    fold_groups,
+    merged,
+    overlay,
+)
 
 _SHOWN = 10
 
@@ -72,11 +82,7 @@ class Report:
 def check(history: History, logs: Sequence[NodeLog]) -> Report:
     """Raises Violation with everything that is wrong."""
     problems: list[str] = []
-    frames = overlay(logs, problems)
-    folded = fold(frames, {log.applied_index for log in logs})
-    problems += folded.problems
-    if not problems:
-        problems += check_states(frames, logs, folded)
+    folded = _fold(logs, problems)
     sends: list[Send] = history.of(Send)
     _check_sends(sends, folded, problems)
     _check_order(sends, folded, problems)
@@ -109,6 +115,27 @@ def check(history: History, logs: Sequence[NodeLog]) -> Report:
         end_reads=sum(read.ended_s is not None for read in history.of(EndRead)),
         answers=sum(asked.answer is not None for asked in history.of(Asked)),
     )
+
+
+def _fold(logs: Sequence[NodeLog], problems: list[str]) -> Fold:
+    """All groups' logs, each node's state compared with its own group's."""
+    by_group: dict[int, list[NodeLog]] = {}
+    for log in logs:
+        by_group.setdefault(log.group, []).append(log)
+    frames = {group: overlay(some, problems) for group, some in by_group.items()}
+    tables_at = {group: {log.applied_index for log in some} for group, some in by_group.items()}
+    if len(by_group) == 1:
+        (group,) = by_group
+        folds = {group: fold(frames[group], tables_at[group])}
+        folded = folds[group]
+    else:
+        folds = fold_groups({group: (frames[group], tables_at[group]) for group in by_group})
+        folded = merged(folds)
+    problems += folded.problems
+    if not problems:
+        for group, some in by_group.items():
+            problems += check_states(frames[group], some, folds[group])
+    return folded
 
 
 def require_evidence(history: History, *, faults: Collection[str], ok: int) -> None:

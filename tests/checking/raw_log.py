@@ -6,6 +6,11 @@ batch by batch, into rows with their offsets, with plain dicts and none of the b
 the format's decoders are shared. A second fold, by the broker's own state machine, is compared with
 the state that each node says it is in.
 
+Each broker group has a log of its own. `fold_groups` reads them side by side: where a queue that
+has moved is activated, a log waits until the other one has sealed it, and goes on with the rows and
+the end that the queue had there. `merged` makes one fold of all, in which a queue is what it was in
+each group, one behind the other.
+
 Invariants checked here
 1. Frames are byte-identical up to the commit; indexes are dense, terms never fall.
 2. Offsets of a queue are dense and rise, every CRC holds.
@@ -13,15 +18,19 @@ Invariants checked here
    only a fence makes a row, or a split, which copies the parent's; a queue that was split gets
    nothing more.
 4. A node's sequence table, and its whole state, is the fold of the log up to its applied index.
+5. A queue is of one group at a time, which alone stores batches, fences and expiries of it; copies
+   are what the other group stored, byte for byte, and all of it; moves are decided once
+   (`moves.py`).
 
 Not here: what clients saw (`exactly_once.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from semel.broker.state import State
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, check_batch, decode_broker_header
@@ -30,6 +39,7 @@ from semel.protos.errors import CorruptBatch, CorruptFrame
 from semel.protos.frames import RecordKind, check_frame, iter_records
 from semel.protos.v1 import common_pb2, control_pb2
 from tests.checking.history import digest_of
+from tests.checking.moves import Did, Journeys, Places
 
 Queue: TypeAlias = tuple[int, int]
 Table: TypeAlias = dict[tuple[Queue, int], tuple[int, int, int]]
@@ -72,6 +82,22 @@ class _Producer:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Luggage:
+    """What a sealed queue takes along."""
+
+    end_offset: int
+    rows: dict[int, _Producer]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A batch without the header of the broker that stored it."""
+
+    digest: bytes
+    append_time_us: int
+
+
 @dataclass(slots=True)
 class Fold:
     """What the committed log says."""
@@ -91,6 +117,11 @@ class Fold:
     parents: dict[Queue, Queue] = field(default_factory=dict)
     """The queue that was split, of each that a split made."""
     problems: list[str] = field(default_factory=list)
+    places: Places | None = None
+    """Of a cluster with several broker groups: what moves have made of this one's queues."""
+    batches: dict[tuple[Queue, int], _Stored] = field(default_factory=dict)
+    """Where queues move: what was stored, by queue and base offset."""
+    copies: list[tuple[Queue, int, _Stored]] = field(default_factory=list)
 
     def lineage(self, queue: Queue) -> list[Queue]:
         """The queue behind those it descends from, the oldest first."""
@@ -118,19 +149,83 @@ def overlay(logs: Sequence[NodeLog], problems: list[str]) -> dict[int, bytes]:
 
 
 def fold(frames: Mapping[int, bytes], tables_at: Collection[int] = ()) -> Fold:
-    """Reads committed frames, which must be all from index 1 on."""
+    """Reads committed frames of one broker group, which must be all from index 1 on."""
     result = Fold()
+    for _ in _fold(result, frames, tables_at):
+        pass
+    return result
+
+
+def fold_groups(
+    logs: Mapping[int, tuple[Mapping[int, bytes], Collection[int]]],
+) -> dict[int, Fold]:
+    """Reads the committed frames of several groups; each with the indexes to keep tables of."""
+    journeys = Journeys()
+    folds = {group: Fold(places=Places(group, journeys)) for group in logs}
+    running = {group: _fold(folds[group], *log) for group, log in logs.items()}
+    while running:
+        progress = False
+        for group in list(running):
+            before = folds[group].last_index
+            if next(running[group], "end") == "end":
+                del running[group]
+                progress = True
+            progress |= folds[group].last_index > before
+        if not progress:
+            for group in running:
+                folds[group].problems.append(
+                    f"entry {folds[group].last_index + 1} of group {group} activates a queue that"
+                    " no other group has sealed"
+                )
+            break
+    else:
+        trouble = journeys.trouble()
+        if trouble:
+            next(iter(folds.values())).problems.append(trouble)
+    return folds
+
+
+def merged(folds: Mapping[int, Fold]) -> Fold:
+    """One fold of several groups: offsets of a queue go on where they were before it moved."""
+    result = Fold()
+    for group, one in folds.items():
+        result.last_index += one.last_index
+        result.rows += one.rows
+        for queue, end in one.end_offsets.items():
+            result.end_offsets[queue] = max(result.end_offsets.get(queue, 0), end)
+        for queue, start in one.start_offsets.items():
+            result.start_offsets[queue] = max(result.start_offsets.get(queue, 0), start)
+        result.expired |= one.expired
+        result.commits |= one.commits
+        result.resets |= one.resets
+        result.parents |= one.parents
+        result.batches |= one.batches
+        result.problems += [f"group {group}: {problem}" for problem in one.problems]
+    result.rows.sort(key=lambda row: (row.queue, row.offset))
+    for group, one in folds.items():
+        for queue, base_offset, copy in one.copies:
+            stored = result.batches.get((queue, base_offset))
+            if stored != copy:
+                result.problems.append(
+                    f"group {group}: the copy of queue {queue} at {base_offset} is {copy}, and was"
+                    f" stored as {stored}"
+                )
+    return result
+
+
+def _fold(result: Fold, frames: Mapping[int, bytes], tables_at: Collection[int]) -> Iterator[None]:
+    """Gives way as long as the next entry needs what another group's log says."""
     term = 0
     for index in range(1, max(frames, default=0) + 1):
         frame = frames.get(index)
         if frame is None:
             result.problems.append(f"committed entry {index} is on no node")
-            return result
+            return
         try:
             header = check_frame(frame)
         except CorruptFrame as error:
             result.problems.append(f"entry {index}: {error.message}")
-            return result
+            return
         if header.index != index or header.term < term:
             result.problems.append(
                 f"entry {index} says index {header.index} and term {header.term} after {term}"
@@ -139,14 +234,18 @@ def fold(frames: Mapping[int, bytes], tables_at: Collection[int] = ()) -> Fold:
         for _, kind, payload in iter_records(frame):
             if kind is RecordKind.BATCH:
                 _fold_batch(result, index, payload)
+            elif kind is RecordKind.COPY:
+                _fold_copy(result, index, payload)
             elif kind is RecordKind.CONTROL:
-                _fold_control(result, control_pb2.ControlRecord.FromString(bytes(payload)))
+                control = control_pb2.ControlRecord.FromString(bytes(payload))
+                while _waits(result, control):
+                    yield
+                _fold_control(result, control)
         result.last_index = index
         if index in tables_at:
             result.tables[index] = {
                 key: (row.epoch, row.session, row.last) for key, row in result.producers.items()
             }
-    return result
 
 
 def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
@@ -161,6 +260,7 @@ def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
     row = result.producers.get((queue, header.producer_id))
     if queue in result.parents.values():
         result.problems.append(f"{who}: a batch after the queue was split")
+    _check_home(result, queue, "a batch")
     if row is None:
         result.problems.append(f"{who}: a batch without a fence")
     elif (header.epoch, header.session) != (row.epoch, row.session):
@@ -181,6 +281,9 @@ def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
     if placed.base_offset != expected:
         result.problems.append(f"{who}: base offset {placed.base_offset}, not {expected}")
     batch = bytes(payload[BROKER_HEADER_BYTES:])
+    if result.places is not None:
+        stored = _Stored(_digest(batch), placed.append_time_us)
+        result.batches[queue, placed.base_offset] = stored
     columns = decode_columns(batch, header)
     keys = columns.keys.to_pylist() if columns.keys is not None else [None] * header.count
     sequences = (
@@ -213,6 +316,7 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
             fence = control.fence
             for ref in fence.queues:
                 key = (_queue(ref), fence.producer_id)
+                _check_home(result, key[0], "a fence")
                 row = result.producers.setdefault(key, _Producer(0, -1, -1))
                 if (fence.epoch, fence.session) < (row.epoch, row.session):
                     result.problems.append(
@@ -220,7 +324,12 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
                         f"{(row.epoch, row.session)} for producer and queue {key}"
                     )
                 row.epoch, row.session = fence.epoch, fence.session
+        case "create_queue" if result.places is not None:
+            result.places.on_created(_queue(control.create_queue.queue))
+        case "move_queue" if result.places is not None:
+            _fold_move(result, result.places, control.move_queue)
         case "expire_producers":
+            _check_home(result, _queue(control.expire_producers.queue), "an expiry")
             for producer_id in control.expire_producers.producer_ids:
                 place = (_queue(control.expire_producers.queue), producer_id)
                 result.producers.pop(place, None)
@@ -229,8 +338,9 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
             _fold_split(result, control.split_queue)
         case "delete_queue":
             queue = _queue(control.delete_queue.queue)
-            for key in [key for key in result.producers if key[0] == queue]:
-                del result.producers[key]
+            _take_rows(result, queue)
+            if result.places is not None:
+                result.places.on_deleted(queue)
         case "trim":
             queue = _queue(control.trim.queue)
             start = max(result.start_offsets.get(queue, 0), control.trim.log_start_offset)
@@ -252,6 +362,71 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
             result.resets |= {(group, queue) for queue in result.end_offsets}
 
 
+def _take_rows(result: Fold, queue: Queue) -> None:
+    for key in [key for key in result.producers if key[0] == queue]:
+        del result.producers[key]
+
+
+def _check_home(result: Fold, queue: Queue, what: str) -> None:
+    places = result.places
+    if places is not None and (queue not in places.here or places.frozen(queue)):
+        result.problems.append(
+            f"entry {result.last_index + 1}: {what} in queue {queue}, which is"
+            f" {'sealed' if places.frozen(queue) else 'not'} here"
+        )
+
+
+def _waits(result: Fold, control: control_pb2.ControlRecord) -> bool:
+    places, step = result.places, control.move_queue
+    if places is None or control.WhichOneof("record") != "move_queue" or not places.opens(step):
+        return False
+    return (_queue(step.queue), step.job) not in places.journeys.luggage
+
+
+def _fold_copy(result: Fold, index: int, payload: memoryview) -> None:
+    if result.places is None:
+        return
+    try:
+        placed = decode_broker_header(payload)
+        header = check_batch(payload, BROKER_HEADER_BYTES)
+    except CorruptBatch as error:
+        result.problems.append(f"entry {index}: {error.message}")
+        return
+    queue = (int(header.topic_id), int(header.queue_id))
+    if result.places.on_copy(queue, placed.base_offset, header.count):
+        stored = _Stored(_digest(bytes(payload[BROKER_HEADER_BYTES:])), placed.append_time_us)
+        result.copies.append((queue, placed.base_offset, stored))
+
+
+def _digest(batch: bytes) -> bytes:
+    return hashlib.blake2b(batch, digest_size=16).digest()
+
+
+def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> None:
+    queue = _queue(step.queue)
+    did = places.on_step(step)
+    job = queue, step.job
+    if did is Did.SEALED:
+        rows = {
+            key[1]: _Producer(row.epoch, row.session, row.last)
+            for key, row in result.producers.items()
+            if key[0] == queue
+        }
+        places.journeys.luggage[job] = _Luggage(result.end_offsets.get(queue, 0), rows)
+    elif did is Did.ACTIVATED:
+        luggage = cast(_Luggage, places.journeys.luggage[job])
+        if places.ends[queue] != luggage.end_offset:
+            result.problems.append(
+                f"entry {result.last_index + 1}: queue {queue} is activated with copies up to"
+                f" {places.ends[queue]}, and was sealed at {luggage.end_offset}"
+            )
+        result.end_offsets[queue] = luggage.end_offset
+        for producer_id, row in luggage.rows.items():
+            result.producers[queue, producer_id] = _Producer(row.epoch, row.session, row.last)
+    elif did is Did.FORWARDED:
+        _take_rows(result, queue)
+
+
 def _fold_split(result: Fold, split: control_pb2.SplitQueue) -> None:
     """The first one of a queue counts."""
     parent = _queue(split.queue)
@@ -260,6 +435,8 @@ def _fold_split(result: Fold, split: control_pb2.SplitQueue) -> None:
     rows = [(key[1], row) for key, row in result.producers.items() if key[0] == parent]
     for number in split.children:
         child = (parent[0], number.queue_id)
+        if result.places is not None:
+            result.places.on_created(child)
         result.parents[child] = parent
         for producer_id, row in rows:
             copied = _Producer(row.epoch, row.session, row.last)

@@ -40,12 +40,14 @@ START_US = 1_700_000_000_000_000
 class Run:
     """A small run without faults, to be spoilt: frames of one queue, and what its clients saw."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, queues: bool = True) -> None:
         self.frames: list[bytes] = []
         self.history = History()
         self.last = -1
         self.end = 0
         self._frame(RecordKind.NOOP)
+        if not queues:
+            return
         create = control_pb2.CreateQueue(
             queue=REF, topic="t", slot_end=65_536, settings=common_pb2.TopicSettings()
         )

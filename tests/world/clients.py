@@ -382,7 +382,7 @@ class Watcher(ClientHost):
                 await self.pause(self.mean_s)
                 queue = self.random.choice(route.queues)
                 if self.random.random() < 0.5:
-                    await self._ask(queue, cluster.call_master, queue.group_id)
+                    await self._ask(queue, cluster.call_master, cluster.routes.home(queue))
                 for address in self.random.sample(self.addresses(), 1):
                     call = cluster.connections.call
                     tasks.create_task(self._ask(queue, call, address, BROKER))

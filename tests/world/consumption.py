@@ -5,7 +5,7 @@ other, and each node's state is compared with it wherever the node has applied s
 members are granted and given is looked at when it reaches them.
 
 Invariants
-1. A token has one owner, and a member is granted only what the log granted it.
+1. A token has one owner over all broker groups, and a member is granted only what a log granted it.
 2. Under a token messages come in order, without a gap, from the progress on that stood when it was
    granted: nothing is skipped, and nothing that a former owner has committed is processed again.
 3. A commit counts under the current token of a held lock only, whatever the broker thought of it.
@@ -15,7 +15,7 @@ Not here: the sequence table (`invariants.py`), the same at the end of a run (`t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_key_of
@@ -38,6 +38,8 @@ class Told:
     def __init__(self) -> None:
         self.starts: dict[QueueKey, int] = {}
         """What lies below was trimmed."""
+        self.sealed: dict[tuple[QueueKey, int], _Sealed] = {}
+        """By queue and job: what a queue that moves had when it was sealed."""
         self._granted: dict[tuple[Place, int], tuple[str, int]] = {}
         """Owner by the log and the progress it was given, by token."""
         self._owners: dict[tuple[Place, int], str] = {}
@@ -86,6 +88,13 @@ class _Lock:
         return self.token, self.owner, self.committed
 
 
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    end: int
+    locks: dict[str, _Lock]
+    """By consumer group."""
+
+
 class Consumption:
     """All consumer groups, as the log of one broker group has them."""
 
@@ -94,6 +103,7 @@ class Consumption:
         self.told = told
         self._locks: dict[Place, _Lock] = {}
         self._ends: dict[QueueKey, int] = {}
+        self._frozen: set[QueueKey] = set()
         self._parents: dict[QueueKey, QueueKey] = {}
         """The queue that was split, of each that a split made."""
 
@@ -118,6 +128,43 @@ class Consumption:
             for group, key in list(self._locks):
                 if key == parent:
                     self._locks[group, child] = _Lock(committed=0)
+
+    def on_sealed(self, key: QueueKey, job: int) -> dict[Place, Seen]:
+        """A queue begins to move: its locks have ended, and nothing changes in it."""
+        locks = self._locks_of(key)
+        for lock in locks.values():
+            lock.owner = ""
+        self._frozen.add(key)
+        copies = {group: replace(lock) for group, lock in locks.items()}
+        self.told.sealed[key, job] = _Sealed(self._ends[key], copies)
+        return {(group, key): lock.seen for group, lock in locks.items()}
+
+    def on_goes_on(self, key: QueueKey) -> None:
+        """A move was given up."""
+        self._frozen.discard(key)
+
+    def on_forwarded(self, key: QueueKey) -> None:
+        """A queue has left this broker group."""
+        self._frozen.discard(key)
+        del self._ends[key]
+        for group in self._locks_of(key):
+            del self._locks[group, key]
+
+    def on_activated(self, key: QueueKey, job: int, copied: int) -> dict[Place, Seen]:
+        """A queue has come with `copied` messages and all progress. Raises ConsumptionError."""
+        sealed = self.told.sealed[key, job]
+        if sealed.end != copied:
+            raise ConsumptionError(
+                f"queue {key} is activated with copies up to {copied}, and was sealed at"
+                f" {sealed.end}"
+            )
+        self._ends[key] = sealed.end
+        for group, lock in sealed.locks.items():
+            self._locks[group, key] = replace(lock)
+        return {(group, key): lock.seen for group, lock in sealed.locks.items()}
+
+    def _locks_of(self, key: QueueKey) -> dict[str, _Lock]:
+        return {group: lock for (group, queue), lock in self._locks.items() if queue == key}
 
     def _unread(self, group: str, key: QueueKey) -> bool:
         """Whether the group has not committed all of a queue that this one descends from."""
@@ -160,6 +207,7 @@ class Consumption:
         lock = self._locks.get(place, _Lock())
         if (
             place[1] not in self._ends
+            or place[1] in self._frozen
             or 0 < record.generation < lock.generation
             or lock.owner not in ("", record.member_id)
             or self._unread(*place)

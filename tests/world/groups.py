@@ -9,6 +9,7 @@ from __future__ import annotations
 from semel.broker.raft import Role
 from semel.broker.replica import Replica
 from semel.protos.ids import GroupId, NodeId
+from tests.checking.moves import Journeys
 from tests.world.consumption import Told
 from tests.world.invariants import Invariants
 from tests.world.nodes import BrokerHost
@@ -26,9 +27,9 @@ class BrokerGroup:
         """All that ever belonged to it, or wait to."""
         self.invariants: Invariants
 
-    def begin(self, told: Told) -> None:
+    def begin(self, told: Told, journeys: Journeys) -> None:
         """All founders are there, and none has started."""
-        self.invariants = Invariants(self.world, self.hosts, self.group_id, told)
+        self.invariants = Invariants(self.world, self.hosts, self.group_id, told, journeys)
 
     def members(self) -> list[BrokerHost]:
         """The voters, by the newest committed membership."""

@@ -14,9 +14,15 @@ Invariants
 6. What an acknowledgement names is durable, and what is applied is durable on a quorum.
 7. A broker obeys no controller's office that is older than one it has obeyed, and its routes never
    fall back.
-8. A node's sequence table is the fold of the log up to where it has applied; so are its locks and
-   its groups' progress (`consumption.py`).
-9. A log loses its beginning only when a checkpoint that covers it is durable.
+8. A node's sequence table, with its windows, is the fold of the log up to where it has applied; so
+   are its locks and its groups' progress (`consumption.py`).
+9. A queue that moves is of one broker group at a time, which alone stores anything in it; what is
+   activated has the end, the rows and the locks that were sealed, and moves are decided once
+   (`tests/checking/moves.py`).
+10. A log loses its beginning only when a checkpoint that covers it is durable.
+
+One file, because all of it hangs on the same few moments of a node: it sends, it has a role, it has
+applied.
 
 Not here: what clients see (`tests/checking`).
 """
@@ -24,8 +30,9 @@ Not here: what clients see (`tests/checking`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import google_crc32c
 
@@ -33,13 +40,22 @@ from semel.broker.log import HardStateFile
 from semel.broker.log.hard_state import BLOCK_BYTES, RECORD_STRUCT
 from semel.broker.raft import Message, MessageKind, Role
 from semel.broker.replica import Replica
-from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, decode_header
+from semel.broker.state import MoveState, ProducerState
+from semel.broker.state.producers import WINDOW_BATCHES
+from semel.controller.moves import JOB_SHIFT
+from semel.protos.batch import (
+    BROKER_HEADER_BYTES,
+    BatchFlags,
+    decode_broker_header,
+    decode_header,
+)
 from semel.protos.control_records import membership_nodes
 from semel.protos.errors import SemelError
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import GroupId, NodeId, ProducerId, QueueId, QueueKey
 from semel.protos.v1 import control_pb2
 from tests.checking.history import Delivered, Granted, Mastered, Voted
+from tests.checking.moves import At, Did, Journeys, Places
 from tests.world.consumption import Consumption, ConsumptionError, Place, Seen, Told, key_of
 
 if TYPE_CHECKING:
@@ -48,8 +64,32 @@ if TYPE_CHECKING:
 
 _ACKNOWLEDGES = frozenset({MessageKind.APPEND_REPLY, MessageKind.HEARTBEAT_REPLY})
 _PROMISES_NOTHING = frozenset({MessageKind.PRE_VOTE, MessageKind.PRE_VOTE_REPLY})
+_AT = {
+    MoveState.HERE: At.HERE,
+    MoveState.AWAY: At.AWAY,
+    MoveState.FROZEN: At.FROZEN,
+    MoveState.INCOMING: At.INCOMING,
+    MoveState.READY: At.INCOMING,
+}
 _RowKey = tuple[QueueKey, int]
-_Row = tuple[int, int, int]
+_Window = tuple[tuple[int, int, int], ...]
+"""(base sequence, last sequence, base offset) of the newest batches."""
+_Row = tuple[int, int, int, _Window]
+"""Epoch, session, last sequence, window."""
+
+
+_NO_ROW: _Row = (0, 0, -1, ())
+
+
+def _inherited(row: _Row) -> _Row:
+    """What a child knows: that all was stored, and not where."""
+    epoch, session, last, _ = row
+    return epoch, session, last, ((0, last, -1),) if last >= 0 else ()
+
+
+def _row_of(found: ProducerState) -> _Row:
+    window = tuple((one.base_sequence, one.last_sequence, one.base_offset) for one in found.window)
+    return found.epoch, found.session, found.last_sequence, window
 
 
 class InvariantError(AssertionError):
@@ -65,8 +105,14 @@ class Invariants:
     """The memory of a whole broker group."""
 
     def __init__(
-        self, world: World, hosts: dict[NodeId, BrokerHost], group_id: GroupId, told: Told
+        self,
+        world: World,
+        hosts: dict[NodeId, BrokerHost],
+        group_id: GroupId,
+        told: Told,
+        journeys: Journeys,
     ) -> None:
+        """`told` and `journeys` are shared by all groups."""
         self.world = world
         self.hosts = hosts
         self.group_id = group_id
@@ -89,6 +135,14 @@ class Invariants:
         self._table: dict[_RowKey, _Row] = {}
         self._sealed: set[QueueKey] = set()
         """Queues that were split."""
+        self.places = Places(group_id, journeys)
+        self._dids: deque[Did] = deque()
+        """Of the steps of moves in the entry that is looked at."""
+        self._touched_places: dict[int, dict[QueueKey, tuple[At, int] | None]] = {}
+        self.on_move: Callable[[Did], None] = lambda _: None
+        """Hears what a step of a move has changed in this group."""
+        self._office = 0
+        """The newest one of the controllers that a node has obeyed."""
         self._touched: dict[int, dict[_RowKey, _Row | None]] = {}
         self.consumption = Consumption(told)
         self._touched_locks: dict[int, dict[Place, Seen]] = {}
@@ -227,6 +281,7 @@ class Invariants:
                 f"{host.name} obeys office {number} of the controllers after {newest}",
             )
             newest = max(newest, number)
+            self._office = max(self._office, number)
 
         def watched_routes(routes: Any) -> None:
             version = copy.version
@@ -405,6 +460,8 @@ class Invariants:
             self.world.count("election")
             note = Mastered(group=self.group_id, node=host.number, term=term, at_s=self.world.now)
             self.world.history.add(note)
+            for at in {at for at, _ in self.places.places.values()} & {At.INCOMING, At.FROZEN}:
+                self.world.count(f"election while a queue is {at}")
         require(known in (None, host.number), f"term {term} has masters {known} and {host.number}")
         for index in range(self.newest, 0, -1):
             if self._committed_in[index] < term:
@@ -469,10 +526,22 @@ class Invariants:
         if decode_frame_header(frame).term < replica.core.term:
             self.world.count("prior-term entry committed")
         self._touched[index] = self._fold(frame)
+        self._touched_places[index] = self._fold_places(frame)
         try:
             self._touched_locks[index] = self._fold_locks(frame)
         except ConsumptionError as error:
             raise InvariantError(str(error)) from None
+
+    def _fold_places(self, frame: bytes) -> dict[QueueKey, tuple[At, int] | None]:
+        """What the group is to the queues that the entry moves."""
+        found: dict[QueueKey, tuple[At, int] | None] = {}
+        for _, kind, payload in iter_records(frame):
+            if kind is RecordKind.CONTROL:
+                record = control_pb2.ControlRecord.FromString(bytes(payload))
+                if record.WhichOneof("record") == "move_queue":
+                    key = key_of(record.move_queue.queue)
+                    found[key] = self.places.places.get(key)
+        return found
 
     def _fold_locks(self, frame: bytes) -> dict[Place, Seen]:
         touched: dict[Place, Seen] = {}
@@ -491,6 +560,8 @@ class Invariants:
                     consumption.on_split(record.split_queue)
                 elif which == "delete_queue":
                     consumption.on_queue_gone(key_of(record.delete_queue.queue))
+                elif which == "move_queue":
+                    touched |= self._move_locks(record.move_queue, self._dids.popleft())
                 elif which == "trim":
                     consumption.on_trim(key_of(record.trim.queue), record.trim.log_start_offset)
                 touched |= consumption.on_record(record)
@@ -515,12 +586,25 @@ class Invariants:
             if kind is RecordKind.MEMBERSHIP:
                 self.voters = frozenset(map(NodeId, membership_nodes(payload)[0]))
                 self.world.count("membership changed")
+            elif kind is RecordKind.COPY:
+                header = decode_header(payload, BROKER_HEADER_BYTES)
+                base_offset = decode_broker_header(payload).base_offset
+                self.places.on_copy(header.queue_key, base_offset, header.count)
             elif kind is RecordKind.BATCH:
                 header = decode_header(payload, BROKER_HEADER_BYTES)
-                touched[header.queue_key, header.producer_id] = (
+                self._require_home(header.queue_key, "a batch")
+                row = header.queue_key, int(header.producer_id)
+                window = (touched.get(row) or self._table.get(row) or _NO_ROW)[3]
+                newest = (
+                    header.base_sequence,
+                    header.last_sequence,
+                    decode_broker_header(payload).base_offset,
+                )
+                touched[row] = (
                     header.epoch,
                     header.session,
                     header.last_sequence,
+                    (*window, newest)[-WINDOW_BATCHES:],
                 )
             elif kind is RecordKind.CONTROL:
                 record = control_pb2.ControlRecord.FromString(bytes(payload))
@@ -528,10 +612,18 @@ class Invariants:
                 if which == "fence":
                     for ref in record.fence.queues:
                         key = (key_of(ref), record.fence.producer_id)
-                        last = (self._table.get(key) or (0, 0, -1))[2]
-                        touched[key] = (record.fence.epoch, record.fence.session, last)
+                        self._require_home(key[0], "a fence")
+                        _, _, last, window = self._table.get(key) or _NO_ROW
+                        touched[key] = (record.fence.epoch, record.fence.session, last, window)
                         self.world.count("fence")
+                elif which == "create_queue":
+                    self.places.on_created(key_of(record.create_queue.queue))
+                elif which == "delete_queue":
+                    self.places.on_deleted(key_of(record.delete_queue.queue))
+                elif which == "move_queue":
+                    touched |= self._move(record.move_queue)
                 elif which == "expire_producers":
+                    self._require_home(key_of(record.expire_producers.queue), "an expiry")
                     for producer_id in record.expire_producers.producer_ids:
                         touched[key_of(record.expire_producers.queue), producer_id] = None
                         self.world.count("producer expired")
@@ -548,6 +640,50 @@ class Invariants:
                     self._table[key] = row
         return touched
 
+    def _require_home(self, key: QueueKey, what: str) -> None:
+        places = self.places
+        require(
+            key in places.here and not places.frozen(key),
+            f"group {self.group_id} stores {what} in queue {key}, which is "
+            f"{'sealed' if places.frozen(key) else 'not'} here",
+        )
+
+    def _move(self, step: control_pb2.MoveQueue) -> dict[_RowKey, _Row | None]:
+        """The rows that the step takes away or brings."""
+        key = key_of(step.queue)
+        was_frozen, journeys = self.places.frozen(key), self.places.journeys
+        did = self.places.on_step(step)
+        self._dids.append(did)
+        require(not journeys.trouble(), journeys.trouble())
+        if did is Did.NOTHING:
+            return {}
+        self.world.count(f"move: {did}")
+        self.on_move(did)
+        if did is Did.GOES_ON and was_frozen:
+            self.world.count("move given up after the seal")
+        if did is not Did.BEGUN and step.job >> JOB_SHIFT < self._office:
+            self.world.count("move resumed by another controller")
+        rows = {row: self._table[row] for row in self._table if row[0] == key}
+        if did is Did.SEALED:
+            journeys.luggage[key, step.job] = rows
+        elif did is Did.ACTIVATED:
+            return dict(cast(dict[_RowKey, _Row | None], journeys.luggage[key, step.job]))
+        elif did is Did.FORWARDED:
+            return dict.fromkeys(rows)
+        return {}
+
+    def _move_locks(self, step: control_pb2.MoveQueue, did: Did) -> dict[Place, Seen]:
+        key, consumption = key_of(step.queue), self.consumption
+        if did is Did.SEALED:
+            return consumption.on_sealed(key, step.job)
+        if did is Did.ACTIVATED:
+            return consumption.on_activated(key, step.job, self.places.ends[key])
+        if did is Did.FORWARDED:
+            consumption.on_forwarded(key)
+        elif did is Did.GOES_ON:
+            consumption.on_goes_on(key)
+        return {}
+
     def _split(self, record: control_pb2.SplitQueue) -> dict[_RowKey, _Row | None]:
         """Children begin with the rows of their parent; a split that comes again does nothing."""
         parent = key_of(record.queue)
@@ -555,8 +691,10 @@ class Invariants:
             return {}
         self._sealed.add(parent)
         self.world.count("queue split")
+        for child in record.children:
+            self.places.on_created((parent.topic_id, child.queue_id))
         return {
-            (QueueKey(parent.topic_id, QueueId(child.queue_id)), producer): row
+            (QueueKey(parent.topic_id, QueueId(child.queue_id)), producer): _inherited(row)
             for (key, producer), row in self._table.items()
             if key == parent
             for child in record.children
@@ -573,7 +711,7 @@ class Invariants:
         producers = replica.state.producers
         for (key, producer_id), row in expected.items():
             found = producers.lookup(key, ProducerId(producer_id))
-            told = None if found is None else (found.epoch, found.session, found.last_sequence)
+            told = None if found is None else _row_of(found)
             require(
                 told == row,
                 f"{host.name} has {told} for producer {producer_id} in queue {key} at index "
@@ -590,8 +728,23 @@ class Invariants:
                 f"{host.name} has lock and progress {held} for group {group} in queue {key} at "
                 f"index {applied}, the log says {seen}",
             )
+        self._check_places(host, replica, since)
         if full and applied <= self.newest:
             extra = {(row.queue_key, int(row.producer_id)) for row in producers.rows()} - {
                 key for key, row in expected.items() if row is not None
             }
             require(not extra, f"{host.name} has rows that the log does not know: {extra}")
+
+    def _check_places(self, host: BrokerHost, replica: Replica, since: int) -> None:
+        applied = replica.state.applied_index
+        expected: dict[QueueKey, tuple[At, int] | None] = {}
+        for index in range(since + 1, min(applied, self.newest) + 1):
+            expected |= self._touched_places[index]
+        for key, place in expected.items():
+            found = replica.state.moves.places.get(key)
+            told = None if found is None else (_AT[found.state], found.job)
+            require(
+                told == place,
+                f"{host.name} takes queue {key} for {told} at index {applied}, the log says"
+                f" {place}",
+            )

@@ -13,17 +13,26 @@ Not here: which steps, and when (`plan.py`), what a fault does below (`disk.py`,
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from semel.protos.ids import NodeId
+from tests.checking.moves import Did
 from tests.world.clients import TOPIC, Loader, Member
 from tests.world.ensemble import STORE
 from tests.world.network import Weather
 from tests.world.nodes import broker_address
-from tests.world.operator import brief_topic, fence_all
+from tests.world.operator import (
+    brief_topic,
+    fence_all,
+    move_and_cancel,
+    move_queue,
+    move_there_and_back,
+)
 from tests.world.plan import NODES_MAX, Step
 
 if TYPE_CHECKING:
@@ -45,6 +54,10 @@ class Nemesis:
         self.world.network.weather = Weather(
             loss=plan.loss, repeat=plan.repeat, slow=plan.slow, latency_max_s=plan.latency_max_s
         )
+        self._armed: deque[tuple[Did, Callable[[BrokerGroup], None]]] = deque()
+        """Faults that wait for a step of a move."""
+        for group in run.groups:
+            group.invariants.on_move = partial(self._on_move, group)
         for step in plan.steps:
             self.world.later(step.at_s, lambda step=step: self.strike(step))  # type: ignore[misc]
 
@@ -160,6 +173,63 @@ class Nemesis:
             await client.admin.split_queue(TOPIC, queue, children=2 + int(choice * 100) % 2)
 
         self.run.operator.ask("split a queue", split)
+
+    def _move_queue(self) -> None:
+        self.run.operator.ask("moved a queue", move_queue(self._random.random()), once=True)
+
+    def _move_there_and_back(self) -> None:
+        job = move_there_and_back(self._random.random())
+        self.run.operator.ask("moved a queue there and back", job, once=True)
+
+    def _move_and_cancel(self) -> None:
+        job = move_and_cancel(
+            self._random.random(), self._random.choice((0.0, 0.01, 0.03, 0.06, 0.1))
+        )
+        self.run.operator.ask("moved a queue and gave it up", job, once=True)
+
+    def _strike_in_a_move(self) -> None:
+        """Somebody dies, or is not heard, just when a move has got so far."""
+        did = self._random.choice((Did.BEGUN, Did.SEALED, Did.ACTIVATED, Did.ACTIVATED))
+        actions = (
+            self._kill_controller,
+            self._kill_master_of,
+            self._kill_master_of,
+            self._cut_off_from_controllers,
+            self._cut_off_from_controllers,
+            self._cut_off_from_each_other,
+        )
+        group = self._random.choice((None, *self.run.groups))
+        action = self._random.choice(actions)
+
+        def strike(where: BrokerGroup) -> None:
+            action(where if group is None else group)
+
+        self._armed.append((did, strike))
+
+    def _on_move(self, group: BrokerGroup, did: Did) -> None:
+        if self._armed and self._armed[0][0] is did and not self.run.healing:
+            _, strike = self._armed.popleft()
+            self.world.count(f"strike in a move: {did}")
+            self.world.later(0.0, lambda: strike(group))
+
+    def _kill_controller(self, _: BrokerGroup) -> None:
+        self._controller_crash()
+
+    def _kill_master_of(self, group: BrokerGroup) -> None:
+        host = group.master()
+        if host is not None:
+            self._die(host, "kill of the master in a move")
+
+    def _cut_off_from_controllers(self, group: BrokerGroup) -> None:
+        """Clients, and the other group, know more than this one then."""
+        names = [controller.name for controller in self.run.controllers]
+        self._cut({(name, host.name) for name in names for host in group.hosts.values()})
+        self.world.later(0.9, self._heal)
+
+    def _cut_off_from_each_other(self, _: BrokerGroup) -> None:
+        first, second = ([host.name for host in group.hosts.values()] for group in self.run.groups)
+        self._cut({(a, b) for a in first for b in second} | {(b, a) for a in first for b in second})
+        self.world.later(0.5, self._heal)
 
     # --- members
 

@@ -242,6 +242,19 @@ def _late_rot(plan: Plan, random: Random) -> Plan:
     )
 
 
+_WHILE_MOVING = (
+    "strike in a move",
+    "strike in a move",
+    "strike in a move",
+    "strike in a move",
+    "controller crash in a write",
+    "kill master",
+    "crash in operation",
+    "stop master",
+    "heal",
+)
+_NEEDS_PEERS = frozenset({"rot", "misdirected write", "lost directory"})
+"""What is lost so must be known to somebody else."""
 THEMES: dict[str, Theme] = {
     "asleep": _asleep,
     "checkpoints": _checkpoints,
@@ -342,6 +355,38 @@ def with_splits(plan: Plan) -> Plan:
     steps = sorted((*plan.steps, *splits), key=lambda step: step.at_s)
     clients = tuple(name for name in plan.clients if name.split()[0] not in ("hasty", "doubter"))
     return replace(plan, steps=tuple(steps), clients=clients)
+
+
+def with_moves(plan: Plan) -> Plan:
+    """The plan with two broker groups, between which queues move, and without the client that sends
+    to one queue at one place for ever."""
+    random = Random(plan.seed * 2 + 11)
+    size, second = random.choice(((1, 1), (1, 1), (3, 1), (1, 3), (3, 3)))
+    kinds = ("move queue",) * 4 + ("move there and back",) * 3 + ("move and cancel",) * 2
+    steps = [
+        Step(round(random.uniform(0, plan.duration_s), 6), kind, random.getrandbits(32))
+        for kind in (
+            *random.choices(kinds, k=random.choice((3, 5, 8))),
+            *random.choices(_WHILE_MOVING, k=random.choice((1, 3, 6))),
+        )
+    ]
+    old = [step for step in plan.steps if max(size, second) > 1 or step.kind not in _NEEDS_PEERS]
+    first = 1 if size > 1 else 1 + size
+    return replace(
+        plan,
+        steps=tuple(sorted((*old, *steps), key=lambda step: step.at_s)),
+        duration_s=plan.duration_s + 0.8,
+        size=size,
+        more_groups=(second,),
+        victim=random.randrange(first, first + max(size, second)),
+        clients=(
+            *(name for name in plan.clients if name.split()[0] not in ("hasty", "watcher")),
+            "watcher 1",
+            "watcher 2",
+        ),
+        controllers=max(plan.controllers, random.choice((1, 1, 3))),
+        lease_s=plan.lease_s or random.choice((0.3, 1.0)),
+    )
 
 
 def with_controllers(plan: Plan) -> Plan:

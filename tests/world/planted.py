@@ -18,17 +18,20 @@ from semel.broker.log import checkpoint as checkpoint_module
 from semel.broker.log import hard_state as hard_state_module
 from semel.broker.log import recovery as recovery_module
 from semel.broker.log.cleaner import Cleaner
-from semel.broker.log.reader import Reader
+from semel.broker.log.reader import Reader as LogReader
 from semel.broker.log.writer import Writer
 from semel.broker.proposer import Proposer
 from semel.broker.raft import RaftCore
 from semel.broker.replica import Replica
 from semel.broker.routes_copy import RoutesCopy
+from semel.broker.server import moves as serving_moves
+from semel.broker.state.codec import Reader
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import ENTRY, SequenceTable
 from semel.client.core import sequences as sequences_module
 from semel.controller.office import Office
 from semel.controller.store import Transaction
+from semel.protos.v1 import control_pb2
 from tests.world.protocol_clients import Doubter
 
 Plant = Callable[[], Any]
@@ -174,17 +177,17 @@ def cleans_live_records() -> Any:
 def serves_what_it_does_not_check() -> Any:
     return _both(
         _exchanged(recovery_module, "_is_entry", lambda frame, one: True),
-        _exchanged(Reader, "_check", lambda *_: None),
+        _exchanged(LogReader, "_check", lambda *_: None),
     )
 
 
 def mends_in_memory_only() -> Any:
     """What a peer gave is never written over what was damaged."""
-    return _exchanged(Reader, "mend", lambda *_: None)
+    return _exchanged(LogReader, "mend", lambda *_: None)
 
 
 def scrubs_without_looking() -> Any:
-    return _exchanged(Reader, "check", lambda *_: None)
+    return _exchanged(LogReader, "check", lambda *_: None)
 
 
 def commits_under_any_token() -> Any:
@@ -250,6 +253,34 @@ def writes_without_its_office() -> Any:
 
 def obeys_replaced_controllers() -> Any:
     return _exchanged(RoutesCopy, "check_office", lambda *_: None)
+
+
+def moves_without_windows() -> Any:
+    """A slice has the rows of the sequence table, and not what they remember."""
+    original = serving_moves.make_slice
+
+    def make_slice(*arguments: Any) -> bytes:
+        found = control_pb2.QueueSlice.FromString(original(*arguments))
+        table = SequenceTable.read_parts(Reader(found.rows))
+        for rows in table._queues.values():
+            for row in rows.values():
+                row.window = b""
+        found.rows = b"".join(table.parts())
+        return found.SerializeToString(deterministic=True)
+
+    return _exchanged(serving_moves, "make_slice", make_slice)
+
+
+def activates_without_tokens() -> Any:
+    """Locks are counted from one again in the new broker group."""
+    original = ConsumerGroups.adopt
+
+    def adopt(self: Any, key: Any, other: Any) -> None:
+        for _, _, state in other.states():
+            state.token = 0
+        original(self, key, other)
+
+    return _exchanged(ConsumerGroups, "adopt", adopt)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from semel.protos.errors import (
     DedupStateExpired,
     NotMaster,
     OutOfOrderSequence,
+    QueueMoved,
     Unavailable,
     from_detail,
 )
@@ -226,7 +227,8 @@ class Doubter(ClientHost):
         key = doubt.queue.key
         doubt.sequence = self._last[key] + 1
         doubt.incarnation = (int(identity.producer_id), identity.epoch, session)
-        master = await cluster.master(doubt.queue.group_id)
+        home = cluster.routes.home(doubt.queue)
+        master = await cluster.master(home)
         channel = cluster.connections.channel(master.address, Purpose.PRODUCE)
         call = channel.stream_stream(
             PRODUCE_METHOD, response_deserializer=broker_pb2.ProduceReply.FromString
@@ -241,16 +243,16 @@ class Doubter(ClientHost):
                             self._settle(doubt, Outcome.OK, ack.base_offset)
                         elif not (error := from_detail(ack.error)).retriable:
                             raise error
+                        elif isinstance(error, QueueMoved):
+                            cluster.routes.on_moved(error)
                     if reply.HasField("error"):
                         raise from_detail(reply.error)
         except TimeoutError:
             self.world.count("producer in doubt")
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            cluster.on_master_error(
-                doubt.queue.group_id, master, Unavailable(f"try again: {error!r}")
-            )
+            cluster.on_master_error(home, master, Unavailable(f"try again: {error!r}"))
         except NotMaster as error:
-            cluster.on_master_error(doubt.queue.group_id, master, error)
+            cluster.on_master_error(home, master, error)
         finally:
             call.cancel()
 
@@ -258,7 +260,7 @@ class Doubter(ClientHost):
         """A confirmed read: true when it says yes, and open when it says no."""
         note = self._asked(doubt, final=False)
         reply = await cluster.call_master(
-            doubt.queue.group_id,
+            cluster.routes.home(doubt.queue),
             "GetProduceOutcome",
             broker_pb2.ProduceOutcomeRequest(
                 queue=queue_ref(doubt.queue.key),

@@ -21,11 +21,14 @@ from typing import Any
 from semel.broker.log import IndexUnavailable, LogConfig
 from semel.broker.log.reader import record_of
 from semel.broker.replica import Replica
+from semel.broker.server import moves as serving_moves
 from semel.client import session as client_session
+from semel.controller import moves as controller_moves
 from semel.controller import node as controller_node
 from semel.protos.errors import SemelError
 from semel.protos.ids import GroupId, NodeId
 from tests.checking.exactly_once import Report, Violation, check
+from tests.checking.moves import Journeys
 from tests.checking.raw_log import NodeLog
 from tests.world.clients import (
     TOPIC,
@@ -50,6 +53,12 @@ from tests.world.protocol_clients import Doubter, Hasty
 from tests.world.world import World
 
 _SCRUB_BYTES_PER_SECOND = 8 << 20
+_SMALL_MOVES = (
+    (serving_moves, "COPY_BYTES", 2_000),
+    (serving_moves, "PART_BYTES", 300),
+    (controller_moves, "SEALED_S", 0.8),
+)
+"""So that queues of these worlds move in several pieces, and moves are given up in time."""
 BOOT_S = 20.0
 PATIENCE_S = 30.0
 
@@ -95,6 +104,9 @@ class Run:
             stack.enter_context(hosted(self.world))
             stack.enter_context(_Patched(client_session, "shared_runtime", self._runtime))
             stack.enter_context(_Patched(controller_node, "_check_free", lambda listen: None))
+            if self.plan.more_groups:
+                for module, name, value in _SMALL_MOVES:
+                    stack.enter_context(_Patched(module, name, value))
             stack.callback(self.world.end)
             return self._execute()
 
@@ -124,14 +136,14 @@ class Run:
 
     def _boot(self) -> None:
         world, plan = self.world, self.plan
-        told, first = Told(), 1
+        told, journeys, first = Told(), Journeys(), 1
         for number, size in enumerate((plan.size, *plan.more_groups), 1):
             group = BrokerGroup(world, GroupId(number), range(first, first + size))
             self.groups.append(group)
             first += size
             for node in group.founders:
                 self._add(group, node, joins=False)
-            group.begin(told)
+            group.begin(told, journeys)
         self._begin_controllers()
         for host in self.hosts.values():
             self._begin(host)
@@ -280,7 +292,7 @@ class Run:
         return all(
             {host.number for host in up} == group.invariants.voters
             and len({host.replica.state.applied_index for host in up if host.replica}) == 1
-            and all(self._only_topic(host) for host in up)
+            and all(self._only_topic(host) and not self._moving(host) for host in up)
             for group in self.groups
             for up in [self._up(group)]
         )
@@ -290,6 +302,13 @@ class Run:
         """Nothing is left of topics that were deleted, or half made."""
         assert host.replica is not None
         return all(queue.topic == TOPIC for queue in host.replica.state.queues.values())
+
+    @staticmethod
+    def _moving(host: BrokerHost) -> bool:
+        """A queue is on its way."""
+        assert host.replica is not None
+        moves = host.replica.state.moves
+        return moves.frozen_count > 0 or bool(moves.incoming)
 
     def _up(self, group: BrokerGroup) -> list[BrokerHost]:
         """Members that serve, whole, and have applied all they hold."""
@@ -457,6 +476,7 @@ class _Creator(ClientHost):
         await client.admin.create_topic(
             TOPIC,
             queues=self._plan.queues,
+            groups=range(1, len(self._plan.more_groups) + 2) if self._plan.more_groups else None,
             retention_bytes=self._plan.retention_bytes or None,
             if_not_exists=True,
         )

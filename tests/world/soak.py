@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any, Final
 
-from tests.world.plan import Plan, make_plan, with_controllers, with_splits
+from tests.world.plan import Plan, make_plan, with_controllers, with_moves, with_splits
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
 
@@ -27,6 +27,7 @@ _TRACE_LINES = 80
 MORE: Final[dict[str, Callable[[Plan], Plan]]] = {
     "splits": with_splits,
     "controllers": with_controllers,
+    "moves": with_moves,
 }
 """What plans get on top, when it is asked for: as a part of every plan it would make other runs of
 all seeds."""
@@ -100,6 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--splits", action="store_true", help="queues are split, too")
     parser.add_argument(
         "--controllers", action="store_true", help="three controllers, and their store is a fourth"
+    )
+    parser.add_argument(
+        "--moves", action="store_true", help="two broker groups, between which queues move"
     )
     parser.add_argument("--fingerprints", action="store_true", help="one line a seed")
     options = parser.parse_args(arguments)

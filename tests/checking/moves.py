@@ -1,0 +1,163 @@
+"""Moves of queues between broker groups, told from the groups' logs alone.
+
+How it works. `Places` follows the steps in one group's log and says which of them have changed
+anything there, by rules of its own: of the broker it shares only the records. `Journeys` is what
+all groups of a run tell together. Who follows a log leaves there what a queue has when it is
+sealed, and takes it from there when the queue is activated.
+
+Invariants checked here
+1. What is activated by a job was sealed by it, and never goes on at the source, nor is dropped at
+   the target.
+2. What is forwarded by a job was activated by it.
+3. A queue is sealed by one group a job.
+
+Not here: batches, rows and locks (`raw_log.py`, `tests/world`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+from semel.protos.v1 import control_pb2
+
+Queue: TypeAlias = tuple[int, int]
+Job: TypeAlias = tuple[Queue, int]
+"""A queue and the number of its move."""
+
+
+class At(StrEnum):
+    """What a group is to a queue, as far as moves tell."""
+
+    HERE = "here"
+    AWAY = "away"
+    FROZEN = "frozen"
+    INCOMING = "incoming"
+
+
+class Did(StrEnum):
+    """What a step has changed."""
+
+    NOTHING = "nothing"
+    BEGUN = "begun"
+    SEALED = "sealed"
+    ACTIVATED = "activated"
+    FORWARDED = "forwarded"
+    GOES_ON = "goes on"
+    """The source, after a move that was given up."""
+    DROPPED = "dropped"
+    """By the target, after a move that was given up."""
+
+
+class Journeys:
+    """All moves of one run."""
+
+    def __init__(self) -> None:
+        self.luggage: dict[Job, object] = {}
+        """What each queue had when it was sealed."""
+        self.done: dict[Did, set[Job]] = {did: set() for did in Did}
+        self._sealed_at: dict[Job, int] = {}
+
+    def note(self, group: int, job: Job, did: Did) -> None:
+        self.done[did].add(job)
+        if did is Did.SEALED:
+            self._sealed_at.setdefault(job, group)
+
+    def trouble(self) -> str:
+        """What is wrong first; empty when nothing is. To be asked when no group's log is read
+        further than what has caused it."""
+        done = self.done
+        for job in sorted(done[Did.ACTIVATED] & (done[Did.GOES_ON] | done[Did.DROPPED])):
+            return f"move {job} is activated, and given up"
+        for job in sorted(done[Did.ACTIVATED] - done[Did.SEALED]):
+            return f"move {job} is activated, and nobody has sealed the queue"
+        for job in sorted(done[Did.FORWARDED] - done[Did.ACTIVATED]):
+            return f"move {job} is forwarded, and nobody has activated the queue"
+        return ""
+
+
+class Places:
+    """What one group's log says of queues that move."""
+
+    def __init__(self, group: int, journeys: Journeys) -> None:
+        self.group = group
+        self.journeys = journeys
+        self.here: set[Queue] = set()
+        """Queues that the group has, sealed ones too."""
+        self.places: dict[Queue, tuple[At, int]] = {}
+        """With the newest job."""
+        self.ends: dict[Queue, int] = {}
+        """Where the copies of incoming queues end."""
+
+    def frozen(self, queue: Queue) -> bool:
+        """Nothing may change in it."""
+        return queue in self.places and self.places[queue][0] is At.FROZEN
+
+    def opens(self, step: control_pb2.MoveQueue) -> bool:
+        """Whether the step needs what another group's log says: it activates the queue."""
+        return step.step == control_pb2.MOVE_STEP_ACTIVATE and self._is(step, At.INCOMING)
+
+    def on_created(self, queue: Queue) -> None:
+        self.here.add(queue)
+
+    def on_deleted(self, queue: Queue) -> None:
+        self.here.discard(queue)
+        self.places.pop(queue, None)
+        self.ends.pop(queue, None)
+
+    def on_copy(self, queue: Queue, base_offset: int, count: int) -> bool:
+        """Whether the copy counts."""
+        place = self.places.get(queue)
+        if place is None or place[0] is not At.INCOMING or self.ends[queue] != base_offset:
+            return False
+        self.ends[queue] += count
+        return True
+
+    def on_step(self, step: control_pb2.MoveQueue) -> Did:
+        queue = _queue(step)
+        did, at = self._step(step, queue)
+        if at is not None:
+            self.places[queue] = at, step.job
+        if did is Did.BEGUN:
+            self.ends[queue] = 0
+        elif did is Did.ACTIVATED:
+            self.here.add(queue)
+        elif did is Did.FORWARDED:
+            self.here.discard(queue)
+        self.journeys.note(self.group, (queue, step.job), did)
+        return did
+
+    def _is(self, step: control_pb2.MoveQueue, at: At) -> bool:
+        return self.places.get(_queue(step)) == (at, step.job)
+
+    def _step(self, step: control_pb2.MoveQueue, queue: Queue) -> tuple[Did, At | None]:
+        """What it does, and what the group is to the queue then, when that changes."""
+        nothing = Did.NOTHING, None
+        newest = self.places[queue][1] if queue in self.places else -1
+        match step.step:
+            case control_pb2.MOVE_STEP_SEAL:
+                if queue in self.here and step.job > newest and not self.frozen(queue):
+                    return Did.SEALED, At.FROZEN
+            case control_pb2.MOVE_STEP_UNSEAL:
+                if self._is(step, At.FROZEN) or (step.job > newest and queue in self.here):
+                    return Did.GOES_ON, At.HERE
+            case control_pb2.MOVE_STEP_FORWARD:
+                if self._is(step, At.FROZEN):
+                    return Did.FORWARDED, At.AWAY
+            case control_pb2.MOVE_STEP_BEGIN:
+                if step.job > newest and queue not in self.here:
+                    return Did.BEGUN, At.INCOMING
+            case control_pb2.MOVE_STEP_FLOOR:
+                if self._is(step, At.INCOMING):
+                    self.ends[queue] = max(self.ends[queue], step.offset)
+            case control_pb2.MOVE_STEP_ACTIVATE:
+                if self._is(step, At.INCOMING):
+                    return Did.ACTIVATED, At.HERE
+            case control_pb2.MOVE_STEP_ABORT:
+                if self._is(step, At.INCOMING) or (step.job > newest and queue not in self.here):
+                    return Did.DROPPED, At.AWAY
+        return nothing
+
+
+def _queue(step: control_pb2.MoveQueue) -> Queue:
+    return int(step.queue.topic_id), int(step.queue.queue_id)

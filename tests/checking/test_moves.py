@@ -1,0 +1,188 @@
+"""A queue that moves between two groups' logs: a good move passes, and what spoils it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header
+from semel.protos.frames import RecordKind, iter_records
+from semel.protos.v1 import control_pb2
+from tests.checking.exactly_once import Violation, check
+from tests.checking.raw_log import NodeLog
+from tests.checking.test_exactly_once import REF, Run
+
+JOB = 1 << 32 | 1
+
+
+class Pair:
+    """Queue 0 with two messages goes from group 1 to group 2, which stores a third one."""
+
+    def __init__(self) -> None:
+        self.source, self.target = Run(), Run(queues=False)
+        self.target.history = self.source.history
+
+    def step(self, run: Run, name: str, job: int = JOB) -> None:
+        move = control_pb2.MoveQueue(
+            queue=REF,
+            job=job,
+            group_id=2 if run is self.source else 1,
+            step=control_pb2.MoveStep.Value(f"MOVE_STEP_{name}"),
+        )
+        run.control(move_queue=move)
+
+    def copy(self, frame: bytes, spoil: Callable[[bytes], bytes] = bytes) -> None:
+        for _, kind, payload in iter_records(frame):
+            if kind is RecordKind.BATCH:
+                self.target._frame(RecordKind.COPY, spoil(bytes(payload)))
+
+    def copy_all(self) -> None:
+        for frame in self.source.frames:
+            self.copy(frame)
+
+    def go_on(self, number: int) -> None:
+        """The next message, at the new group."""
+        self.target.last, self.target.end = self.source.last, self.source.end
+        self.target.both(number)
+
+    def check(self) -> None:
+        check(
+            self.source.history,
+            [
+                NodeLog(
+                    group=group,
+                    node=group,
+                    frames=dict(enumerate(run.frames, 1)),
+                    commit_index=len(run.frames),
+                )
+                for group, run in ((1, self.source), (2, self.target))
+            ],
+        )
+
+
+def sealed() -> Pair:
+    """Two messages are stored, copied and sealed."""
+    pair = Pair()
+    pair.source.both(0)
+    pair.source.both(1)
+    pair.step(pair.target, "BEGIN")
+    pair.copy_all()
+    pair.step(pair.source, "SEAL")
+    return pair
+
+
+def test_a_queue_goes_on_at_the_other_group() -> None:
+    pair = sealed()
+    pair.step(pair.target, "ACTIVATE")
+    pair.step(pair.source, "FORWARD")
+    pair.go_on(2)
+    pair.check()
+
+
+def fewer_copies(pair: Pair) -> None:
+    pair.target.frames.pop()
+    pair.step(pair.target, "ACTIVATE")
+
+
+def another_time(pair: Pair) -> None:
+    def later(stored: bytes) -> bytes:
+        head = decode_broker_header(stored)
+        head = replace(head, append_time_us=head.append_time_us + 1)
+        return head.encode() + stored[BROKER_HEADER_BYTES:]
+
+    pair.target.frames.pop()
+    pair.copy(pair.source.frames[-2], later)
+    pair.step(pair.target, "ACTIVATE")
+
+
+def stored_after_the_seal(pair: Pair) -> None:
+    pair.source.both(2)
+
+
+def stored_before_activation(pair: Pair) -> None:
+    pair.go_on(2)
+
+
+def stored_at_both(pair: Pair) -> None:
+    pair.step(pair.target, "ACTIVATE")
+    pair.go_on(2)
+    pair.target.store(b"m1")
+
+
+def without_rows(pair: Pair) -> None:
+    pair.step(pair.target, "ACTIVATE")
+    pair.source.last = -1
+    pair.go_on(2)
+
+
+def other_offsets(pair: Pair) -> None:
+    pair.step(pair.target, "ACTIVATE")
+    pair.source.end = 0
+    pair.go_on(0)
+
+
+def decided_twice(pair: Pair) -> None:
+    pair.step(pair.target, "ACTIVATE")
+    pair.step(pair.source, "UNSEAL")
+
+
+def never_sealed(pair: Pair) -> None:
+    pair.source.frames.pop()
+    pair.step(pair.target, "ACTIVATE")
+
+
+def forwarded_into_nothing(pair: Pair) -> None:
+    pair.step(pair.source, "FORWARD")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (fewer_copies, "is activated with copies up to 1, and was sealed at 2"),
+        (another_time, "the copy of queue"),
+        (stored_after_the_seal, "a batch in queue (7, 0), which is sealed here"),
+        (stored_before_activation, "a batch in queue (7, 0), which is not here"),
+        (stored_at_both, "duplicate: message 1"),
+        (without_rows, "sequences 0 to 0 behind -1, the queue has 1"),
+        (other_offsets, "base offset 0, not 2"),
+        (decided_twice, "is activated, and given up"),
+        (never_sealed, "activates a queue that no other group has sealed"),
+        (forwarded_into_nothing, "is forwarded, and nobody has activated the queue"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_what_spoils_a_move_is_found(spoil: Callable[[Pair], None], said: str) -> None:
+    pair = sealed()
+    spoil(pair)
+    with pytest.raises(Violation) as found:
+        pair.check()
+    assert said in str(found.value)
+
+
+def test_a_move_that_was_given_up_leaves_the_queue_where_it_is() -> None:
+    pair = sealed()
+    pair.step(pair.source, "UNSEAL")
+    pair.step(pair.target, "ABORT")
+    pair.step(pair.target, "BEGIN")  # late: of a job that is over
+    pair.source.both(2)
+    pair.check()
+
+
+def test_a_later_move_brings_the_queue_back() -> None:
+    pair = sealed()
+    pair.step(pair.target, "ACTIVATE")
+    pair.step(pair.source, "FORWARD")
+    pair.go_on(2)
+    pair.step(pair.source, "BEGIN", JOB + 1)
+    pair.target, pair.source = pair.source, pair.target
+    for frame in (*pair.target.frames, *pair.source.frames):
+        for _, kind, payload in iter_records(frame):
+            if kind is RecordKind.BATCH:
+                pair.target._frame(RecordKind.COPY, bytes(payload))
+    pair.step(pair.source, "SEAL", JOB + 1)
+    pair.step(pair.target, "ACTIVATE", JOB + 1)
+    pair.go_on(3)
+    pair.source, pair.target = pair.target, pair.source
+    pair.check()

@@ -1,0 +1,55 @@
+"""Whole clusters of two broker groups between which queues move: each message once over both."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.world import planted
+from tests.world.plan import make_plan, with_moves
+from tests.world.planted import Plant
+from tests.world.run import run_plan
+
+SEEDS = (3, 4, 5, 8, 15, 18)
+"""Chosen so that the rarest things happen in a few worlds."""
+RARE = {
+    "election while a queue is frozen": 2,
+    "election while a queue is incoming": 2,
+    "kill of the master in a move": 1,
+    "move given up after the seal": 2,
+    "move resumed by another controller": 2,
+    "move: activated": 9,
+    "move: dropped": 2,
+    "move: forwarded": 9,
+    "move: goes on": 2,
+}
+
+
+@pytest.mark.timeout(300)
+def test_queues_move_between_groups_under_faults() -> None:
+    seen: Counter[str] = Counter()
+    for seed in SEEDS:
+        result, error, _ = run_plan(with_moves(make_plan(seed)))
+        assert result is not None, f"seed {seed}: {error}"
+        seen += result.seen
+    missing = Counter(RARE) - seen
+    assert not missing, f"too rare, by so many: {dict(missing)}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (planted.moves_without_windows, "the log says"),
+        (planted.activates_without_tokens, "has lock and progress (0,"),
+    ],
+    ids=["moves_without_windows", "activates_without_tokens"],
+)
+def test_a_planted_bug_of_moves_is_found(plant: Plant, said: str) -> None:
+    for seed in range(10):
+        result, error, _ = run_plan(with_moves(make_plan(seed)), plant=plant())
+        if result is None:
+            assert said in error, error
+            return
+    pytest.fail(f"{plant.__name__} survived 10 seeds")
