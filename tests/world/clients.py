@@ -3,8 +3,9 @@
 How it works. A *loader* sends the messages of a source under a durable name with source positions;
 when it dies, the next one begins at the source's start again and relies on the exact resume. A
 *sender* is anonymous; every life of it makes new messages. A *member* consumes in a group, commits,
-and sometimes sleeps beyond its lock. A *watcher* asks for the ends of queues. All of them note what
-they do in the history; of the SDK nothing is exchanged but its I/O thread.
+and sometimes sleeps beyond its lock. A *follower* reads without a group. A *watcher* asks for the
+ends of queues. All of them note what they do in the history; of the SDK nothing is exchanged but
+its I/O thread.
 
 A loader whose rows have expired is told so. Then it does what the documentation asks of it: it
 fences with `after_expiry`, reads what is stored, and sends the rest.
@@ -363,6 +364,28 @@ class Member(ClientHost):
             return reply
 
         cluster.call_master = observed
+
+
+class Follower(ClientHost):
+    """A reader without a group: each life reads the topic from its start on, and follows it."""
+
+    async def work(self, client: Any) -> None:
+        world = self.world
+        name = f"{self.name}#{self.starts}.{self.random.randrange(10**9)}"
+        async with client.reader(TOPIC) as reader:
+            while not self.stopping:
+                for message in await reader.poll(max_messages=16, timeout=0.2):
+                    world.history.add(
+                        Delivered(
+                            client=name,
+                            at_s=world.now,
+                            queue=(message.topic_id, message.queue),
+                            offset=message.offset,
+                            digest=digest_of(message.value, message.key),
+                        )
+                    )
+                    world.seen["message read"] += 1
+        self.done = True
 
 
 class Watcher(ClientHost):

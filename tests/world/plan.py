@@ -381,6 +381,7 @@ def with_moves(plan: Plan) -> Plan:
         victim=random.randrange(first, first + max(size, second)),
         clients=(
             *(name for name in plan.clients if name.split()[0] not in ("hasty", "watcher")),
+            "follower 1",
             "watcher 1",
             "watcher 2",
         ),

@@ -33,6 +33,7 @@ from tests.checking.raw_log import NodeLog
 from tests.world.clients import (
     TOPIC,
     ClientHost,
+    Follower,
     Loader,
     Member,
     Sender,
@@ -238,6 +239,8 @@ class Run:
                 client = Hasty(world, host, plan.send_mean_s)
             elif kind == "doubter":
                 client = Doubter(world, host, plan.send_mean_s)
+            elif kind == "follower":
+                client = Follower(world, host)
             elif kind == "member":
                 client = Member(world, host, plan.lock_ms)
                 client.caught_up = self._group_at_end
@@ -368,7 +371,7 @@ class Run:
 
     def _group_at_end(self) -> bool:
         """The consumer group has committed everything that is stored."""
-        others = (one for one in self.clients if not isinstance(one, Member | Watcher))
+        others = (one for one in self.clients if not isinstance(one, Follower | Member | Watcher))
         if not all(one.done for one in others):
             return False
         masters = [group.judge() for group in self.groups]
