@@ -40,6 +40,7 @@ from typing import Any
 import psutil
 
 from benchmarks.figures import Cell, Figures
+from benchmarks.goals import FLOOR, SEMEL
 
 LINE_BYTES_MAX = 1 << 20
 GRACE_S = 20.0
@@ -160,6 +161,8 @@ def parse(line: str) -> tuple[Cell, dict[str, float]]:
     system, workload = fields.get("peer"), fields.get("workload")
     if not (isinstance(system, str) and isinstance(workload, str) and system and workload):
         raise PeerError(f"printed {shown!r}, which has no `peer` or no `workload`")
+    if system in (SEMEL, FLOOR) or ":" in system:
+        raise PeerError(f"printed {shown!r}, and no other broker is called {system!r}")
     figures: dict[str, float] = {}
     for key, value in fields.items():
         if key not in ("peer", "workload", *_LABELS, *_IGNORED):

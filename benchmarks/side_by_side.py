@@ -78,7 +78,11 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
         help="runs a peer; may be given several times",
     )
     parser.add_argument(
-        "--workloads", type=_workloads, default=[*WORKLOADS], help="comma-separated"
+        "--workloads",
+        type=_workloads,
+        default=[*WORKLOADS],
+        metavar="W1,W3",
+        help="some of them, comma-separated",
     )
     parser.add_argument(
         "--scale", type=decimal(0.0001, 100), default=1.0, help="factor on counts of messages"
@@ -87,6 +91,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
         "--durability",
         choices=["default", "fsync", "default,fsync"],
         default="default",
+        metavar="default|fsync|default,fsync",
         help="of the peers; Semel always syncs on a majority",
     )
     parser.add_argument(

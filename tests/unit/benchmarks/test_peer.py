@@ -109,6 +109,8 @@ def test_nested_figures_and_nodes_have_names_of_their_own():
         ("7", "no `peer` or no `workload`"),
         ('{"peer": "fake", "msg_s": 1}', "no `peer` or no `workload`"),
         ('{"peer": "fake", "workload": 1, "msg_s": 1}', "no `peer` or no `workload`"),
+        ('{"peer": "semel", "workload": "W1", "msg_s": 1}', "no other broker is called 'semel'"),
+        ('{"peer": "a: b", "workload": "W1", "msg_s": 1}', "no other broker is called 'a: b'"),
         ('{"peer": "fake", "workload": "W1", "client": "x"}', "which has no figure"),
         ('{"peer": "fake", "workload": "W1", "msg_s": "fast"}', "msg_s is no number"),
         ('{"peer": "fake", "workload": "W1", "msg_s": true}', "msg_s is no number"),
