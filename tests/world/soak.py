@@ -110,6 +110,8 @@ def main(arguments: list[str] | None = None) -> int:
     first, _, end = options.seeds.partition(":")
     if not (first.isdigit() and end.isdigit() and int(first) < int(end)) or options.jobs < 1:
         parser.error(f"want --seeds A:B with A < B and --jobs of 1 or more, not {options.seeds!r}")
+    if options.splits and options.moves:
+        parser.error("--splits or --moves: a queue of a family does not move as others do")
     more = tuple(name for name in MORE if getattr(options, name))
     if options.trace:
         plan = _plan(int(first), more=more)
