@@ -1,9 +1,11 @@
 """Outgoing streams to the other replicas of the group.
 
 How it works. To each peer this node opens one stream for control messages (votes, heartbeats,
-acknowledgements) and one for entries, so that a heartbeat never queues behind a megabyte. Messages
-go one way; what the peer answers comes through the peer's own streams. Raft survives lost messages,
-so nothing is kept for a peer that is not connected: the core is told, and probes anew.
+acknowledgements) and one for APPENDs, so that a heartbeat never queues behind a megabyte. An empty
+APPEND asks whether those before it were lost: were it to overtake them, they would be sent again,
+and again, over a link that is slow already. Messages go one way; what the peer answers comes
+through the peer's own streams. Raft survives lost messages, so nothing is kept for a peer that is
+not connected: the core is told, and probes anew.
 
 A message is written in the call that sends it, so that it costs no turn of the loop. It waits in
 line only where it cannot: behind others, while the socket is full, or when its entries must be read
@@ -34,7 +36,7 @@ import grpc.aio
 
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.peer_stream import ACCEPTED, encode_head, encode_hello, tune
-from semel.broker.raft import Message, encode_message
+from semel.broker.raft import Message, MessageKind, encode_message
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import NodeId
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS
@@ -89,7 +91,7 @@ class PeerLink:
 
     def send(self, message: Message) -> None:
         """Sends one message; drops it when the peer is not connected."""
-        stream = self._streams[_BULK if message.entries else _CONTROL]
+        stream = self._streams[_BULK if message.kind is MessageKind.APPEND else _CONTROL]
         if stream is not None:
             stream.send(message)
 

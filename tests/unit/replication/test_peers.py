@@ -1,0 +1,38 @@
+"""Which of the two streams to a peer a message takes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semel.broker.peers import Identity, PeerLink
+from semel.broker.raft import EntryMeta, Message, MessageKind
+from semel.protos.ids import NodeId
+
+ENTRY = EntryMeta(index=2, term=1, size=100)
+
+
+@pytest.mark.parametrize("kind", MessageKind)
+@pytest.mark.parametrize("entries", [(), (ENTRY,)], ids=["empty", "entries"])
+def test_an_append_never_overtakes_another(
+    kind: MessageKind, entries: tuple[EntryMeta, ...]
+) -> None:
+    nothing: Any = None
+    link = PeerLink(
+        peer_id=NodeId(2),
+        address="",
+        identity=Identity(cluster_id="", group_id=1, node_id=1),
+        log=nothing,
+        readers=nothing,
+        on_unreachable=nothing,
+    )
+    control: list[Message] = []
+    bulk: list[Message] = []
+    streams: list[Any] = [SimpleNamespace(send=control.append), SimpleNamespace(send=bulk.append)]
+    link._streams = streams
+    message = Message(kind=kind, source=NodeId(1), target=NodeId(2), term=1, entries=entries)
+    link.send(message)
+    wanted = (bulk, control) if kind is MessageKind.APPEND else (control, bulk)
+    assert wanted == ([message], [])
