@@ -221,7 +221,9 @@ class _Stream(asyncio.Protocol):
                 await self._wake.wait()
                 continue
             message = waiting[0]  # in line until it is written, so that nothing overtakes it
-            frames = self._cached(message) or await self._read(message)
+            frames = self._cached(message)
+            if frames is None:
+                frames = await self._read(message)
             if waiting and waiting[0] is message:
                 waiting.popleft()
             if frames is not None and not self._lost:

@@ -1,13 +1,14 @@
-"""Which of the two streams to a peer a message takes."""
+"""Which of the two streams to a peer a message takes, and how it waits there."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from semel.broker.peers import Identity, PeerLink
+from semel.broker.peers import Identity, PeerLink, _Stream
 from semel.broker.raft import EntryMeta, Message, MessageKind
 from semel.protos.ids import NodeId
 
@@ -36,3 +37,24 @@ def test_an_append_never_overtakes_another(
     link.send(message)
     wanted = (bulk, control) if kind is MessageKind.APPEND else (control, bulk)
     assert wanted == ([message], [])
+
+
+async def test_a_message_without_entries_may_wait_in_line() -> None:
+    """There is nothing to read for it when its turn comes."""
+    nothing: Any = None
+    stream = _Stream(NodeId(2), nothing, nothing)
+    written: list[bytes] = []
+    transport: Any = SimpleNamespace(write=written.append, abort=lambda: None)
+    stream._transport = transport
+    stream.pause_writing()
+    stream.send(Message(kind=MessageKind.APPEND, source=NodeId(1), target=NodeId(2), term=1))
+    stream.send(Message(kind=MessageKind.HEARTBEAT, source=NodeId(1), target=NodeId(2), term=1))
+    running = asyncio.create_task(stream.run())
+    await asyncio.sleep(0)
+    assert not written
+    stream.resume_writing()
+    while len(written) < 2:
+        assert not running.done(), running.exception()
+        await asyncio.sleep(0)
+    stream.close()
+    await running
