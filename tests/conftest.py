@@ -18,9 +18,6 @@ os.environ["SEMEL_ROUTES_DIRECTORY"] = ""  # nothing of a test stays in the user
 # What the tests that run at one time leave on the disk: clusters of up to 700 MB, four at once.
 ROOM_BYTES = 3 << 30
 
-# Where the longest test files are: begun first, so that no process is left alone with one.
-LONG_FIRST = ("world", "integration", "sim", "faults")
-
 settings.register_profile("semel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("semel")
 
@@ -35,17 +32,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             "free some, or set TMPDIR to a directory with more",
             returncode=1,
         )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the order within each part of the tests."""
-    tests = Path(__file__).parent
-
-    def rank(item: pytest.Item) -> int:
-        part = item.path.relative_to(tests).parts[0]
-        return LONG_FIRST.index(part) if part in LONG_FIRST else len(LONG_FIRST)
-
-    items.sort(key=rank)
 
 
 @pytest.fixture(scope="module")
