@@ -206,10 +206,7 @@ class ConsumerCore:
                     await self._changed.wait()
 
     async def _acquire(self, keys: list[QueueKey]) -> None:
-        by_group: dict[GroupId, list[QueueKey]] = {}
-        for key in keys:
-            home = self._cluster.routes.home(self._assigned[key][1])
-            by_group.setdefault(home, []).append(key)
+        by_group = self._cluster.routes.by_home(self._assigned[key][1] for key in keys)
         results = await asyncio.gather(
             *(self._acquire_at(group_id, some) for group_id, some in by_group.items()),
             return_exceptions=True,

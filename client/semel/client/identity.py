@@ -18,7 +18,7 @@ from typing import Final
 from semel.client.cluster import Cluster
 from semel.client.core.routing import QueueRoute
 from semel.protos.errors import DedupStateExpired, ProducerFenced, QueueMoved
-from semel.protos.ids import GroupId, ProducerId, QueueKey
+from semel.protos.ids import ProducerId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, controller_pb2
 
@@ -107,7 +107,7 @@ class Identity:
     ) -> list[broker_pb2.ProducerRow]:
         requests = [
             (group_id, keys[start : start + FENCE_QUEUES_MAX])
-            for group_id, keys in self._by_home(queues).items()
+            for group_id, keys in self._cluster.routes.by_home(queues).items()
             for start in range(0, len(keys), FENCE_QUEUES_MAX)
         ]
         replies = await asyncio.gather(
@@ -134,13 +134,6 @@ class Identity:
             for key, row in zip(keys, reply.rows, strict=True)
         }
         return [rows[queue.key] for queue in queues]
-
-    def _by_home(self, queues: list[QueueRoute]) -> dict[GroupId, list[QueueKey]]:
-        """The queues of each broker group, by what is known of moves."""
-        by_group: dict[GroupId, list[QueueKey]] = {}
-        for queue in queues:
-            by_group.setdefault(self._cluster.routes.home(queue), []).append(queue.key)
-        return by_group
 
     def forgotten(self, topic: str, error: DedupStateExpired) -> DedupStateExpired:
         """The error for a caller who would take "nothing stored yet" for the truth."""

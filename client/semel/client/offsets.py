@@ -15,7 +15,6 @@ from typing import Final, TypeAlias
 from semel.client.cluster import Cluster
 from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange, QueueMoved, from_detail
-from semel.protos.ids import GroupId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
@@ -55,19 +54,16 @@ async def list_offsets(
 async def _list_offsets(
     cluster: Cluster, queues: list[QueueRoute], time_us: int
 ) -> dict[int, QueueOffsets]:
-    by_group: dict[GroupId, list[QueueRoute]] = {}
-    for queue in queues:
-        by_group.setdefault(cluster.routes.home(queue), []).append(queue)
     replies = await asyncio.gather(
         *(
             cluster.call_master(
                 group_id,
                 "ListOffsets",
                 broker_pb2.ListOffsetsRequest(
-                    queues=[queue_ref(queue.key) for queue in some], time_us=time_us
+                    queues=[queue_ref(key) for key in keys], time_us=time_us
                 ),
             )
-            for group_id, some in by_group.items()
+            for group_id, keys in cluster.routes.by_home(queues).items()
         )
     )
     found: dict[int, QueueOffsets] = {}

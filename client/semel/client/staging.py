@@ -119,7 +119,7 @@ class StagerIdentity(Identity):
         """OPEN in place of FENCE; a stager that was forgotten is refused in any case."""
         if self._ended:
             raise TransactionAborted(f"transaction {self.transaction_id!r} was given up")
-        by_group = self._by_home(queues)
+        by_group = self._cluster.routes.by_home(queues)
         self.opened |= by_group.keys()
         asking = [
             self._cluster.spawn(

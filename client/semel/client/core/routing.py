@@ -281,6 +281,13 @@ class RouteTable:
                 return queue.group_id if found is None else found.group_id
         return queue.group_id
 
+    def by_home(self, queues: Iterable[QueueRoute]) -> dict[GroupId, list[QueueKey]]:
+        """The queues by the group that has them, as far as known by now."""
+        found: dict[GroupId, list[QueueKey]] = {}
+        for queue in queues:
+            found.setdefault(self.home(queue), []).append(queue.key)
+        return found
+
     def on_split(self, name: str, split: control_pb2.SplitQueue) -> None:
         """A broker tells of a split that the controllers may not have published yet."""
         topic = self._topics.get(name)
