@@ -61,7 +61,6 @@ def flat(run: Callable[[], Figures]) -> Callable[[], Mapping[str, float]]:
 def by_workload(comparison: Comparison) -> dict[str, Comparison]:
     """One comparison a workload, in the order of WORKLOADS, of those that anybody has run."""
     found: dict[str, Comparison] = {}
-    names = [*WORKLOADS]
     for rounds in comparison.rounds.values():
         for figures in rounds:
             one: dict[tuple[str, str], dict[str, float]] = {}
@@ -73,5 +72,5 @@ def by_workload(comparison: Comparison) -> dict[str, Comparison]:
                 title = f"{workload}: {WORKLOADS.get(workload, 'another workload')}"
                 table = found.setdefault(workload, Comparison(title=title))
                 table.rounds.setdefault(contender, []).append(metrics)
-    order = {name: place for place, name in enumerate(names)}
-    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+    known = {name: found.pop(name) for name in WORKLOADS if name in found}
+    return known | found

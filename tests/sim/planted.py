@@ -6,11 +6,23 @@ overrides the one rule that it breaks and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from semel.broker.raft import EntryMeta, Membership, Message, RaftCore
 from semel.broker.raft.membership import check_step
 from semel.broker.raft.progress import Progress
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import NodeId
+
+
+def assert_caught(bug: type[RaftCore], run: Callable[..., object], seeds: int) -> None:
+    """Runs seed after seed with `bug` as `core_class`. Raises AssertionError if all are clean."""
+    for seed in range(seeds):
+        try:
+            run(seed, core_class=bug)
+        except AssertionError:
+            return
+    raise AssertionError(f"{bug.__name__} survived {seeds} seeds")
 
 
 class CommitsBeforeOwnSync(RaftCore):

@@ -75,12 +75,7 @@ def test_a_seed_repeats_itself_exactly() -> None:
     ],
 )
 def test_a_planted_bug_is_caught(bug: type[RaftCore], seeds: int) -> None:
-    for seed in range(seeds):
-        try:
-            run_seed(seed, core_class=bug)
-        except AssertionError:
-            return
-    pytest.fail(f"{bug.__name__} survived {seeds} seeds")
+    planted.assert_caught(bug, run_seed, seeds)
 
 
 def test_soak_says_which_seeds_failed(capsys: pytest.CaptureFixture[str]) -> None:

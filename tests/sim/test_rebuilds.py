@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from semel.broker.raft import RaftCore
+from tests.sim.planted import assert_caught
 from tests.sim.rebuilds import run_rebuilds
 
 SEEDS = 60
@@ -46,9 +47,4 @@ def test_no_seed_loses_what_was_acknowledged() -> None:
     ("bug", "seeds"), [(ForgetsWhatItAcknowledged, 60), (AcknowledgesMeanwhile, 60)]
 )
 def test_a_planted_bug_is_caught(bug: type[RaftCore], seeds: int) -> None:
-    for seed in range(seeds):
-        try:
-            run_rebuilds(seed, core_class=bug)
-        except AssertionError:
-            return
-    pytest.fail(f"{bug.__name__} survived {seeds} seeds")
+    assert_caught(bug, run_rebuilds, seeds)

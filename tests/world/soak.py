@@ -18,6 +18,7 @@ from multiprocessing import get_context
 from typing import Any, Final
 
 from tests.world.plan import Plan, make_plan, with_controllers, with_moves, with_splits
+from tests.world.planted import Plant
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
 
@@ -79,11 +80,25 @@ def _pin(started: Any) -> None:
     os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
-def _plan(seed: int, *, more: tuple[str, ...]) -> Plan:
-    plan = make_plan(seed)
+def _plan(seed: int, *, theme: str | None = None, more: tuple[str, ...]) -> Plan:
+    plan = make_plan(seed, theme)
     for name in more:
         plan = MORE[name](plan)
     return plan
+
+
+def first_failure(
+    seeds: Iterable[int], plant: Plant, *, theme: str | None = None, more: tuple[str, ...] = ()
+) -> str:
+    """What the first seed says that fails with the planted bug; an AssertionError if none does."""
+    tried = 0
+    for seed in seeds:
+        tried += 1
+        result, error, _ = run_plan(_plan(seed, theme=theme, more=more), plant=plant())
+        if result is None:
+            assert "the simulator itself" not in error, error
+            return error
+    raise AssertionError(f"{plant.__name__} survived {tried} seeds")
 
 
 def explain(seed: int, *, more: tuple[str, ...] = ()) -> str:

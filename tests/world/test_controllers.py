@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 
 from tests.world import planted
-from tests.world.plan import make_plan, with_controllers
 from tests.world.planted import Plant
-from tests.world.run import run_plan
+from tests.world.soak import first_failure, run_seeds
 
 SEEDS = (0, 8, 12, 13, 17, 22)
 """Chosen so that the rarest things happen in a few worlds."""
@@ -27,11 +26,8 @@ RARE = {
 
 @pytest.mark.timeout(300)
 def test_controllers_replace_each_other_under_faults() -> None:
-    seen: Counter[str] = Counter()
-    for seed in SEEDS:
-        result, error, _ = run_plan(with_controllers(make_plan(seed)))
-        assert result is not None, f"seed {seed}: {error}"
-        seen += result.seen
+    seen, failures, _ = run_seeds(SEEDS, more=("controllers",))
+    assert not failures
     missing = Counter(RARE) - seen
     assert not missing, f"too rare, by so many: {dict(missing)}"
 
@@ -46,9 +42,4 @@ def test_controllers_replace_each_other_under_faults() -> None:
     ids=["writes_without_its_office", "obeys_replaced_controllers"],
 )
 def test_a_planted_bug_of_controllers_is_found(plant: Plant, said: str) -> None:
-    for seed in range(10):
-        result, error, _ = run_plan(with_controllers(make_plan(seed)), plant=plant())
-        if result is None:
-            assert said in error, error
-            return
-    pytest.fail(f"{plant.__name__} survived 10 seeds")
+    assert said in first_failure(range(10), plant, more=("controllers",))

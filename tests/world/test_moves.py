@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 
 from tests.world import planted
-from tests.world.plan import make_plan, with_moves
 from tests.world.planted import Plant
-from tests.world.run import run_plan
+from tests.world.soak import first_failure, run_seeds
 
 SEEDS = (2, 3, 5, 11, 15, 20)
 """Chosen so that the rarest things happen in a few worlds."""
@@ -29,11 +28,8 @@ RARE = {
 
 @pytest.mark.timeout(300)
 def test_queues_move_between_groups_under_faults() -> None:
-    seen: Counter[str] = Counter()
-    for seed in SEEDS:
-        result, error, _ = run_plan(with_moves(make_plan(seed)))
-        assert result is not None, f"seed {seed}: {error}"
-        seen += result.seen
+    seen, failures, _ = run_seeds(SEEDS, more=("moves",))
+    assert not failures
     missing = Counter(RARE) - seen
     assert not missing, f"too rare, by so many: {dict(missing)}"
 
@@ -48,9 +44,4 @@ def test_queues_move_between_groups_under_faults() -> None:
     ids=["moves_without_windows", "activates_without_tokens"],
 )
 def test_a_planted_bug_of_moves_is_found(plant: Plant, said: str) -> None:
-    for seed in range(10):
-        result, error, _ = run_plan(with_moves(make_plan(seed)), plant=plant())
-        if result is None:
-            assert said in error, error
-            return
-    pytest.fail(f"{plant.__name__} survived 10 seeds")
+    assert said in first_failure(range(10), plant, more=("moves",))

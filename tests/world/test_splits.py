@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from semel.broker.state.producers import SequenceTable
-from tests.world.plan import make_plan, with_splits
-from tests.world.run import run_plan
+from tests.world.soak import first_failure, run_seeds
 
 SEEDS = 4
 
 
 @pytest.mark.timeout(300)
 def test_queues_are_split_under_faults() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(SEEDS):
-        result, error, _ = run_plan(with_splits(make_plan(seed)))
-        assert result is not None, f"seed {seed}: {error}"
-        seen += result.seen
+    seen, failures, _ = run_seeds(range(SEEDS), more=("splits",))
+    assert not failures
     assert seen["queue split"] > SEEDS
 
 
@@ -40,10 +35,4 @@ def children_inherit_nothing() -> Any:
 @pytest.mark.timeout(300)
 def test_a_planted_bug_of_splits_is_found() -> None:
     """Others need many seeds here, and are found by the histories of one queue alone."""
-    for seed in range(10):
-        plan = with_splits(make_plan(seed))
-        result, error, _ = run_plan(plan, plant=children_inherit_nothing())
-        if result is None:
-            assert "the simulator itself" not in error, error
-            return
-    pytest.fail("children that inherit nothing survived 10 seeds")
+    assert first_failure(range(10), children_inherit_nothing, more=("splits",))

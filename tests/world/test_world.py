@@ -16,7 +16,7 @@ from tests.world.plan import Plan, make_plan
 from tests.world.planted import Plant, raft
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
-from tests.world.soak import main, run_chunks
+from tests.world.soak import first_failure, main, run_chunks
 
 SEEDS = 500
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,12 +171,7 @@ PLANTS: list[tuple[Plant, str | None, int]] = [
     ("plant", "theme", "seeds"), PLANTS, ids=[plant.__name__ for plant, _, _ in PLANTS]
 )
 def test_a_planted_bug_is_found(plant: Plant, theme: str | None, seeds: int) -> None:
-    for seed in range(seeds):
-        result, error, _ = run_plan(make_plan(seed, theme), plant=plant())
-        if result is None:
-            assert "the simulator itself" not in error, error
-            return
-    pytest.fail(f"{plant.__name__} survived {seeds} seeds")
+    assert first_failure(range(seeds), plant, theme=theme)
 
 
 @pytest.mark.timeout(300)
