@@ -1,6 +1,7 @@
 """Seconds without a controller: from the moment the master goes to the next change of metadata.
 
-How it works. Three controllers, one broker. Each round takes the controller in office away, at once
+How it works. Three controllers with a store of their own or in a ZooKeeper of three real servers,
+one broker. Each round takes the controller in office away, at once
 has a client create a topic, and takes the time until the topic can be written: the others have to
 notice, elect, load, be found by client and broker, and bring the queue to the broker. Then the
 controller is brought back, and the next round begins when all three are in the group again.
@@ -8,7 +9,7 @@ controller is brought back, and the next round begins when all three are in the 
     kill        SIGKILL of the controller in office
     stop        SIGSTOP
 
-    python -m benchmarks.controller_failover [--how kill|stop] [--rounds 20]
+    python -m benchmarks.controller_failover [--how kill|stop] [--store zookeeper] [--rounds 20]
 
 Not here: that nothing is lost meanwhile; tests show that.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 from benchmarks.harness import (
     Contender,
@@ -31,6 +33,7 @@ from benchmarks.harness import (
 )
 from semel.client import Client, connect
 from tests.integration.cluster import Cluster
+from tests.zookeeper import running_ensemble
 
 LIMIT_S = 3.0
 RETURN_TIMEOUT_S = 60.0
@@ -86,17 +89,23 @@ def main() -> int:
     """Command line."""
     parser = arguments("Measure the time without a controller.", rounds=20)
     parser.add_argument("--how", choices=["kill", "stop"], default="kill")
+    parser.add_argument("--store", choices=["embedded", "zookeeper"], default="embedded")
     options = parser.parse_args()
     require_disk(parser, options.data, 1 << 30)
     how: str = options.how
-    with (
-        temporary_directory(options.data) as data,
-        Cluster(data / "cluster", brokers=1, controllers=3) as cluster,
-        connect(cluster.bootstrap) as client,
-    ):
+    with ExitStack() as stack:
+        data = stack.enter_context(temporary_directory(options.data))
+        metadata = None
+        if options.store == "zookeeper":
+            servers = stack.enter_context(running_ensemble(data / "zookeeper"))
+            metadata = f"zookeeper://{','.join(server.address for server in servers)}/semel"
+        cluster = stack.enter_context(
+            Cluster(data / "cluster", brokers=1, controllers=3, metadata=metadata)
+        )
+        client = stack.enter_context(connect(cluster.bootstrap))
         failover = Failover(cluster, client, how)
         comparison = compare(
-            f"Controllers ({how}): from the master's going to the next change of metadata",
+            f"Controllers ({how}, {options.store}): from its going to the next change of metadata",
             [Contender(name=how, run=failover.run)],
             rounds=options.rounds,
             warm_ups=0,

@@ -95,9 +95,11 @@ class Cluster:
         brokers: int = 3,
         groups: int = 1,
         controllers: int = 1,
+        metadata: str | None = None,
         broker_flags: Sequence[str] = (),
     ) -> None:
-        """`broker_flags` go to every broker node as they are."""
+        """`metadata` is a store elsewhere (`zookeeper://…`); without, the controllers have their
+        own. `broker_flags` go to every broker node as they are."""
         self.data = data
         data.mkdir(parents=True, exist_ok=True)
         ports = free_ports(controllers + brokers * groups)
@@ -106,7 +108,9 @@ class Cluster:
         self.bootstrap = ",".join(addresses)
         """Where clients find the controllers."""
         flags = self._controller_flags()
-        if controllers > 1:
+        if metadata is not None:
+            flags += ["--metadata", metadata]
+        elif controllers > 1:
             peers = ",".join(f"{n}={address}" for n, address in enumerate(addresses, 1))
             flags += ["--peers", peers]
         self.controllers = [

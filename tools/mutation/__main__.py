@@ -24,6 +24,7 @@ from typing import TextIO
 
 import pytest
 
+from tools.mutation.changed import lines_since
 from tools.mutation.mutants import Mutant, Source
 from tools.mutation.results import (
     SURVIVED,
@@ -54,6 +55,9 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tests", nargs="+", metavar="PATH", help="these in place of the target's own"
     )
+    parser.add_argument(
+        "--since", metavar="COMMIT", help="only lines that were added or changed since then"
+    )
     parser.add_argument("--sample", type=int, metavar="N", help="N mutants chosen by the seed")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
@@ -82,6 +86,9 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 def _chosen(sources: Iterable[Source], options: argparse.Namespace) -> list[Mutant]:
     mutants = [mutant for source in sources for mutant in source.mutants]
+    if options.since is not None:
+        changed = {source.file: lines_since(options.since, source.path) for source in sources}
+        mutants = [one for one in mutants if not changed[one.file].isdisjoint(one.lines)]
     if options.sample is not None and options.sample < len(mutants):
         mutants = random.Random(options.seed).sample(mutants, options.sample)
     return mutants
@@ -92,6 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     results = Results(options.results)
     equivalents = read_equivalents(DOCUMENT) if DOCUMENT.exists() else set()
     until = time.monotonic() + options.minutes * 60
+    complete = options.sample is None and options.since is None
     failed = False
     for name in options.targets or TARGETS:
         target = TARGETS[name]
@@ -102,7 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
         ]
         if not sources:
             continue
-        mutants = _chosen(sources, options)
+        try:
+            mutants = _chosen(sources, options)
+        except ValueError as unknown:
+            print(f"error: {unknown}", file=sys.stderr)
+            return 2
         if not options.report:
             todo = [one for one in mutants if _wanted(one, results, equivalents, options)]
             error = _run(name, target, sources, todo, results, options, until)
@@ -110,9 +122,9 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"error: {error}", file=sys.stderr)
                 return 1
         account = settle(mutants, results, equivalents, {source.file for source in sources})
-        _print(name, account, complete=options.sample is None)
+        _print(name, account, complete=complete)
         failed |= account.score * 100 < options.goal or bool(account.wrong)
-        failed |= options.sample is None and bool(account.stale)
+        failed |= complete and bool(account.stale)
     return int(failed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.cluster import run_seed
+from tests.sim.rebuilds import run_rebuilds
 
 REACHES_ALL = True
 _PIECES = 12
@@ -15,3 +16,8 @@ _SEEDS = 3
 def test_seeds(piece: int) -> None:
     for seed in range(piece * _SEEDS, (piece + 1) * _SEEDS):
         run_seed(seed)
+
+
+@pytest.mark.parametrize("seed", range(_PIECES))
+def test_rebuilds(seed: int) -> None:
+    run_rebuilds(seed)

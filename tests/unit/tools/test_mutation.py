@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from tools.mutation.changed import lines_since
 from tools.mutation.mutants import Mutant, Source
 from tools.mutation.planting import live_functions, plant
 from tools.mutation.results import (
@@ -190,6 +191,7 @@ def test_what_is_looked_at_is_killed_and_what_is_not_survives(source: Source) ->
 import json, sys, time
 from pathlib import Path
 import pytest
+from tools.mutation.changed import lines_since
 from tools.mutation.mutants import Source
 from tools.mutation.workbench import Workbench
 source = Source(Path("sample.py").resolve(), Path.cwd())
@@ -264,3 +266,22 @@ def test_a_run_that_was_ended_in_the_middle_of_a_line_goes_on(tmp_path: Path) ->
     with path.open("a", encoding="utf-8") as file:
         file.write('{"key": "b", "outc')
     assert set(Results(path).fates) == {"a"}
+
+
+def test_lines_that_changed_since_a_commit_are_known(source: Source) -> None:
+    def git(*arguments: str) -> None:
+        names = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(
+            ["git", *names, *arguments], cwd=source.path.parent, check=True, capture_output=True
+        )
+
+    git("init")
+    git("add", "sample.py")
+    git("commit", "-m", "first")
+    assert lines_since("HEAD", source.path) == set()
+    text = source.path.read_text(encoding="utf-8")
+    source.path.write_text(text.replace("LIMIT = 3\n", "LIMIT = 4\n\nMORE = 5\n"), "utf-8")
+    first = text[: text.index("LIMIT")].count("\n") + 1
+    assert lines_since("HEAD", source.path) == {first, first + 1, first + 2}
+    with pytest.raises(ValueError, match="knows no commit 'gone'"):
+        lines_since("gone", source.path)
