@@ -309,6 +309,24 @@ def test_a_rebuild_stops_acknowledging_and_covers_all_that_was_acknowledged() ->
     ]
 
 
+def test_what_was_offered_before_a_rebuild_is_wanted_again_behind_it() -> None:
+    disk = disk_of(GROUP, 1, 1, 1)
+    core = core_on(disk, GROUP, term=1)
+    newer = SnapshotMark(index=9, term=1, membership=GROUP)
+    offer = Message(
+        kind=MessageKind.SNAPSHOT_OFFER, source=OTHER, target=ME, term=1, snapshot=newer
+    )
+    core.step(offer, 10)
+    assert core.ready().snapshot_wanted == offer
+    assert core.begin_rebuild() == 3
+    mark = SnapshotMark(index=3, term=1, membership=GROUP)
+    disk.install(Checkpoint(mark, 0))
+    core.on_snapshot_installed(mark, 20)
+    core.ready()
+    core.step(offer, 30)
+    assert core.ready().snapshot_wanted == offer
+
+
 def test_a_rebuild_that_fails_leaves_the_log_as_it_was() -> None:
     disk = disk_of(GROUP, 1, 1)
     core = core_on(disk, GROUP, term=1)
