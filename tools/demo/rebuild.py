@@ -50,10 +50,15 @@ class Rebuild:
 
     def add(self, queue: int, offsets: Array, sequences: Array, values: pa.Array) -> None:
         """A batch of one queue, as it was delivered."""
+        if len(values):
+            self._check_order(queue, offsets, sequences)
+            self.add_unordered(sequences, values)
+
+    def add_unordered(self, sequences: Array, values: pa.Array) -> None:
+        """A batch that may come in any order."""
         self.messages += len(values)
         if not len(values):
             return
-        self._check_order(queue, offsets, sequences)
         lengths, data = _flat(values)
         known = (sequences >= 0) & (sequences < self._source.lines)
         lines = np.where(known, sequences, 0)

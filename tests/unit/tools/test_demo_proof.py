@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from semel.protos.errors import InvalidRequest
 from tools.demo.acks import AckWatch
-from tools.demo.proof import Figures, judge, table
+from tools.demo.proof import Copied, Figures, judge, table
 from tools.demo.rebuild import Rebuild
 from tools.demo.source import Source, standard_library, survey
 
@@ -148,6 +148,17 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         make_source(tmp_path, b"")
 
 
+def test_a_copy_in_any_order_gives_the_file(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    result = Rebuild(source, np.zeros(int(source.starts[-1]), np.uint8))
+    for _, _, sequence, value in reversed(make_messages()):
+        result.add_unordered(np.array([sequence], np.int64), pa.array([value], pa.binary()))
+    copied = Copied.of(result)
+    assert copied.judge(source.lines, source.digest)[1]
+    result.add_unordered(np.array([0], np.int64), pa.array([b"first"], pa.binary()))
+    assert Copied.of(result).judge(source.lines, source.digest) == ("8, 1 twice", False)
+
+
 def test_the_standard_library_is_one_file_of_whole_lines(tmp_path: Path) -> None:
     standard_library(tmp_path / "a")
     source = survey(tmp_path / "a")
@@ -157,6 +168,7 @@ def test_the_standard_library_is_one_file_of_whole_lines(tmp_path: Path) -> None
     assert survey(tmp_path / "b").digest == source.digest
 
 
+COPIED = Copied(messages=100, lost=0, duplicates=0, invented=0, digest="ab")
 GOOD = Figures(
     lines=100,
     stored=100,
@@ -168,7 +180,8 @@ GOOD = Figures(
     queues=4,
     file_digest="ab",
     topic_digest="ab",
-    spark_count=100,
+    table=COPIED,
+    copy=COPIED,
     verified=True,
     nodes_compared=3,
     nodes=3,
@@ -206,7 +219,11 @@ def test_good_figures_are_a_proof() -> None:
         ("invented", 1),
         ("out_of_order", 1),
         ("topic_digest", "ac"),
-        ("spark_count", 99),
+        ("table", replace(COPIED, messages=99)),
+        ("table", replace(COPIED, lost=1)),
+        ("table", replace(COPIED, duplicates=1)),
+        ("copy", replace(COPIED, invented=1)),
+        ("copy", replace(COPIED, digest="ac")),
         ("verified", False),
         ("nodes_compared", 2),
         ("killed_at", 1.0),
