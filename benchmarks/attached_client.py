@@ -96,7 +96,7 @@ class Application:
             ),
             timeout=CALL_S,
         )
-        stream = self._produce.stream_stream(
+        stream: Any = self._produce.stream_stream(
             PRODUCE_METHOD, response_deserializer=broker_pb2.ProduceReply.FromString
         )()
         batch = encode_batch(
@@ -167,7 +167,7 @@ class Application:
 
     async def _poll(self, wanted: broker_pb2.FetchQueue) -> None:
         """One poll after the other; takes off what comes."""
-        stream = self._fetch.stream_stream(
+        stream: Any = self._fetch.stream_stream(
             FETCH_METHOD, request_serializer=broker_pb2.FetchRequest.SerializeToString
         )()
         while True:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -45,7 +46,7 @@ FLUSH_SECONDS = 60.0
 class BulkProducer:
     """Sends the same values again and again for a while."""
 
-    def __init__(self, client: Client, topic: str, values: list[bytes], **options: object) -> None:
+    def __init__(self, client: Client, topic: str, values: list[bytes], **options: Any) -> None:
         self._producer = client.producer(**options)
         self._topic = topic
         self._values = values

@@ -228,7 +228,7 @@ class History:
     ) -> None:
         assert send.ended_s is None, f"{send} ends twice"
         send.outcome, send.ended_s, send.error = outcome, at_s, error
-        send.queue = tuple(queue) if queue is not None else None
+        send.queue = (queue.topic_id, queue.queue_id) if queue is not None else None
         send.offset, send.sequence = offset, sequence
 
     def of(self, kind: type[Any]) -> list[Any]:

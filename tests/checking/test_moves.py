@@ -29,7 +29,7 @@ class Pair:
             queue=REF,
             job=job,
             group_id=2 if run is self.source else 1,
-            step=control_pb2.MoveStep.Value(f"MOVE_STEP_{name}"),
+            step=f"MOVE_STEP_{name}",
         )
         run.control(move_queue=move)
 

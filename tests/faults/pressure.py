@@ -134,6 +134,7 @@ def _strange_calls(address: str, rng: random.Random) -> int:
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         for service in services:
             for method in service.methods:
+                call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
                 call = channel.unary_unary(f"/{service.full_name}/{method.name}")
                 size = rng.choice([0, 1, 30, 3_000])
                 try:

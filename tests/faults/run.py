@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -128,7 +128,7 @@ class Run:
             nodes=tuple(self.cluster.public_address(node) for node in self.cluster.brokers),
             rate=self._rate,
         )
-        names = {
+        names: dict[str, dict[str, Any]] = {
             "producers": {"producers": ("plain-1", "plain-2")},
             "resumers": {"resumers": ("resumer-1",)},
             "consumers": {
@@ -141,12 +141,7 @@ class Run:
         if self._crews < 2:
             names["producers"] |= names.pop("consumers")
         return {
-            name: Spec(
-                **{
-                    **{each: getattr(common, each) for each in Spec.__slots__},
-                    **parts,  # type: ignore[arg-type]
-                }
-            )
+            name: Spec(**{**{each: getattr(common, each) for each in Spec.__slots__}, **parts})
             for name, parts in names.items()
         }
 

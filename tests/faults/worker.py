@@ -65,9 +65,12 @@ class Spec:
 
     @classmethod
     def of(cls, text: str) -> Spec:
-        raw = json.loads(text)
+        raw: dict[str, Any] = json.loads(text)
         raw["consumers"] = tuple(tuple(one) for one in raw.get("consumers", ()))
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()})
+        found: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()
+        }
+        return cls(**found)
 
 
 class Recorder:

@@ -162,8 +162,8 @@ class RawClient:
 
     def __init__(self, address: str) -> None:
         self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self.stub = broker_pb2_grpc.BrokerStub(self.channel)  # type: ignore[no-untyped-call]
-        self.members = broker_pb2_grpc.MembersStub(self.channel)  # type: ignore[no-untyped-call]
+        self.stub = broker_pb2_grpc.BrokerStub(self.channel)
+        self.members = broker_pb2_grpc.MembersStub(self.channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -234,7 +234,7 @@ class RawClient:
             group=fields.pop("group", ""),
             token=fields.pop("token", 0),
         )
-        stream = self.channel.stream_stream(
+        stream: Any = self.channel.stream_stream(
             FETCH_METHOD, request_serializer=broker_pb2.FetchRequest.SerializeToString
         )()
         await stream.write(broker_pb2.FetchRequest(correlation_id=9, queues=[wanted], **fields))

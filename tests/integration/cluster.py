@@ -216,7 +216,9 @@ class Cluster:
         """What a broker says of itself. Raises grpc.RpcError when it does not answer."""
         with grpc.insecure_channel(node.address) as channel:
             request = broker_pb2.NodeStatusRequest(confirmed=confirmed)
-            return broker_pb2_grpc.BrokerStub(channel).GetNodeStatus(request, timeout=timeout)
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            reply: broker_pb2.NodeStatusReply = stub.GetNodeStatus(request, timeout=timeout)
+            return reply
 
     def master(self, group: int = 1, timeout: float = 10.0) -> Node:
         """The group's master, by its own word after asking a quorum."""
@@ -267,10 +269,12 @@ class Cluster:
         with grpc.insecure_channel(node.address) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
             request = controller_pb2.ClusterStatusRequest(standby=standby)
+            reply: controller_pb2.ClusterStatusReply
             try:
-                return stub.GetClusterStatus(request, timeout=timeout)
+                reply = stub.GetClusterStatus(request, timeout=timeout)
             except grpc.RpcError:
                 return None
+            return reply
 
     def controller_in_office(self, timeout: float = 20.0) -> Node:
         """The controller that answers as master."""

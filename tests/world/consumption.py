@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_key_of
-from semel.protos.v1 import control_pb2
+from semel.protos.v1 import common_pb2, control_pb2
 from tests.checking.history import Delivered, Granted
 
 Place = tuple[str, QueueKey]
@@ -229,5 +229,5 @@ class Consumption:
             lock.committed = offset
 
 
-def key_of(ref: object) -> QueueKey:
-    return queue_key_of(ref)  # type: ignore[attr-defined]
+def key_of(ref: common_pb2.QueueRef) -> QueueKey:
+    return queue_key_of(ref)

@@ -264,7 +264,7 @@ def forgets_copies() -> AbstractContextManager[None]:
     return _Patched(Relay, "take_over", bad)
 
 
-def commits_first() -> AbstractContextManager[None]:
+def commits_first() -> AbstractContextManager[object]:
     """Progress is stored before the copies are made."""
     publish = Retrying.publish
 

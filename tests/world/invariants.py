@@ -593,14 +593,14 @@ class Invariants:
             elif kind is RecordKind.BATCH:
                 header = decode_header(payload, BROKER_HEADER_BYTES)
                 self._require_home(header.queue_key, "a batch")
-                row = header.queue_key, int(header.producer_id)
-                window = (touched.get(row) or self._table.get(row) or _NO_ROW)[3]
+                stored = header.queue_key, int(header.producer_id)
+                window = (touched.get(stored) or self._table.get(stored) or _NO_ROW)[3]
                 newest = (
                     header.base_sequence,
                     header.last_sequence,
                     decode_broker_header(payload).base_offset,
                 )
-                touched[row] = (
+                touched[stored] = (
                     header.epoch,
                     header.session,
                     header.last_sequence,
@@ -611,10 +611,10 @@ class Invariants:
                 which = record.WhichOneof("record")
                 if which == "fence":
                     for ref in record.fence.queues:
-                        key = (key_of(ref), record.fence.producer_id)
-                        self._require_home(key[0], "a fence")
-                        _, _, last, window = self._table.get(key) or _NO_ROW
-                        touched[key] = (record.fence.epoch, record.fence.session, last, window)
+                        fenced = (key_of(ref), record.fence.producer_id)
+                        self._require_home(fenced[0], "a fence")
+                        _, _, last, window = self._table.get(fenced) or _NO_ROW
+                        touched[fenced] = (record.fence.epoch, record.fence.session, last, window)
                         self.world.count("fence")
                 elif which == "create_queue":
                     self.places.on_created(key_of(record.create_queue.queue))

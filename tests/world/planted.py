@@ -25,6 +25,7 @@ from semel.broker.raft import RaftCore
 from semel.broker.replica import Replica
 from semel.broker.routes_copy import RoutesCopy
 from semel.broker.server import moves as serving_moves
+from semel.broker.state import make_slice
 from semel.broker.state.codec import Reader
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import ENTRY, SequenceTable
@@ -257,10 +258,9 @@ def obeys_replaced_controllers() -> Any:
 
 def moves_without_windows() -> Any:
     """A slice has the rows of the sequence table, and not what they remember."""
-    original = serving_moves.make_slice
 
-    def make_slice(*arguments: Any) -> bytes:
-        found = control_pb2.QueueSlice.FromString(original(*arguments))
+    def without(*arguments: Any) -> bytes:
+        found = control_pb2.QueueSlice.FromString(make_slice(*arguments))
         table = SequenceTable.read_parts(Reader(found.rows))
         for rows in table._queues.values():
             for row in rows.values():
@@ -268,7 +268,7 @@ def moves_without_windows() -> Any:
         found.rows = b"".join(table.parts())
         return found.SerializeToString(deterministic=True)
 
-    return _exchanged(serving_moves, "make_slice", make_slice)
+    return _exchanged(serving_moves, "make_slice", without)
 
 
 def activates_without_tokens() -> Any:

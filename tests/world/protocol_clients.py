@@ -216,7 +216,8 @@ class Doubter(ClientHost):
         note = doubt.note
         if outcome is not Outcome.UNKNOWN:
             note.outcome, note.ended_s = outcome, self.world.now
-            note.queue, note.offset = tuple(doubt.queue.key), offset
+            key = doubt.queue.key
+            note.queue, note.offset = (key.topic_id, key.queue_id), offset
             note.sequence = doubt.sequence
             self._last[doubt.queue.key] = doubt.sequence
             self.world.tell(f"{outcome} {note.number} at {doubt.queue.key.queue_id}:{offset}")

@@ -105,7 +105,7 @@ class SimTransport:
             return
         at = 0
         while at < len(piece) and not self._closed:
-            buffer = protocol.get_buffer(-1)
+            buffer = memoryview(protocol.get_buffer(-1))
             length = min(len(buffer), len(piece) - at)
             buffer[:length] = piece[at : at + length]
             at += length

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -141,7 +141,7 @@ class Count:
                 yield
             finally:
                 sys.settrace(old)
-                threading.settrace(None)  # type: ignore[arg-type]
+                threading.settrace(None)
 
 
 class Bulk(ClientHost):
@@ -240,7 +240,7 @@ def measured() -> dict[int, Measured]:
         return {count: measure(count, patch) for count in (FEW, MANY)}
 
 
-def over(budget: dict[str, tuple[float, float]], found: dict[str, float]) -> list[str]:
+def over(budget: Mapping[str, tuple[float, float]], found: Mapping[str, float]) -> list[str]:
     """What lies outside of its bounds, or has none."""
     return [
         f"{name}: {value}"
