@@ -23,15 +23,15 @@ async def test_a_flipped_byte_of_every_kind_of_file(tmp_path: Path) -> None:
 
 
 async def test_a_directory_of_nobody_is_refused(tmp_path: Path) -> None:
-    """Both copies of the identity: it is unknown whose vote and whose log this is."""
+    """All copies of the identity: it is unknown whose vote and whose log this is."""
     wear = Wear(tmp_path, seed=1)
     async with wear.group:
         await wear.group.master()
         await wear.group.stop(2)
-        path = tmp_path / "2" / "IDENTITY"
-        data = bytearray(path.read_bytes())
-        for at in (3, len(data) // 2 + 3):
-            data[at] ^= 1
-        path.write_bytes(data)
+        for path in (tmp_path / "2").glob("IDENTITY*"):
+            data = bytearray(path.read_bytes())
+            for at in (3, len(data) // 2 + 3):
+                data[at] ^= 1
+            path.write_bytes(data)
         with pytest.raises(DataDirectoryError, match="IDENTITY is damaged"):
             await wear.group.start(2)

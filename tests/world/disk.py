@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 _FAIL = ("write", "sync")
 SLOW_KINDS = frozenset({"sync", "syncdir"})
 _FIRST_VOTE = "hard_state.tmp"
-_LASTING = frozenset({"segment", "checkpoint", "kept", "hard_state", "CURRENT", "IDENTITY"})
+_LASTING = frozenset(
+    {"segment", "checkpoint", "kept", "hard_state", "CURRENT", "IDENTITY", "IDENTITY.copy"}
+)
 
 
 class Disk:

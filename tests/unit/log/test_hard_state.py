@@ -128,11 +128,38 @@ def test_an_identity_is_written_once_and_compared() -> None:
         image[at] ^= 1 << at % 8
         check_identity(root, cluster_id="c-1", group_id=1, node_id=2, files=disk)
         assert disk.image(root / "IDENTITY") == good
-    image = disk.image(root / "IDENTITY")
-    image[3] ^= 1
-    image[len(good) // 2 + 3] ^= 1
-    with pytest.raises(DataDirectoryError, match="damaged"):
+
+
+def test_an_identity_survives_in_either_file_and_not_without_both() -> None:
+    disk = SimFiles()
+    root = Path("/node")
+    names = ("IDENTITY", "IDENTITY.copy")
+
+    def check() -> None:
         check_identity(root, cluster_id="c-1", group_id=1, node_id=2, files=disk)
+
+    check()
+    good = bytes(disk.image(root / "IDENTITY"))
+    for name in names:  # a write that was meant for another place
+        disk.image(root / name)[:] = bytes(len(good))
+        check()
+        assert [bytes(disk.image(root / each)) for each in names] == [good, good]
+        disk.remove(root / name)
+        check()
+        assert [bytes(disk.image(root / each)) for each in names] == [good, good]
+    for name in names:
+        disk.image(root / name)[:] = bytes(len(good))
+    with pytest.raises(DataDirectoryError, match="damaged, and so is its copy"):
+        check()
+
+
+def test_two_identities_in_one_directory_are_refused() -> None:
+    disk = SimFiles()
+    for node in (2, 3):
+        check_identity(Path(f"/{node}"), cluster_id="c-1", group_id=1, node_id=node, files=disk)
+    disk.image(Path("/2/IDENTITY.copy"))[:] = bytes(disk.image(Path("/3/IDENTITY")))
+    with pytest.raises(DataDirectoryError, match="belongs to cluster c-1 group 1 node 3"):
+        check_identity(Path("/2"), cluster_id="c-1", group_id=1, node_id=2, files=disk)
 
 
 def test_a_strange_directory_is_not_taken(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A node that starts on another node's directory would vote with that node's vote; one of another
 cluster would replicate strange data. The file IDENTITY is text, so that an operator can read it,
-and holds it twice, so that one damaged byte costs nothing.
+and holds it twice, so that one damaged byte costs nothing. IDENTITY.copy is the same again: a write
+of the disk that lands on one of them leaves the other.
 
 Format. `docs/formats/hard-state.md`.
 """
@@ -19,8 +20,9 @@ from semel.broker.log.files import FileLayer, OsFiles, read_file, replace_file
 from semel.protos.errors import DataDirectoryError, DiskFull
 
 FORMAT: Final = 1
-_NAME: Final = "IDENTITY"
+_NAMES: Final = ("IDENTITY", "IDENTITY.copy")
 _COPIES: Final = 2
+"""In each file."""
 
 
 def check_identity(
@@ -36,31 +38,43 @@ def check_identity(
     Raises DataDirectoryError, which says what was found, what was expected, and what to do.
     """
     files = files or OsFiles()
-    path = directory / _NAME
+    paths = [directory / name for name in _NAMES]
     expected = {
         "format": str(FORMAT),
         "cluster": cluster_id,
         "group": str(group_id),
         "node": str(node_id),
     }
-    raw = read_file(files, path)
-    if raw is None:
+    whole = _encode(expected) * _COPIES
+    raws = [read_file(files, path) for path in paths]
+    if raws == [None, None]:
         others = [name for name in files.names(directory) if not name.endswith(".tmp")]
         if others:
             raise DataDirectoryError(
-                f"{directory} holds {', '.join(others[:5])} but no {_NAME}: it is not the data "
+                f"{directory} holds {', '.join(others[:5])} but no {_NAMES[0]}: it is not the data "
                 "directory of a node; give this node an empty directory, or restore the file"
             )
         files.make_directory(directory)
         files.sync_directory(directory.parent)
-        replace_file(files, path, [_encode(expected)] * _COPIES)
+        for path in paths:
+            replace_file(files, path, [whole])
         return
-    found = next((one for one in map(_decode, _copies(raw)) if one is not None), None)
-    if found is None:
+    copies = [copy for raw in raws if raw is not None for copy in _copies(raw)]
+    found = [one for one in map(_decode, copies) if one is not None]
+    if not found:
         raise DataDirectoryError(
-            f"{path} is damaged; if this is the directory of cluster {cluster_id} group {group_id} "
-            f"node {node_id}, restore the file, else name the right directory"
+            f"{paths[0]} is damaged, and so is its copy; if this is the directory of "
+            f"{_describe(expected)}, restore the file, else name the right directory"
         )
+    for one in found:
+        _compare(directory, one, expected)
+    for path, raw in zip(paths, raws, strict=True):
+        if raw != whole:
+            with contextlib.suppress(DiskFull):  # a good copy still stands
+                replace_file(files, path, [whole])
+
+
+def _compare(directory: Path, found: dict[str, str], expected: dict[str, str]) -> None:
     if found.get("format") != expected["format"]:
         raise DataDirectoryError(
             f"{directory} has format {found.get('format')}, this program knows {FORMAT}; run the "
@@ -71,9 +85,6 @@ def check_identity(
             f"{directory} belongs to {_describe(found)}, not to {_describe(expected)}; name the "
             "right directory, or give this node an empty one"
         )
-    if raw != _encode(expected) * _COPIES:
-        with contextlib.suppress(DiskFull):  # the good copy still stands
-            replace_file(files, path, [_encode(expected)] * _COPIES)
 
 
 def _describe(identity: dict[str, str]) -> str:
