@@ -10,11 +10,15 @@ by 5 %, the others not at all.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import re
 import statistics
 import tempfile
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +32,7 @@ SAMPLE_S = 5.0
 RETAINED_BYTES = 128 << 20
 """Per queue."""
 MEMORY_TOLERANCE = 0.05
+_KIND = re.compile(r"(?:anon_inode:\[)?([A-Za-z_]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,14 @@ class Sample:
     """What one process held at one moment."""
 
     resident_bytes: int
-    descriptors: int
     threads: int
+    kinds: Counter[str]
+    """Its file descriptors: socket, segment, eventpoll, …"""
+
+    @property
+    def descriptors(self) -> int:
+        """How many."""
+        return self.kinds.total()
 
 
 @dataclass(slots=True)
@@ -55,10 +66,19 @@ class Watched:
         self.samples.append(
             Sample(
                 resident_bytes=int(status["VmRSS"].split()[0]) << 10,
-                descriptors=sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir()),
                 threads=int(status["Threads"]),
+                kinds=Counter(_kinds(Path(f"/proc/{self.pid}/fd"))),
             )
         )
+
+
+def _kinds(directory: Path) -> Iterator[str]:
+    """What kind of file each descriptor is open on."""
+    for descriptor in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            # "socket:[17]", "anon_inode:[eventpoll]", "/data/log/segment-4"
+            found = _KIND.match(descriptor.readlink().name)
+            yield found[1] if found else "other"
 
 
 def findings(name: str, samples: list[Sample]) -> list[str]:
@@ -76,7 +96,18 @@ def findings(name: str, samples: list[Sample]) -> list[str]:
         early, late = statistics.median(numbers[:third]), statistics.median(numbers[-third:])
         if early != late:
             found.append(f"{name}: {what} went from {early:g} to {late:g}")
+            if what == "descriptors":
+                found += [f"    {text}" for text in _differences(samples, third)]
     return found
+
+
+def _differences(samples: list[Sample], third: int) -> Iterator[str]:
+    """The kinds of descriptors of which there are more or fewer than there were."""
+    for kind in sorted(set().union(*(one.kinds for one in samples))):
+        numbers = [one.kinds[kind] for one in samples]
+        early, late = statistics.median(numbers[:third]), statistics.median(numbers[-third:])
+        if early != late:
+            yield f"{kind} from {early:g} to {late:g}"
 
 
 class Load:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections import Counter
+
 import pytest
 
-from tests.soak.steady import Sample, findings
+from tests.soak.steady import Sample, Watched, findings
 
 MIB = 1 << 20
 
 
 def samples(memory: list[float], descriptors: int = 20, threads: int = 5) -> list[Sample]:
-    return [Sample(int(mib * MIB), descriptors, threads) for mib in memory]
+    kinds = Counter(socket=descriptors - 3, segment=3)
+    return [Sample(int(mib * MIB), threads, kinds) for mib in memory]
 
 
 def test_a_wobble_is_steady() -> None:
@@ -27,6 +32,7 @@ def test_one_descriptor_or_thread_more_is_told() -> None:
     before, after = samples([100.0] * 6), samples([100.0] * 6, descriptors=21, threads=6)
     assert findings("broker 1", before + after) == [
         "broker 1: descriptors went from 20 to 21",
+        "    socket from 17 to 18",
         "broker 1: threads went from 5 to 6",
     ]
 
@@ -39,3 +45,12 @@ def test_a_call_that_comes_and_goes_is_no_leak() -> None:
 def test_too_few_samples_are_no_verdict() -> None:
     with pytest.raises(AssertionError, match="say nothing"):
         findings("broker 1", samples([100.0] * 8))
+
+
+def test_descriptors_are_counted_by_kind() -> None:
+    watched = Watched("this", os.getpid())
+    watched.take()
+    with socket.socket(), socket.socket():
+        watched.take()
+    before, after = (sample.kinds for sample in watched.samples)
+    assert after - before == Counter(socket=2)
