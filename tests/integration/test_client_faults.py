@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from semel.client import Client, Producer, SendFuture, connect
+from semel.client import Client, Producer, SendFuture, connect, verify
 from semel.protos.errors import (
     BufferFull,
     Closed,
@@ -265,3 +265,21 @@ def test_closing_takes_its_time_and_no_more(cluster: Cluster) -> None:
     assert time.monotonic() - began < 6
     with pytest.raises(SemelError):
         lost.result(1)
+
+
+def test_a_dead_node_is_a_problem_of_verify_and_not_waited_for_without_end(
+    cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "SILENT_S", 1.0)
+    with client.producer() as producer:
+        producer.send("t", b"one").result(30)
+    dead = next(node for node in cluster.brokers if node.id != cluster.master().id)
+    cluster.kill(dead)
+    result = client.admin.verify("t", timeout=600)
+    assert not result.ok
+    assert result.nodes_compared == 2
+    assert [f"node {dead.id}" in problem for problem in result.problems] == [True]
+    cluster.start_node(dead)
+    monkeypatch.undo()
+    result = client.admin.verify("t")
+    assert result.ok, result.problems

@@ -2,7 +2,8 @@
 
 How it works. Each group's master names an index by a confirmed read. All nodes of the group then
 recompute the topic's queues and sequence tables as of that index, and what they found is compared.
-A node that lags is waited for; one that does not answer is a problem, not a pass.
+A node that lags is waited for, also while it starts; one that is silent for `SILENT_S` is a
+problem, not a pass.
 
 Not here: reading the logs (the brokers).
 """
@@ -28,6 +29,8 @@ from semel.protos.v1 import broker_pb2
 
 PROBLEMS_MAX: Final = 50
 STATUS_S: Final = 2.0
+SILENT_S: Final = 30.0
+"""Longer than a node takes to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +121,19 @@ class Verification:
         deadline: float,
     ) -> dict[int, Any]:
         """What one node recomputed, by queue number. Raises SemelError."""
+        heard = time.monotonic()
         while True:
+            late: SemelError | None = None
             try:
                 status = await self._cluster.call_node(
                     address, "GetNodeStatus", broker_pb2.NodeStatusRequest(), STATUS_S
                 )
                 if status.applied_index >= index:
                     break
-                late: SemelError | None = None
+                heard = time.monotonic()
             except SemelError as error:
                 late = error
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= min(deadline, heard + SILENT_S):
                 raise late or SemelError(f"it is behind: entry {index} is not applied there yet")
             await asyncio.sleep(0.2)
         request = broker_pb2.VerifyQueuesRequest(
