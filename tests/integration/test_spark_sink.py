@@ -3,7 +3,6 @@ between our commit and Spark's own, modes and errors as Spark's users meet them.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from pyspark.sql.types import BinaryType
 from semel.client import Client, connect
 from semel.spark_connector import spark_session
 from tests.integration.cluster import Cluster
+from tests.spark.crashes import digest_of
 
 COUNT = 3_000
 FAILS_AT = 500
@@ -67,15 +67,6 @@ def produce(client: Client, first: int, last: int) -> None:
         producer.send_many("source", values, keys=keys)
 
 
-def digest(client: Client, topic: str) -> tuple[int, str]:
-    """Number and digest of all (key, value), in an order of their own; verified by the brokers."""
-    with client.reader(topic, end="latest") as reader:
-        rows = sorted((message.key or b"-", message.value) for message in reader)
-    result = client.admin.verify(topic)
-    assert result.ok, result.problems
-    return len(rows), hashlib.sha256(repr(rows).encode()).hexdigest()
-
-
 def create(client: Client, topic: str) -> str:
     client.admin.create_topic(topic, queues=2)
     return topic
@@ -108,7 +99,7 @@ def test_a_batch_copies_a_topic(spark, running, client, source):
         writer = frame.select("key", "value").write.format("semel").mode("append")
         own = {"transactionId": "copy", "transactionEpoch": "0", "compression": "lz4"}
         writer.options(bootstrap=running.bootstrap, topic="copied", **own).save()
-    assert digest(client, "copied") == digest(client, source)
+    assert digest_of(client, "copied") == digest_of(client, source)
 
 
 def fails_once_in_each_partition(marks: str) -> Callable[[bytes], bytes]:
@@ -140,7 +131,7 @@ def test_tasks_that_are_repeated_and_a_batch_that_is(spark, running, client, sou
     failing = frame.select("key", step("value").alias("value"))
     query = write(failing, running, checkpoint, topic="streamed")
     assert len(list(marks.iterdir())) == 3
-    assert digest(client, "streamed") == digest(client, source)
+    assert digest_of(client, "streamed") == digest_of(client, source)
     info = client.transactions.describe(query.id)
     assert info is not None
     assert (info.query_id, info.last_epoch) == (query.id, 1)
@@ -156,7 +147,7 @@ def test_tasks_that_are_repeated_and_a_batch_that_is(spark, running, client, sou
     assert again.id == query.id
     assert (checkpoint / "commits" / "1").exists()
     assert 1 in [progress["batchId"] for progress in again.recentProgress]
-    assert digest(client, "streamed") == digest(client, source)
+    assert digest_of(client, "streamed") == digest_of(client, source)
 
 
 def test_a_new_checkpoint_under_the_same_id(spark, running, client, source, tmp_path):
@@ -166,7 +157,7 @@ def test_a_new_checkpoint_under_the_same_id(spark, running, client, source, tmp_
     with pytest.raises(PySparkException) as caught:
         write(frame, running, tmp_path / "second", topic="mine", transactionId="mine")
     assert "TransactionConflict" in str(caught.value)
-    assert digest(client, "mine") == digest(client, source)
+    assert digest_of(client, "mine") == digest_of(client, source)
 
 
 def test_what_is_refused_is_said_by_sparks_exception(spark, running, client, source, tmp_path):
@@ -196,4 +187,4 @@ def test_what_is_refused_is_said_by_sparks_exception(spark, running, client, sou
     counts = reading(spark, running).groupBy("key").agg(largest("value").alias("value"))
     with pytest.raises(PySparkException, match="only appends"):
         write(counts, running, tmp_path / "complete", mode="complete", topic="empty")
-    assert digest(client, "empty")[0] == 0
+    assert digest_of(client, "empty")[0] == 0

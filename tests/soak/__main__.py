@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
-from typing import Final
+from types import FrameType
+from typing import Final, NoReturn
 
 SOAKS: Final = {
     "raft": ("tests.sim.soak", "the Raft core in a simulated cluster, many thousand seeds"),
@@ -25,6 +28,10 @@ SOAKS: Final = {
         "tests.soak.spark",
         "streams of a real Spark over topics that are split, under kills",
     ),
+    "spark-crashes": (
+        "tests.soak.spark_crashes",
+        "an exactly-once copy by Spark, killed at each point of its writes",
+    ),
     "transactions": (
         "tests.soak.transactions",
         "commits over two broker groups while masters are killed",
@@ -40,14 +47,22 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: ./run soak NAME [ARGUMENT...]; each explains itself with --help\n")
         for name, (_, text) in SOAKS.items():
-            print(f"  {name:12} {text}")
+            print(f"  {name:14} {text}")
         return 0
     name, *rest = arguments
     if name not in SOAKS:
         print(f"error: no such soak: {name}; there are {', '.join(SOAKS)}", file=sys.stderr)
         return 2
+    os.environ["SEMEL_ROUTES_DIRECTORY"] = ""  # nothing of a soak stays in the user's files
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     status = importlib.import_module(SOAKS[name][0]).main(rest)
     return int(status or 0)
+
+
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    """Like Ctrl-C: what a soak has started ends with it."""
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
