@@ -40,14 +40,10 @@ class Sample:
     """What one process held at one moment."""
 
     resident_bytes: int
-    threads: int
-    kinds: Counter[str]
-    """Its file descriptors: socket, segment, eventpoll, …"""
-
-    @property
-    def descriptors(self) -> int:
-        """How many."""
-        return self.kinds.total()
+    threads: Counter[str]
+    """By the name that the kernel has for them: event_engine is gRPC's, python ours."""
+    descriptors: Counter[str]
+    """By what they are open on: socket, segment, eventpoll, …"""
 
 
 @dataclass(slots=True)
@@ -66,8 +62,8 @@ class Watched:
         self.samples.append(
             Sample(
                 resident_bytes=int(status["VmRSS"].split()[0]) << 10,
-                threads=int(status["Threads"]),
-                kinds=Counter(_kinds(Path(f"/proc/{self.pid}/fd"))),
+                threads=Counter(_names(Path(f"/proc/{self.pid}/task"))),
+                descriptors=Counter(_kinds(Path(f"/proc/{self.pid}/fd"))),
             )
         )
 
@@ -81,33 +77,37 @@ def _kinds(directory: Path) -> Iterator[str]:
             yield found[1] if found else "other"
 
 
+def _names(directory: Path) -> Iterator[str]:
+    """What each thread is called."""
+    for thread in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield (thread / "comm").read_text().strip()
+
+
 def findings(name: str, samples: list[Sample]) -> list[str]:
     """What is not steady, in words; empty when all is. Asserts that there are samples enough."""
     assert len(samples) >= 9, f"{len(samples)} samples say nothing"
-    third = len(samples) // 3
-    first = statistics.median(one.resident_bytes for one in samples[:third])
-    last = statistics.median(one.resident_bytes for one in samples[-third:])
+    first, last = _medians([one.resident_bytes for one in samples])
     found = []
     if abs(last / first - 1) > MEMORY_TOLERANCE:
         found.append(f"{name}: memory went from {first / 2**20:.1f} to {last / 2**20:.1f} MiB")
     for what in ("descriptors", "threads"):
-        numbers = [getattr(one, what) for one in samples]
+        held: list[Counter[str]] = [getattr(one, what) for one in samples]
         # One comes and goes with a call to a controller; what stays is a leak.
-        early, late = statistics.median(numbers[:third]), statistics.median(numbers[-third:])
+        early, late = _medians([one.total() for one in held])
         if early != late:
             found.append(f"{name}: {what} went from {early:g} to {late:g}")
-            if what == "descriptors":
-                found += [f"    {text}" for text in _differences(samples, third)]
+            for kind in sorted(set().union(*held)):
+                early, late = _medians([one[kind] for one in held])
+                if early != late:
+                    found.append(f"    {kind} from {early:g} to {late:g}")
     return found
 
 
-def _differences(samples: list[Sample], third: int) -> Iterator[str]:
-    """The kinds of descriptors of which there are more or fewer than there were."""
-    for kind in sorted(set().union(*(one.kinds for one in samples))):
-        numbers = [one.kinds[kind] for one in samples]
-        early, late = statistics.median(numbers[:third]), statistics.median(numbers[-third:])
-        if early != late:
-            yield f"{kind} from {early:g} to {late:g}"
+def _medians(numbers: list[int]) -> tuple[float, float]:
+    """Of the first and of the last third."""
+    third = len(numbers) // 3
+    return statistics.median(numbers[:third]), statistics.median(numbers[-third:])
 
 
 class Load:
@@ -213,8 +213,8 @@ def main(arguments: list[str] | None = None) -> int:
         last = one.samples[-1]
         print(
             f"{one.name:13} {min(sizes):6.1f} to {max(sizes):6.1f} MiB, median "
-            f"{statistics.median(sizes):6.1f}; {last.descriptors} descriptors, "
-            f"{last.threads} threads"
+            f"{statistics.median(sizes):6.1f}; {last.descriptors.total()} descriptors, "
+            f"{last.threads.total()} threads"
         )
     print(f"{load.sent:,} messages sent, {load.read:,} read")
     if load.read != load.sent:

@@ -171,7 +171,7 @@ def latency(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Sends one message at a time, each after the one before it is stored."""
+    """Sends one message at a time, awaiting each."""
     out = render.Output(as_json=as_json)
     payload = secrets.token_bytes(size)
     times = []

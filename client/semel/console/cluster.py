@@ -30,7 +30,10 @@ def cluster() -> None:
 @watch_options
 @client_options
 def status(bootstrap: str, as_json: bool, every_s: float | None) -> int:
-    """Shows masters, who lags or is silent, disks, controllers: the cluster at a glance."""
+    """Shows the cluster at a glance.
+
+    Who is master, who lags or is silent, disks, controllers, versions.
+    """
     from semel.console import status as view
 
     with open_client(bootstrap) as client:
@@ -120,7 +123,10 @@ it is moved. The command may be stopped at any moment: called again it goes on."
 def add_group(
     group: int, brokers: str, timeout: int, up: Path | None, bootstrap: str, as_json: bool
 ) -> None:
-    """Takes broker group GROUP into the cluster, live; returns once it can be written."""
+    """Takes broker group GROUP into the cluster, live.
+
+    Returns once it can be written.
+    """
     out = render.Output(as_json=as_json)
     with open_client(where(up, bootstrap)) as client:
         if up is not None:
@@ -142,7 +148,7 @@ Examples:
 @click.argument("node", type=click.IntRange(1), required=False)
 @client_options
 def transfer(group: int, node: int | None, bootstrap: str, as_json: bool) -> None:
-    """Moves the mastership of broker group GROUP without refusing a write."""
+    """Moves mastership of GROUP without refusing a write."""
     with open_client(bootstrap) as client:
         master = client.admin.transfer_mastership(group, node or 0)
     out = render.Output(as_json=as_json)

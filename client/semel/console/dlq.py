@@ -115,7 +115,10 @@ def dlq() -> None:
 def list_letters(
     topic: str | None, which: LetterFilter, limit: int, bootstrap: str, as_json: bool
 ) -> None:
-    """Lists dead-letter topics, or the dead letters of TOPIC (a topic or a group)."""
+    """Lists dead-letter topics, or the dead letters of TOPIC.
+
+    TOPIC is a dead-letter topic, or the group that it belongs to.
+    """
     out = render.Output(as_json=as_json)
     with open_client(bootstrap) as client:
         if topic is not None:
@@ -185,7 +188,10 @@ def redrive(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Brings dead letters of TOPIC (a topic or a group) back, each at most once."""
+    """Brings dead letters of TOPIC back, each at most once.
+
+    TOPIC is a dead-letter topic, or the group that it belongs to.
+    """
     from semel.client.redriving import EVERYTHING
 
     if everything != (which == EVERYTHING):

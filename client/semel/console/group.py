@@ -54,7 +54,7 @@ def list_groups(bootstrap: str, as_json: bool, every_s: float | None) -> int:
 @watch_options
 @client_options
 def describe(name: str, bootstrap: str, as_json: bool, every_s: float | None) -> int:
-    """Shows a group's members and, for each queue, its progress, lag and lock."""
+    """Shows members, and each queue's progress, lag and lock."""
     with open_client(bootstrap) as client:
 
         def look() -> render.Shown:
@@ -134,7 +134,7 @@ def reset_offsets(
     as_json: bool,
     **places: Any,
 ) -> None:
-    """Moves an idle group's progress; a dry run unless told otherwise."""
+    """Moves an idle group's progress; a dry run by default."""
     to = _place(**places)
     with open_client(bootstrap) as client:
         plan, active = client.admin.plan_offset_resets(name, topics, to=to)

@@ -30,7 +30,7 @@ from semel.console.options import (
 from semel.console.units import Duration
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from semel.client.model import ClusterStatus
 
@@ -55,7 +55,7 @@ def list_nodes(bootstrap: str, as_json: bool, every_s: float | None) -> int:
         return render.Output(as_json=as_json).watch(look, every_s)
 
 
-def _table(found: ClusterStatus) -> Table:
+def _table(found: ClusterStatus) -> RenderableType:
     return render.table(
         ["node", "group", "role", "address", "behind", "in/s", "out/s", "free", "disk", "alive"],
         [
@@ -174,7 +174,10 @@ Examples:
 @click.option("--undo", is_flag=True, help="It may be master again from now on.")
 @client_options
 def drain(number: int, duration: int, undo: bool, bootstrap: str, as_json: bool) -> None:
-    """Moves mastership away from NODE without refusing a write, and keeps it away."""
+    """Moves mastership away from NODE, and keeps it away.
+
+    No write is refused meanwhile.
+    """
     with open_client(bootstrap) as client:
         result = client.admin.drain_node(number, seconds=0 if undo else duration / 1000)
     out = render.Output(as_json=as_json)

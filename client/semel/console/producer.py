@@ -31,7 +31,10 @@ def list_producers(bootstrap: str, as_json: bool) -> None:
 @click.argument("name", shell_complete=completion.producers)
 @client_options
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
-    """Shows a producer's rows of the sequence table: what each queue stored last."""
+    """Shows a producer's rows of the sequence table.
+
+    A row tells what a queue stored of it last.
+    """
     with open_client(bootstrap) as client:
         found = client.admin.describe_producer(name)
     drawn = render.table(
@@ -68,7 +71,10 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
 def outcome(
     name: str, topic: str, queue: int, sequence: int, bootstrap: str, as_json: bool
 ) -> None:
-    """Tells one message's fate: committed, not_committed, or too_old to know."""
+    """Tells whether a message is committed.
+
+    The answer is committed, not_committed, or too_old to know.
+    """
     with open_client(bootstrap) as client:
         found = client.admin.produce_outcome(name, topic, queue, sequence)
     text = found.outcome.replace("_", " ")

@@ -49,7 +49,10 @@ def queue() -> None:
 @click.argument("topic", shell_complete=completion.topics)
 @client_options
 def list_queues(topic: str, bootstrap: str, as_json: bool) -> None:
-    """Lists a topic's queues, also those that were split, and how far those are that move."""
+    """Lists a topic's queues, also those that are split or move.
+
+    Of a queue that moves it tells how far the move is.
+    """
     with open_client(bootstrap) as client:
         found = client.admin.describe_topic(topic)
         moves = client.admin.list_moves(topic)
@@ -106,10 +109,10 @@ def move(
     bootstrap: str,
     as_json: bool,
 ) -> int:
-    """Moves a queue to another broker group while producers and consumers go on.
+    """Moves a queue to another broker group, live.
 
-    Its messages, the sequence table, offsets and tokens move with it. Ctrl-C ends the waiting, not
-    the move.
+    Producers and consumers go on. Its messages, the sequence table, offsets and tokens move with
+    it. Ctrl-C ends the waiting, not the move.
     """
     if cancel == (group is not None):
         raise click.UsageError("say where it goes, --to GROUP, or --cancel")

@@ -24,7 +24,6 @@ from semel.protos.errors import SemelError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 PIPE_WIDTH: Final = 240
 """Columns of a table that nobody looks at directly; nothing is cut short for a pipe."""
@@ -114,21 +113,21 @@ def iso(time_us: int, timespec: str = "milliseconds") -> str:
     return time.isoformat(timespec=timespec)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = ""
+) -> RenderableType:
     """A table whose columns of numbers are aligned to the right; bool cells become yes and no.
 
     Too wide for the terminal, its texts are folded: nothing is cut off.
     """
     from rich import box
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     body = [list(row) for row in rows]
     drawn = Table(
         box=box.SIMPLE_HEAD,
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
         pad_edge=False,
         show_edge=False,
         collapse_padding=True,
@@ -145,7 +144,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
         )
     for row in body:
         drawn.add_row(*(Text(_cell(cell)) if not isinstance(cell, Text) else cell for cell in row))
-    return drawn
+    # Rich folds a table's own title to the width of the table.
+    return Group(Text(title, style="bold"), drawn) if title else drawn
 
 
 def _cell(value: object) -> str:

@@ -12,7 +12,7 @@ from semel.console.options import client_options, confirm, examples, open_client
 from semel.console.units import Duration, Size, duration
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from semel.client.model import QueueDescription, QueueMove, TopicSettings
 
@@ -152,7 +152,7 @@ def alter(name: str, bootstrap: str, as_json: bool, **settings: Any) -> None:
 
 def queue_table(
     queues: list[QueueDescription], moves: Sequence[QueueMove] = (), *, title: str
-) -> Table:
+) -> RenderableType:
     """Queues with their slots and offsets; with their state once any of them was split or moves."""
     split = bool(moves) or any(queue.sealed for queue in queues)
     moving = {move.queue: move for move in moves}

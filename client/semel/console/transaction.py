@@ -24,7 +24,7 @@ def transaction() -> None:
 @click.option("--open", "only_open", is_flag=True, help="Only those with something open.")
 @client_options
 def list_transactions(only_open: bool, bootstrap: str, as_json: bool) -> None:
-    """Lists transactions that the brokers know, with what they have on hold."""
+    """Lists transactions, with what they have on hold."""
     with open_client(bootstrap) as client:
         found = client.transactions.list()
     if only_open:
@@ -43,7 +43,7 @@ def list_transactions(only_open: bool, bootstrap: str, as_json: bool) -> None:
 @click.argument("name", metavar="ID", shell_complete=completion.transactions)
 @client_options
 def describe(name: str, bootstrap: str, as_json: bool) -> int:
-    """Shows one transaction, and what each broker group has on hold of it."""
+    """Shows one transaction, and who has what of it on hold."""
     with open_client(bootstrap) as client:
         found = client.transactions.describe(name)
     if found is None:
@@ -73,7 +73,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> int:
 @yes_option
 @client_options
 def abort(name: str, yes: bool, bootstrap: str, as_json: bool) -> int:
-    """Gives up whatever of a transaction is open: nothing of that will ever be visible."""
+    """Gives up what is open of a transaction, for good."""
     with open_client(bootstrap) as client:
         before = client.transactions.describe(name)
         if before is None:

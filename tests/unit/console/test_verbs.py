@@ -80,6 +80,15 @@ def test_help_fits_a_narrow_terminal(path: str) -> None:
     assert too_long == []
 
 
+@pytest.mark.parametrize("path", sorted({path.rpartition(" ")[0] for path in VERBS}))
+def test_no_summary_is_cut_short(path: str) -> None:
+    arguments = [*path.split()[1:], "--help"]
+    done = CliRunner().invoke(semel, arguments, prog_name="semel", terminal_width=80)
+    assert done.exit_code == 0
+    _, *rest = done.output.splitlines()  # without the usage
+    assert [line for line in rest if line.endswith("...")] == []
+
+
 @pytest.mark.parametrize("path", sorted(VERBS))
 def test_names_of_topics_and_groups_are_completed(path: str) -> None:
     """`NAME` of topic verbs that need an existing one, TOPIC, --topic, --group and so on."""

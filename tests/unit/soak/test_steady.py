@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections import Counter
 
 import pytest
@@ -14,8 +15,9 @@ MIB = 1 << 20
 
 
 def samples(memory: list[float], descriptors: int = 20, threads: int = 5) -> list[Sample]:
-    kinds = Counter(socket=descriptors - 3, segment=3)
-    return [Sample(int(mib * MIB), threads, kinds) for mib in memory]
+    open_files = Counter(socket=descriptors - 3, segment=3)
+    names = Counter(event_engine=4, python=threads - 4)
+    return [Sample(int(mib * MIB), names, open_files) for mib in memory]
 
 
 def test_a_wobble_is_steady() -> None:
@@ -34,6 +36,7 @@ def test_one_descriptor_or_thread_more_is_told() -> None:
         "broker 1: descriptors went from 20 to 21",
         "    socket from 17 to 18",
         "broker 1: threads went from 5 to 6",
+        "    python from 1 to 2",
     ]
 
 
@@ -52,5 +55,20 @@ def test_descriptors_are_counted_by_kind() -> None:
     watched.take()
     with socket.socket(), socket.socket():
         watched.take()
-    before, after = (sample.kinds for sample in watched.samples)
+    before, after = (sample.descriptors for sample in watched.samples)
     assert after - before == Counter(socket=2)
+
+
+def test_threads_are_counted_by_name() -> None:
+    watched = Watched("this", os.getpid())
+    watched.take()
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        watched.take()
+    finally:
+        done.set()
+        thread.join()
+    before, after = (sample.threads for sample in watched.samples)
+    assert (after - before).total() == 1
