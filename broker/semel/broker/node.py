@@ -62,7 +62,8 @@ from semel.protos.v1 import broker_pb2_grpc, raft_pb2_grpc, transactions_pb2_grp
 
 logger = logging.getLogger(__name__)
 
-_READERS = 4
+READERS = 4
+"""Threads that read the log."""
 _RECOVER_BYTES = 4 << 20
 _HAND_OVER_S = 1.0
 _STOP_GRACE_S = 0.5
@@ -124,7 +125,7 @@ class BrokerNode:
     async def _open(self) -> None:
         config = self.config
         loop = asyncio.get_running_loop()
-        self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
+        self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
         self._stack.callback(self.readers.shutdown, wait=True, cancel_futures=True)
         self._files.make_directory(config.data)
         log = await loop.run_in_executor(self.readers, self._open_log)
