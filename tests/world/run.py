@@ -494,12 +494,13 @@ def run_plan(
     with plant if plant is not None else nullcontext():
         try:
             result = run.execute()
-        except Failed as error:
-            return None, str(error), run.world.trace or []
-        except SemelError as error:
-            return None, f"checker could not read: {error}", run.world.trace or []
+        except Failed as failure:
+            return None, str(failure), run.world.trace or []
+        except SemelError as failure:
+            return None, f"checker could not read: {failure}", run.world.trace or []
         except Exception:
-            return None, "the simulator itself: " + traceback.format_exc(limit=-6), []
+            error = "the simulator itself: " + traceback.format_exc(limit=-6)
+            return None, error, run.world.trace or []
     return result, "", run.world.trace or []
 
 

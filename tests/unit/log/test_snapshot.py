@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from semel.broker.log import IndexUnavailable, Log, RecordRef
+from semel.protos.errors import CorruptSegment
 from tests.unit.log.entries import WAIT_S, everything, fill, frame, frames, opened
 from tests.unit.log.sim_files import SimFiles
 
@@ -106,6 +107,32 @@ def test_a_pull_that_fails_leaves_the_old_log() -> None:
         with pytest.raises(ConnectionError):
             log.install_snapshot(PARTS, INDEX, TERM, records())
         _check_old(log)
+    fill(log, frames(30, 40))
+    _install(log)
+    _check_installed(log)
+    log.close()
+
+
+class Misdirecting:
+    """Parts of a state; the last block of it that is written lands in another file."""
+
+    def __init__(self, disk: SimFiles) -> None:
+        self._disk = disk
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield PARTS[0]
+        (path,) = (path for path in self._disk.names_now if path.name.endswith(".tmp"))
+        yield PARTS[1]
+        inode = self._disk.names_now[path]
+        assert inode is not None
+        del inode.data[-len(PARTS[1]) :]
+
+
+def test_a_checkpoint_that_is_not_where_it_was_written_leaves_the_old_log() -> None:
+    disk, log = _filled()
+    with pytest.raises(CorruptSegment, match="checkpoint-"):
+        log.install_snapshot(Misdirecting(disk), INDEX, TERM, iter(RECORDS))
+    _check_old(log)
     fill(log, frames(30, 40))
     _install(log)
     _check_installed(log)

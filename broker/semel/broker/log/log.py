@@ -547,8 +547,9 @@ class Log:
 
         Until it returns the owner appends and truncates nothing; `kept_records` may read from this
         log. Afterwards first_index = index + 1, last_index = synced_index = index. A crash leaves
-        all of the old log or all of the new one. Raises DiskFull, Closed, and whatever
-        `kept_records` raises: then the old log stands.
+        all of the old log or all of the new one. Raises DiskFull, Closed, CorruptSegment when the
+        checkpoint is not where it was written, and whatever `kept_records` raises: then the old log
+        stands.
         """
         with self._maintenance:
             self._check_open()
@@ -556,7 +557,8 @@ class Log:
             open_files = OpenFiles(self._files, 1)
             kept = KeptStore(self._files, staged, open_files, self._config.segment_bytes)
             kept.add(kept_records)
-            Checkpoints(self._files, staged, 1).save(index, term, parts)
+            checkpoint = Checkpoints(self._files, staged, 1).save(index, term, parts)
+            _ = checkpoint.payload  # read and checked: there will be no older one to fall back to
             old = self._store
             old.close()
             try:
