@@ -2,7 +2,9 @@
 
 How it works. A trickle of messages carries the time of sending; a stream with the default trigger
 takes them as soon as it can, and its sink (foreachBatch) notes when they arrive, in the same
-process, by the same clock. The first seconds do not count. Every message must arrive once.
+process, by the same clock. The first seconds do not count. Every message must arrive once. Beside
+it runs a stream whose Python source needs no broker: its messages exist because their time has
+come. That is the least that any Python source takes.
 
     python -m benchmarks.spark_stream [--seconds 25] [--rate 200]
 
@@ -11,14 +13,19 @@ Not here: large reads (`spark_read.py`).
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.types import StructType
 
 from benchmarks.harness import (
     Contender,
@@ -38,33 +45,32 @@ MESSAGE_BYTES = 132
 SETTLE_S = 5.0
 
 
-def trickle(
-    spark: SparkSession, producer: Producer, bootstrap: str, place: Path, seconds: float, rate: int
-) -> Mapping[str, float]:
-    """One stream over `seconds` of messages."""
-    taken: list[tuple[int, float]] = []
-    """When each message was sent, and how long it was on its way."""
+class Arrivals:
+    """The sink: how long each message was on its way."""
 
-    def sink(frame: DataFrame, _: int) -> None:
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, float]] = []
+        """When each was sent, and how many seconds before it came."""
+
+    def __call__(self, frame: DataFrame, _: int) -> None:
         rows = frame.select("value").collect()
         now = time.time_ns()
         for row in rows:
             sent = int.from_bytes(row.value[:8], "big")
-            taken.append((sent, (now - sent) / 1e9))
+            self.taken.append((sent, (now - sent) / 1e9))
 
-    source = spark.readStream.format("semel").options(bootstrap=bootstrap, subscribe=TOPIC)
+
+def stream(
+    source: DataStreamReader, place: Path, trickle: Callable[[], int]
+) -> Mapping[str, float]:
+    """One stream over what `trickle` sends; it returns how many messages that were."""
+    arrivals = Arrivals()
     place.mkdir()
-    writer = source.load().writeStream.foreachBatch(sink)
+    writer = source.load().writeStream.foreachBatch(arrivals)
     query = writer.option("checkpointLocation", str(place)).start()
     query.processAllAvailable()  # where it begins is stored
-    sent = 0
-    stop = threading.Event()
     began = time.time_ns()
-    while time.time_ns() - began < seconds * 1e9:
-        producer.send(TOPIC, time.time_ns().to_bytes(8, "big") + bytes(MESSAGE_BYTES - 8))
-        sent += 1
-        stop.wait(max(0.0, began / 1e9 + sent / rate - time.time()))
-    producer.flush(60)
+    sent = trickle()
     query.processAllAvailable()
     triggers = [
         batch["durationMs"]["triggerExecution"] / 1e3
@@ -73,6 +79,7 @@ def trickle(
     ]
     triggers = triggers[3:] or triggers  # the first ones warm up
     query.stop()
+    taken = arrivals.taken
     assert len(taken) == len({at for at, _ in taken}) == sent, f"{len(taken)} of {sent} came"
     delays = [delay for at, delay in taken if at - began > SETTLE_S * 1e9]
     return {
@@ -81,6 +88,74 @@ def trickle(
         "to_sink_p50_s": statistics.median(delays),
         "to_sink_p99_s": percentile(delays, 99),
     }
+
+
+def send(producer: Producer, seconds: float, rate: int) -> int:
+    """So many messages a second; returns how many there were."""
+    sent = 0
+    stop = threading.Event()
+    began = time.time_ns()
+    while time.time_ns() - began < seconds * 1e9:
+        producer.send(TOPIC, time.time_ns().to_bytes(8, "big") + bytes(MESSAGE_BYTES - 8))
+        sent += 1
+        stop.wait(max(0.0, began / 1e9 + sent / rate - time.time()))
+    producer.flush(60)
+    return sent
+
+
+def by_time(first_ns: int, seconds: float, rate: int) -> type[DataSource]:
+    """A source whose message n exists from `first_ns` + n / `rate` on, until `seconds` are over.
+
+    Made in a function so that Spark's processes get it by value: they cannot import this program.
+    """
+    last = int(seconds * rate)
+    step_ns = 1_000_000_000 // rate
+    size = MESSAGE_BYTES
+
+    class Reader(DataSourceStreamReader):
+        def initialOffset(self) -> dict[str, int]:  # noqa: N802
+            return {"n": 0}
+
+        def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802
+            import time
+
+            passed = (time.time_ns() - first_ns) // step_ns
+            return {"n": max(0, min(last, passed))}
+
+        def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+            return [InputPartition((start["n"], end["n"]))] if start != end else []
+
+        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+            import pyarrow as pa
+
+            times = [first_ns + n * step_ns for n in range(*partition.value)]
+            values = [time_ns.to_bytes(8, "big") + bytes(size - 8) for time_ns in times]
+            yield pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["value"])
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "by_time"
+
+        def schema(self) -> str:
+            return "value binary"
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+            return Reader()
+
+    return Source
+
+
+def wait_for(spark: SparkSession, place: Path, seconds: float, rate: int) -> Mapping[str, float]:
+    """The stream whose messages come with time."""
+    first_ns = time.time_ns() + 3_000_000_000  # the query has begun by then
+    spark.dataSource.register(by_time(first_ns, seconds, rate))
+
+    def pass_time() -> int:
+        time.sleep(max(0.0, first_ns / 1e9 + seconds + 0.1 - time.time()))
+        return int(seconds * rate)
+
+    return stream(spark.readStream.format("by_time"), place, pass_time)
 
 
 def main() -> int:
@@ -97,22 +172,24 @@ def main() -> int:
         connect(cluster.bootstrap) as client,
     ):
         client.admin.create_topic(TOPIC, queues=2)
+        source = spark.readStream.format("semel")
+        source = source.options(bootstrap=cluster.bootstrap, subscribe=TOPIC)
+        seconds, rate = options.seconds, options.rate
+        rounds = (data / f"checkpoint-{number}" for number in itertools.count())
         with client.producer() as producer:
-            rounds = iter(range(1_000))
             comparison = compare(
-                f"Spark: a stream of {options.rate} messages a second, local[2]",
+                f"Spark: a stream of {rate} messages a second, local[2]",
                 [
                     Contender(
-                        name="stream",
-                        run=lambda: trickle(
-                            spark,
-                            producer,
-                            cluster.bootstrap,
-                            data / f"checkpoint-{next(rounds)}",
-                            options.seconds,
-                            options.rate,
+                        name="semel",
+                        run=lambda: stream(
+                            source, next(rounds), lambda: send(producer, seconds, rate)
                         ),
-                    )
+                    ),
+                    Contender(
+                        name="without a broker",
+                        run=lambda: wait_for(spark, next(rounds), seconds, rate),
+                    ),
                 ],
                 rounds=options.rounds,
                 warm_ups=0,
