@@ -196,6 +196,7 @@ class Run:
         """Drains, stops and judges. Raises Violation, NotLinearizable or AssertionError."""
         cluster = self.cluster
         cluster.network.heal()
+        self.load.wait_acknowledged(0.0, ok, 60.0)  # on a slow machine rounds are short of them
         self.load.stop()
         cluster.wait_caught_up(timeout=60)
         self._verify()
