@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, settings
 from tests.zookeeper import Server, running_server
 
 os.environ["SEMEL_ROUTES_DIRECTORY"] = ""  # nothing of a test stays in the user's files
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's job in the background. Programs under test would inherit that, deaf to Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What the tests that run at one time leave on the disk: clusters of up to 700 MB, four at once.
 ROOM_BYTES = 3 << 30

@@ -10,7 +10,7 @@ from tests.world import planted
 from tests.world.planted import Plant
 from tests.world.soak import first_failure, run_seeds
 
-SEEDS = (2, 3, 5, 11, 15, 20)
+SEEDS = (0, 3, 30, 33)
 """Chosen so that the rarest things happen in a few worlds."""
 RARE = {
     "election while a queue is frozen": 2,
