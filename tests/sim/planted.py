@@ -83,7 +83,7 @@ class CommitsPriorTermsByCounting(RaftCore):
 class TruncatesWithoutConflict(RaftCore):
     """An APPEND replaces whatever follows its predecessor."""
 
-    def _take(self, entries: tuple[EntryMeta, ...]) -> None:
+    def _take(self, entries: tuple[EntryMeta, ...]) -> bool:
         if entries[0].index <= self.log.last_index:
             self._truncate_from = entries[0].index
             self.synced_index = min(self.synced_index, entries[0].index - 1)
@@ -92,13 +92,15 @@ class TruncatesWithoutConflict(RaftCore):
         for entry in entries:
             if entry.membership is not None:
                 self._history.append(entry.index, entry.membership)
+        return True
 
 
 class NeverTruncates(RaftCore):
     """Entries that stand at an index are taken for the master's."""
 
-    def _take(self, entries: tuple[EntryMeta, ...]) -> None:
+    def _take(self, entries: tuple[EntryMeta, ...]) -> bool:
         self._append = tuple(entry for entry in entries if entry.index > self.log.last_index)
+        return True
 
 
 class CommitsBeyondMatched(RaftCore):

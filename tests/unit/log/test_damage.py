@@ -93,18 +93,26 @@ def _check_mending(disk: SimFiles, log: Log, index: int) -> None:
     again.close()
 
 
-def test_nothing_is_reported_above_an_entry_that_may_be_torn() -> None:
+def test_nothing_follows_an_entry_that_may_be_torn() -> None:
+    """It would prove to the next recovery that the entry was durable."""
     disk = _built(closed=False)
     _flip(disk, _frame_at(ENTRIES))
     log = opened(disk)
-    reports: list[int] = []
-    log.on_synced = lambda index, term: reports.append(index)
-    log.append(frames(ENTRIES + 1, ENTRIES + 3))
-    log._store.writer.close()
-    assert reports == []
     assert log.synced_index == ENTRIES - 1
+    with pytest.raises(AssertionError, match=f"entry {ENTRIES} may be torn"):
+        log.append(frames(ENTRIES + 1, ENTRIES + 3))
     log.mend(WANTED[-1])
-    assert reports == [ENTRIES + 2]
+    fill(log, frames(ENTRIES + 1, ENTRIES + 3))
+    log.close()
+
+
+def test_what_may_be_torn_is_so_after_a_planned_restart_too() -> None:
+    disk = _built(closed=False)
+    _flip(disk, _frame_at(ENTRIES))
+    opened(disk).close()
+    log = opened(disk)
+    assert not log.damaged[ENTRIES].certain
+    assert log.synced_index == ENTRIES - 1
     log.close()
 
 

@@ -38,10 +38,13 @@ class Node:
         membership: Membership = GROUP,
         config: RaftConfig = CONFIG,
         term: int = 0,
+        torn: int = 0,
     ) -> None:
+        """The last `torn` of the entries may be torn."""
         self.disk = SimDisk(membership)
         self.disk.durable.entries.extend(entry(i, one) for i, one in enumerate(terms, 1))
         self.disk.view = self.disk.durable.copy()
+        del self.disk.durable.entries[len(terms) - torn :]
         self.now_ms = 0
         self.core = RaftCore(
             config,
@@ -83,6 +86,12 @@ class Node:
         index, term = self.disk.start_flush()
         self.disk.end_flush()
         self.core.on_synced(index, term, self.now_ms)
+
+    def mend(self) -> None:
+        """What may have been torn is whole."""
+        self.disk.durable = self.disk.view.copy()
+        self.core.on_synced(self.disk.last_index, self.disk.last_term, self.now_ms)
+        self.perform()
 
     def propose(self, *, noop: bool = False, membership: Membership | None = None) -> None:
         index = self.core.next_index()

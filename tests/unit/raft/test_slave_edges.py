@@ -523,6 +523,41 @@ def test_what_may_be_torn_is_cut_by_a_quiet_slave_alone() -> None:
     assert asked.core.cut_torn(2, asked.now_ms) is False
 
 
+def test_nothing_is_taken_behind_what_may_be_torn() -> None:
+    node = Node(1, 1, 1, torn=2)
+    said = node.hear(MessageKind.APPEND, log_index=3, log_term=1, entries=metas(4, 1))
+    assert (said, node.disk.last_index) == ([], 3)
+    said = node.hear(
+        MessageKind.APPEND, log_index=1, log_term=1, entries=metas(2, 1, 1, 1), commit_index=4
+    )
+    assert (said, node.disk.last_index, node.core.matched_index) == ([], 3, 0)
+    # Without news it is told what matches, so that what is missing can be fetched elsewhere.
+    said = node.hear(MessageKind.APPEND, log_index=3, log_term=1, commit_index=4)
+    assert (said, node.core.matched_index, node.core.commit_index) == ([], 3, 3)
+    node.mend()
+    assert (node.sent[-1].kind, node.sent[-1].log_index) == (MessageKind.APPEND_REPLY, 3)
+    node.hear(MessageKind.APPEND, log_index=3, log_term=1, entries=metas(4, 1))
+    assert (node.sent[-1].log_index, node.disk.last_index) == (4, 4)
+
+
+def test_what_replaces_the_first_that_may_be_torn_is_taken() -> None:
+    node = Node(1, 1, 1, torn=2)
+    node.hear(MessageKind.APPEND, term=2, log_index=2, log_term=1, entries=metas(3, 2))
+    assert node.disk.last_index == 2, "the one before may be torn, too"
+    node.hear(MessageKind.APPEND, log_index=1, log_term=1, entries=metas(2, 2, 2))
+    assert (node.disk.last_index, node.disk.last_term) == (3, 2)
+    assert (node.sent[-1].kind, node.sent[-1].log_index) == (MessageKind.APPEND_REPLY, 3)
+
+
+def test_nobody_stands_with_entries_that_may_be_torn() -> None:
+    node = Node(1, 1, torn=1)
+    node.tick(10 * CONFIG.election_max_ms)
+    assert (node.core.role, node.sent) == (Role.FOLLOWER, [])
+    node.mend()
+    node.tick(2 * CONFIG.election_max_ms)
+    assert node.core.role is Role.PRE_CANDIDATE
+
+
 # --- snapshots ----------------------------------------------------------------------------------
 
 

@@ -246,9 +246,15 @@ class Log:
         When a new segment is needed and there is no room for one it raises DiskFull (nothing is
         taken; it may be tried again), or, with `wait_for_room`, they wait in memory and are not
         durable before there is. Raises Closed after a failure or `close`.
+
+        Asserts that no entry may be torn: what follows it would prove to the next recovery that it
+        was durable.
         """
         self._check_open()
         store = self._store
+        assert not (store.damaged and store.acknowledgeable < store.index.last_index), (
+            f"entry {store.acknowledgeable + 1} may be torn: mend or cut it first"
+        )
         index = store.index
         shortage = store.keeper.shortage
         if (

@@ -85,7 +85,8 @@ class Store:
         self.keeper.give_up()
         self.writer.close()
         last = self.index.unsealed()
-        if last is not None and last.segment.on_disk and not self.writer.failed:
+        torn = self.acknowledgeable < self.index.last_index
+        if last is not None and last.segment.on_disk and not (self.writer.failed or torn):
             self.keeper.retire(None, last, ())
         self.keeper.close()
         self.open_files.close()

@@ -10,7 +10,9 @@ the disk is done (`RaftCore.on_synced`), one that brings none at once.
 Invariants
 1. Nothing at or below commit_index is ever truncated.
 2. An acknowledged index is durable, and equal to the master's log.
-3. commit_index follows the master's, clamped to the last entry known to match.
+3. Nothing is appended behind an entry that may be torn, before that is mended or cut: whatever
+   follows an entry says to the next recovery that it was durable.
+4. commit_index follows the master's, clamped to the last entry known to match.
 
 Not here: where the master sends from (`replicating.py`).
 """
@@ -41,16 +43,19 @@ class Following(RaftState):
         elif self.log.term_at(previous) != message.log_term:
             self._reject(message)
             return
-        if entries:
-            self._take(entries)
+        if entries and not self._take(entries):
+            return
         self.matched_index = max(self.matched_index, last_new)
         self._commit_to(min(message.commit_index, self.matched_index))
         if self._durable_match >= last_new:
             self._acked_index = max(self._acked_index, self._durable_match)
             self._reply(message, MessageKind.APPEND_REPLY, log_index=self._durable_match)
 
-    def _take(self, entries: tuple[EntryMeta, ...]) -> None:
-        """Entries whose predecessor is here: keep what is known, take what is not."""
+    def _take(self, entries: tuple[EntryMeta, ...]) -> bool:
+        """Entries whose predecessor is here: keep what is known, take what is not.
+
+        False when they are not all here then.
+        """
         log = self.log
         last_index = log.last_index
         at = 0
@@ -61,15 +66,19 @@ class Following(RaftState):
                 self._truncate(entry.index)
                 break
             at += 1
+        if at < len(entries) and self._awaits_mending:
+            return False  # they are sent again
         self._append = entries[at:]
         for entry in self._append:
             if entry.membership is not None:
                 self._history.append(entry.index, entry.membership)
+        return True
 
     def _truncate(self, from_index: int) -> None:
         assert from_index > self.commit_index, f"entry {from_index} is committed"
         self._truncate_from = from_index
         self.synced_index = min(self.synced_index, from_index - 1)
+        self._torn_through = min(self._torn_through, from_index - 1)
         self._history.truncate(from_index)
 
     def cut_torn(self, from_index: int, now_ms: int) -> bool:
@@ -193,7 +202,7 @@ class Following(RaftState):
         assert mark.index >= self.commit_index
         self._installing = False
         self._observe(now_ms)
-        self.synced_index = mark.index
+        self.synced_index = self._torn_through = mark.index
         self.commit_index = mark.index
         self._history = type(self._history)(mark.membership, mark.index)
         if self.master_id is not None:

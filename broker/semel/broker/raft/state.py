@@ -65,6 +65,8 @@ class RaftState:
         self.master_id: NodeId | None = None
         self.commit_index = applied_index
         self.synced_index = log.synced_index
+        self._torn_through = log.last_index
+        """What the log held at the start may be torn above synced_index, up to here."""
         self.matched_index = 0
         """Follower: the log equals the master's up to here; see invariant 3."""
         self._acked_index = 0
@@ -148,8 +150,14 @@ class RaftState:
             and not self._muted
             and not self._stalled
             and not self._installing
+            and not self._awaits_mending
             and self._history.may_be_voter(self.node_id)
         )
+
+    @property
+    def _awaits_mending(self) -> bool:
+        """True while the log ends with entries that may be torn."""
+        return self.synced_index < self._torn_through
 
     @property
     def _in_lease(self) -> bool:
