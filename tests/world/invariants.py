@@ -233,6 +233,8 @@ class Invariants:
         log.append = watched_append  # type: ignore[method-assign]
         log.truncate = watched_truncate  # type: ignore[method-assign]
         self._applied[host.number] = replica.state.applied_index
+        if host.damaged and log.last_index < self._durable_to[host.number]:
+            self._lose(host)  # it has set its log aside
         self._durable_to[host.number] = min(self._durable_to[host.number], log.synced_index)
         self._role[host.number] = (replica.core.role, replica.core.term)
         self._first[host.number] = log.first_index
@@ -296,9 +298,13 @@ class Invariants:
 
     def forget(self, host: BrokerHost) -> None:
         """The node's disk is empty: what it may have said stands, what it had is gone."""
+        self._lose(host)
+        self._terms.pop(host.number, None)
+
+    def _lose(self, host: BrokerHost) -> None:
+        """What is durable on the node is no more."""
         self._was_durable_to[host.number] = self._durable_to[host.number]
         self._durable_to[host.number] = 0
-        self._terms.pop(host.number, None)
 
     # --- what passes
 

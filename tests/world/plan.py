@@ -242,6 +242,30 @@ def _late_rot(plan: Plan, random: Random) -> Plan:
     )
 
 
+def _rotten_tail(plan: Plan, random: Random) -> Plan:
+    """A write of a slave lies elsewhere, and its master loses its own copy with its power: what
+    follows it, if it is the slave, has a damaged entry that nobody can give."""
+    at = random.uniform(0.1, 0.3)
+    steps: list[tuple[float, str]] = []
+    for number in range(3):
+        began = at + 0.5 * number
+        steps += [(began, "misdirected write"), (began + 0.03, "power cut"), (began + 0.3, "heal")]
+    return _themed(
+        plan,
+        random,
+        steps,
+        size=3,
+        victim=random.randrange(1, 4),
+        clients=("loader 1", "sender 1", "sender 2", "member 1"),
+        producers_max=100,
+        producer_idle_ms=_WEEK_MS,
+        send_mean_s=0.02,
+        sync_max_s=0.03,
+        latency_max_s=0.002,
+        cache_bytes=0,
+    )
+
+
 _WHILE_MOVING = (
     "strike in a move",
     "strike in a move",
@@ -262,6 +286,7 @@ THEMES: dict[str, Theme] = {
     "late commits": _late_commits,
     "late rot": _late_rot,
     "lost disk": _lost_disk,
+    "rotten tail": _rotten_tail,
 }
 _DRAWN = ("asleep", "checkpoints", "deposed", "late commits", "lost disk")
 """What seeds draw from: a longer list would make them other runs than those that were judged. The

@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any, Final
 
-from tests.world.plan import Plan, make_plan, with_controllers, with_moves, with_splits
+from tests.world.plan import THEMES, Plan, make_plan, with_controllers, with_moves, with_splits
 from tests.world.planted import Plant
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
@@ -35,14 +35,14 @@ all seeds."""
 
 
 def run_seeds(
-    seeds: Iterable[int], *, more: tuple[str, ...] = ()
+    seeds: Iterable[int], *, theme: str | None = None, more: tuple[str, ...] = ()
 ) -> tuple[Counter[str], list[tuple[int, str]], dict[int, str]]:
     """What was seen, the seeds that failed and why, and the fingerprints of the others."""
     seen: Counter[str] = Counter()
     failures: list[tuple[int, str]] = []
     fingerprints: dict[int, str] = {}
     for seed in seeds:
-        result, error, _ = run_plan(_plan(seed, more=more))
+        result, error, _ = run_plan(_plan(seed, theme=theme, more=more))
         if result is None:
             failures.append((seed, error))
             continue
@@ -58,13 +58,14 @@ def run_seeds(
 
 
 def run_chunks(
-    first: int, end: int, jobs: int, *, more: tuple[str, ...] = ()
+    first: int, end: int, jobs: int, *, theme: str | None = None, more: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, Counter[str], list[tuple[int, str]], dict[int, str]]]:
     """Seeds [first, end) in `jobs` processes: how many are done, and their `run_seeds`."""
     chunks = [range(start, min(start + _STRIDE, end)) for start in range(first, end, _STRIDE)]
     context = get_context("spawn")
     with context.Pool(jobs, _pin, (context.Value("i", 0),)) as pool:
-        for number, found in enumerate(pool.imap(partial(run_seeds, more=more), chunks)):
+        run = partial(run_seeds, theme=theme, more=more)
+        for number, found in enumerate(pool.imap(run, chunks)):
             yield (chunks[number].stop - first, *found)
 
 
@@ -101,9 +102,9 @@ def first_failure(
     raise AssertionError(f"{plant.__name__} survived {tried} seeds")
 
 
-def explain(seed: int, *, more: tuple[str, ...] = ()) -> str:
+def explain(seed: int, *, theme: str | None = None, more: tuple[str, ...] = ()) -> str:
     """A failing seed, shrunk, with its trace."""
-    small = shrink(_plan(seed, more=more), lambda plan: run_plan(plan)[0] is None)
+    small = shrink(_plan(seed, theme=theme, more=more), lambda plan: run_plan(plan)[0] is None)
     _, error, trace = run_plan(small, traced=True)
     return "\n".join([describe(small), *trace[-_TRACE_LINES:], error])
 
@@ -120,6 +121,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--moves", action="store_true", help="two broker groups, between which queues move"
     )
+    parser.add_argument(
+        "--theme", choices=sorted(THEMES), help="faults in a row, which chance seldom brings about"
+    )
     parser.add_argument("--fingerprints", action="store_true", help="one line a seed")
     options = parser.parse_args(arguments)
     first, _, end = options.seeds.partition(":")
@@ -128,8 +132,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.splits and options.moves:
         parser.error("--splits or --moves: a queue of a family does not move as others do")
     more = tuple(name for name in MORE if getattr(options, name))
+    theme = options.theme
     if options.trace:
-        plan = _plan(int(first), more=more)
+        plan = _plan(int(first), theme=theme, more=more)
         _, error, trace = run_plan(plan, traced=True)
         print("\n".join([describe(plan), *trace, error or "no failure"]))
         return 1 if error else 0
@@ -137,14 +142,14 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     started = time.monotonic()
     for done, counters, failures, fingerprints in run_chunks(
-        int(first), int(end), options.jobs, more=more
+        int(first), int(end), options.jobs, theme=theme, more=more
     ):
         seen += counters
         for seed, error in failures:
             failed += 1
             print(f"\nseed {seed} failed: {error}", flush=True)
             if failed <= _SHRUNK_MAX:
-                print(explain(seed, more=more), flush=True)
+                print(explain(seed, theme=theme, more=more), flush=True)
         for seed, fingerprint in fingerprints.items():
             if options.fingerprints:
                 print(seed, fingerprint)

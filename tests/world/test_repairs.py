@@ -12,17 +12,22 @@ from tests.world.run import run_plan
 
 
 @pytest.mark.parametrize(
-    ("seed", "event"),
+    ("seed", "theme", "event"),
     [
         # Rot in the tail of a new master, which nobody else has.
-        pytest.param(899, "mastership resigned", id="a_master_with_a_damaged_tail_resigns"),
+        pytest.param(
+            1040,
+            "rotten tail",
+            "mastership resigned",
+            id="a_master_with_a_damaged_tail_resigns",
+        ),
         # Rot in an entry that the others have cleaned away, and that is yet to be applied.
-        pytest.param(1040, "log rebuilt", id="a_slave_that_cannot_apply_takes_a_snapshot"),
+        pytest.param(11243, None, "log rebuilt", id="a_slave_that_cannot_apply_takes_a_snapshot"),
         # Away while another was replaced, whose successor is master now.
-        pytest.param(2371, "members heard of", id="an_unknown_master_is_asked_after"),
+        pytest.param(16, None, "members heard of", id="an_unknown_master_is_asked_after"),
     ],
 )
-def test_a_world_comes_to_rest(seed: int, event: str) -> None:
-    result, error, _ = run_plan(make_plan(seed))
+def test_a_world_comes_to_rest(seed: int, theme: str | None, event: str) -> None:
+    result, error, _ = run_plan(make_plan(seed, theme))
     assert result is not None, error
     assert result.seen[event], f"seed {seed} does not lead there any more: choose another"
