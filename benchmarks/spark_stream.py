@@ -192,7 +192,7 @@ def main() -> int:
                     ),
                 ],
                 rounds=options.rounds,
-                warm_ups=0,
+                warm_ups=options.warm_ups,
             )
     return report(comparison, options)
 

@@ -302,6 +302,9 @@ class _FaultyFile:
         if rule is None or not rule.skip:
             self._below.sync()
 
+    def drop_cached(self, offset: int, length: int) -> None:
+        self._below.drop_cached(offset, length)
+
     def allocate(self, length: int) -> None:
         self._files.suffer("allocate", self.path)
         self._below.allocate(length)

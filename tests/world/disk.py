@@ -313,6 +313,9 @@ class _NodeFile:
         self._layer.before("sync")
         self._file.sync()
 
+    def drop_cached(self, offset: int, length: int) -> None:
+        self._file.drop_cached(offset, length)
+
     def allocate(self, length: int) -> None:
         self._layer.before("allocate")
         self._file.allocate(length)

@@ -661,6 +661,7 @@ class Replica:
             ready.master_id,
             ready.commit_index,
         )
+        self.log.page_cached = ready.role is Role.MASTER
         if self.proposer is not None and (
             ready.role is not Role.MASTER or ready.term != self._term_of_proposer
         ):

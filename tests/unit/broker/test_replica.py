@@ -133,6 +133,16 @@ def test_log_time_does_not_fall_after_a_restart_when_the_clock_was_set_back(
     assert asyncio.run(_time_of_first_own_entry(tmp_path)) >= later_us
 
 
+def test_only_a_master_leaves_what_it_writes_in_the_page_cache(tmp_path: Path) -> None:
+    async def resign() -> None:
+        async with _elected(tmp_path) as replica:
+            assert replica.log.page_cached
+            replica.resign()
+            assert not replica.log.page_cached
+
+    asyncio.run(resign())
+
+
 def test_a_replica_that_stops_takes_nothing_more_though_it_stays_master(tmp_path: Path) -> None:
     """What was on its way to the disk is applied meanwhile: that makes it no judge again, whose
     next entry would meet a closed log."""

@@ -100,6 +100,11 @@ class SimFile:
         with self._disk.operation("sync"):
             self._inode.sync()
 
+    def drop_cached(self, offset: int, length: int) -> None:
+        with self._disk.mutex:
+            assert not self._inode.pending, "what is not synced is dropped"
+            self._disk.dropped.append((offset, length))
+
     def allocate(self, length: int) -> None:
         with self._disk.operation("allocate"):
             grown = length - len(self._inode.data)
@@ -154,6 +159,8 @@ class SimFiles:
         self.failing: dict[str, OSError] = {}
         self.room: int | None = None
         """Bytes that may still be allocated; None for no limit."""
+        self.dropped: list[tuple[int, int]] = []
+        """Offset and length of what was taken out of the page cache."""
         self.boots = 1
         """Rises when the power fails."""
 

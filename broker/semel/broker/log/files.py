@@ -48,6 +48,10 @@ class File(Protocol):
     def sync(self) -> None:
         """Makes data and size durable (fdatasync)."""
 
+    def drop_cached(self, offset: int, length: int) -> None:
+        """A hint: what is synced of these bytes need not stay in memory, for nobody will read it
+        soon."""
+
     def allocate(self, length: int) -> None:
         """Makes the file at least `length` bytes long, with room on the disk for all of it."""
 
@@ -166,6 +170,10 @@ class OsFile:
     def sync(self) -> None:
         with _translated(self._path):
             os.fdatasync(self._descriptor)
+
+    def drop_cached(self, offset: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
     def allocate(self, length: int) -> None:
         with _translated(self._path):

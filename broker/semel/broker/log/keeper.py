@@ -2,8 +2,10 @@
 
 How it works. One background thread keeps one allocated spare ready, so that a roll costs the writer
 a header and a rename, and a full disk is known before a frame is accepted that needs the room. Old
-segments come back as spares through `give`. A fresh spare is filled with zeros while it waits, at a
-limited rate: a sync of blocks that were written before needs no journal. When there is no room it
+segments come back as spares through `give`. A spare is filled while it waits, at a limited rate: a
+fresh one with zeros, because a sync of blocks that were written before needs no journal; one that
+was used before is read, because a write that begins or ends within a page which is not in the page
+cache waits until that was read. When there is no room it
 tries again every second, and whenever a segment is given back: the broker stops accepting and goes
 on by itself.
 
@@ -48,8 +50,10 @@ class _Spare:
 
     path: Path
     file: File
+    fresh: bool
+    """Its blocks were never written."""
     unfilled_at: int
-    """From here to the end of a segment its blocks were never written."""
+    """From here to the end of a segment it is still to be filled."""
     being_filled: bool = False
 
 
@@ -222,15 +226,18 @@ class Keeper:
         return None
 
     def _fill(self) -> None:
-        """Writes the next zeros into the spare that waits; the writer never waits for more."""
+        """Fills the next piece of the spare that waits; the writer never waits for more."""
         with self._changed:
             spare = self._unfilled()
             if spare is None:
                 return
             spare.being_filled = True
         length = min(_FILL_BYTES, self._config.segment_bytes - spare.unfilled_at)
-        spare.file.write([_ZEROS[:length]], spare.unfilled_at)
-        spare.file.sync()
+        if spare.fresh:
+            spare.file.write([_ZEROS[:length]], spare.unfilled_at)
+            spare.file.sync()
+        else:
+            spare.file.read(length, spare.unfilled_at)
         with self._changed:
             spare.unfilled_at += length
             spare.being_filled = False
@@ -253,8 +260,8 @@ class Keeper:
             except DiskFull as error:
                 self._report_shortage(error)
                 return
-            fills = recycled is None and self._config.fill_bytes_per_second > 0
-            spare = _Spare(path, file, 0 if fills else size)
+            fills = self._config.fill_bytes_per_second > 0
+            spare = _Spare(path, file, recycled is None, 0 if fills else size)
         try:
             spare.file.allocate(size)
         except DiskFull as error:

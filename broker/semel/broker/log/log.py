@@ -77,6 +77,7 @@ class Log:
         # When each write was queued that is not durable.
         self._maintenance = threading.Lock()
         self._appended_bytes = 0
+        self._page_cached = True
         files.make_directory(directory)
         self._lock_file = files.lock(directory / "LOCK")
         try:
@@ -108,7 +109,18 @@ class Log:
             on_failure=self._fail,
         )
         self._synced_index = store.acknowledgeable
+        store.writer.page_cached = self._page_cached
         return store
+
+    @property
+    def page_cached(self) -> bool:
+        """Whether what is written stays in the operating system's cache, for those who read it
+        here. True at the start."""
+        return self._page_cached
+
+    @page_cached.setter
+    def page_cached(self, stays: bool) -> None:
+        self._page_cached = self._store.writer.page_cached = stays
 
     @property
     def on_failure(self) -> Callable[[BaseException], None]:

@@ -12,6 +12,8 @@ Invariants
    kernel may have dropped the pages (fsyncgate).
 3. Frames are written before their IDs, so that a killed process leaves no ID without its frame.
 
+4. What a node writes that serves nobody does not stay in the page cache (`page_cached`).
+
 Not here: where frames go (`index.py`), files (`keeper.py`).
 """
 
@@ -44,6 +46,8 @@ class _Stop:
 
 
 _STOP: Final = _Stop()
+_DROP_BYTES: Final = 4 << 20
+"""So much is written between two hints to the page cache."""
 
 
 class Writer:
@@ -69,6 +73,10 @@ class Writer:
         self._file: File | None = None
         self._dirty = False
         self._sync_due = 0.0
+        self.page_cached = True
+        """Whether what is written from now on is left in the page cache; any thread may set it."""
+        self._written_to = self._dropped_to = 0
+        """Of the file: the end of the last write, and of what was dropped from the page cache."""
         self.failed = False
         self.syncs = 0
         self.sync_seconds = Histogram()
@@ -168,6 +176,7 @@ class Writer:
         file.write(parts, position)
         file.write([b"".join(ids)], IDS_AT + (first - segment.first_index) * ID_BYTES)
         self.written_bytes += at - position
+        self._written_to = at
         self._written_index = index - 1
         if not self._dirty:
             self._dirty = True
@@ -182,11 +191,21 @@ class Writer:
             self.syncs += 1
             self._dirty = False
             self._durable_index = self._written_index
+        if self._written_to - self._dropped_to >= _DROP_BYTES:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Takes what is durable out of the page cache, unless somebody reads here."""
+        if not self.page_cached and self._file is not None:
+            self._file.drop_cached(self._dropped_to, self._written_to - self._dropped_to)
+        self._dropped_to = self._written_to
 
     def _roll(self, roll: Roll) -> None:
         self._sync()
+        self._drop()
         old = self._file
         self._file = self._keeper.activate(roll.segment)
+        self._written_to = self._dropped_to = roll.segment.header.frames_at
         self._keeper.retire(old, roll.retired, roll.void)
         self.rolls += 1
         self._durable_index = self._written_index = roll.segment.first_index - 1
