@@ -212,27 +212,7 @@ class Log:
 
     def stats(self) -> LogStats:
         """Figures for metrics."""
-        store = self._store
-        segments = store.index.segments
-        return LogStats(
-            segments=len(segments),
-            segment_bytes=sum(one.end - one.header.frames_at for one in segments),
-            spares=store.keeper.spare_count,
-            kept_files=store.kept.file_count,
-            kept_bytes=store.kept.total_bytes,
-            kept_records=store.kept.record_count,
-            checkpoints=store.checkpoints.count,
-            cache_frames=len(store.tail),
-            cache_bytes=store.tail.bytes,
-            first_index=store.index.first_index,
-            last_index=store.index.last_index,
-            synced_index=self._synced_index,
-            damaged=len(store.damaged),
-            appended_bytes=self._appended_bytes,
-            syncs=store.writer.syncs,
-            rolls=store.writer.rolls,
-            disk_full=store.keeper.shortage is not None,
-        )
+        return self._store.stats(self._synced_index, self._appended_bytes)
 
     @property
     def sync_seconds(self) -> Histogram:
@@ -264,9 +244,7 @@ class Log:
         """
         self._check_open()
         store = self._store
-        assert not (store.damaged and store.acknowledgeable < store.index.last_index), (
-            f"entry {store.acknowledgeable + 1} may be torn: mend or cut it first"
-        )
+        store.assert_whole()
         index = store.index
         shortage = store.keeper.shortage
         if (

@@ -22,7 +22,7 @@ from semel.broker.log.keeper import Keeper
 from semel.broker.log.kept import KeptStore
 from semel.broker.log.reader import OpenFiles, Reader
 from semel.broker.log.recovery import Recovered, recover
-from semel.broker.log.types import Damage
+from semel.broker.log.types import Damage, LogStats
 from semel.broker.log.writer import Writer
 
 
@@ -96,6 +96,37 @@ class Store:
         """Nothing above this may be reported durable: a frame that may be torn is missing there."""
         torn = [one.index for one in self.damaged.values() if not one.certain]
         return min(torn) - 1 if torn else self.index.last_index
+
+    def assert_whole(self) -> None:
+        """Fails while the log ends with an entry that may be torn."""
+        if self.damaged:
+            whole = self.acknowledgeable
+            assert whole == self.index.last_index, (
+                f"entry {whole + 1} may be torn: mend or cut it first"
+            )
+
+    def stats(self, synced_index: int, appended_bytes: int) -> LogStats:
+        """Figures for metrics."""
+        segments = self.index.segments
+        return LogStats(
+            segments=len(segments),
+            segment_bytes=sum(one.end - one.header.frames_at for one in segments),
+            spares=self.keeper.spare_count,
+            kept_files=self.kept.file_count,
+            kept_bytes=self.kept.total_bytes,
+            kept_records=self.kept.record_count,
+            checkpoints=self.checkpoints.count,
+            cache_frames=len(self.tail),
+            cache_bytes=self.tail.bytes,
+            first_index=self.index.first_index,
+            last_index=self.index.last_index,
+            synced_index=synced_index,
+            damaged=len(self.damaged),
+            appended_bytes=appended_bytes,
+            syncs=self.writer.syncs,
+            rolls=self.writer.rolls,
+            disk_full=self.keeper.shortage is not None,
+        )
 
     def _note_damage(self, index: int, length: int) -> None:
         """A reader met a damaged frame."""
