@@ -85,6 +85,7 @@ def check(history: History, logs: Sequence[NodeLog]) -> Report:
     folded = _fold(logs, problems)
     sends: list[Send] = history.of(Send)
     _check_sends(sends, folded, problems)
+    _check_transactions(sends, folded, problems)
     _check_order(sends, folded, problems)
     _check_ends(sends, history.of(EndRead), folded, problems)
     _check_answers(sends, history.of(Asked), folded, problems)
@@ -179,6 +180,19 @@ def _check_sends(sends: Sequence[Send], folded: Fold, problems: list[str]) -> No
         f"invented: {found[0]} was sent by nobody"
         for digest, found in rows.items()
         if digest not in known
+    ]
+
+
+def _check_transactions(sends: Sequence[Send], folded: Fold, problems: list[str]) -> None:
+    stored = {row.digest for row in folded.rows}
+    whole: dict[str, list[bool]] = defaultdict(list)
+    for send in sends:
+        if send.transaction:
+            whole[send.transaction].append(send.digest in stored)
+    problems += [
+        f"torn: of transaction {name} {sum(found)} of {len(found)} messages are stored"
+        for name, found in whole.items()
+        if any(found) and not all(found)
     ]
 
 

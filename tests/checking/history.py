@@ -72,6 +72,8 @@ class Send:
     sequence: int = -1
     error: str = ""
     """Kind of the error, for people."""
+    transaction: str = ""
+    """All messages of one are stored, or none."""
 
     kind: ClassVar[str] = "send"
 

@@ -33,13 +33,20 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from semel.broker.state import State
-from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, check_batch, decode_broker_header
+from semel.protos.batch import (
+    BROKER_HEADER_BYTES,
+    BatchFlags,
+    BatchHeader,
+    check_batch,
+    decode_broker_header,
+)
 from semel.protos.columns import decode_columns
 from semel.protos.errors import CorruptBatch, CorruptFrame
 from semel.protos.frames import RecordKind, check_frame, iter_records
-from semel.protos.v1 import common_pb2, control_pb2
+from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 from tests.checking.history import digest_of
 from tests.checking.moves import Did, Journeys, Places
+from tests.checking.staged import Staged, StagedBatch
 
 Queue: TypeAlias = tuple[int, int]
 Table: TypeAlias = dict[tuple[Queue, int], tuple[int, int, int]]
@@ -122,6 +129,8 @@ class Fold:
     batches: dict[tuple[Queue, int], _Stored] = field(default_factory=dict)
     """Where queues move: what was stored, by queue and base offset."""
     copies: list[tuple[Queue, int, _Stored]] = field(default_factory=list)
+    staged: Staged = field(default_factory=Staged)
+    """By transactions."""
 
     def lineage(self, queue: Queue) -> list[Queue]:
         """The queue behind those it descends from, the oldest first."""
@@ -234,6 +243,8 @@ def _fold(result: Fold, frames: Mapping[int, bytes], tables_at: Collection[int])
         for _, kind, payload in iter_records(frame):
             if kind is RecordKind.BATCH:
                 _fold_batch(result, index, payload)
+            elif kind is RecordKind.STAGED:
+                _fold_staged(result, index, payload)
             elif kind is RecordKind.COPY:
                 _fold_copy(result, index, payload)
             elif kind is RecordKind.CONTROL:
@@ -284,6 +295,39 @@ def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
     if result.places is not None:
         stored = _Stored(_digest(batch), placed.append_time_us)
         result.batches[queue, placed.base_offset] = stored
+    _take_rows_of(result, queue, header, batch, index)
+
+
+def _fold_staged(result: Fold, index: int, payload: memoryview) -> None:
+    try:
+        header = check_batch(payload, BROKER_HEADER_BYTES)
+    except CorruptBatch as error:
+        result.problems.append(f"entry {index}: {error.message}")
+        return
+    result.staged.on_batch(StagedBatch(header, bytes(payload[BROKER_HEADER_BYTES:]), index))
+
+
+def _fold_published(result: Fold, record: transaction_records_pb2.PublishTransaction) -> None:
+    for found in result.staged.publish(record):
+        if isinstance(found, str):
+            result.problems.append(found)
+            continue
+        queue, base_offset, batches = found
+        expected = result.end_offsets.get(queue, 0)
+        if base_offset != expected:
+            result.problems.append(
+                f"{record.transaction_id} is published in {queue} at {base_offset}, not {expected}"
+            )
+        if queue in result.parents.values():
+            result.problems.append(f"{record.transaction_id} is published after {queue} was split")
+        for batch in batches:
+            _take_rows_of(result, queue, batch.header, batch.body, batch.index)
+
+
+def _take_rows_of(
+    result: Fold, queue: Queue, header: BatchHeader, batch: bytes, index: int
+) -> None:
+    """The batch's messages get the next offsets of the queue."""
     columns = decode_columns(batch, header)
     keys = columns.keys.to_pylist() if columns.keys is not None else [None] * header.count
     sequences = (
@@ -291,13 +335,14 @@ def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
         if columns.sequences is not None
         else range(header.base_sequence, header.base_sequence + header.count)
     )
+    base_offset = result.end_offsets.get(queue, 0)
     for at, (value, key, sequence) in enumerate(
         zip(columns.values.to_pylist(), keys, sequences, strict=True)
     ):
         result.rows.append(
             Row(
                 queue,
-                placed.base_offset + at,
+                base_offset + at,
                 digest_of(value, key),
                 int(header.producer_id),
                 header.epoch,
@@ -306,7 +351,7 @@ def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
                 index,
             )
         )
-    result.end_offsets[queue] = placed.base_offset + header.count
+    result.end_offsets[queue] = base_offset + header.count
 
 
 def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
@@ -324,6 +369,10 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
                         f"{(row.epoch, row.session)} for producer and queue {key}"
                     )
                 row.epoch, row.session = fence.epoch, fence.session
+        case "transaction" if control.transaction.HasField("publish"):
+            _fold_published(result, control.transaction.publish)
+        case "transaction":
+            result.staged.on_step(control.transaction)
         case "create_queue" if result.places is not None:
             result.places.on_created(_queue(control.create_queue.queue))
         case "move_queue" if result.places is not None:

@@ -141,6 +141,8 @@ class Invariants:
         self._touched_places: dict[int, dict[QueueKey, tuple[At, int] | None]] = {}
         self.on_move: Callable[[Did], None] = lambda _: None
         """Hears what a step of a move has changed in this group."""
+        self.on_transaction: Callable[[str], None] = lambda _: None
+        """Hears of each step of a transaction that is committed, by its record's name."""
         self._office = 0
         """The newest one of the controllers that a node has obeyed."""
         self._touched: dict[int, dict[_RowKey, _Row | None]] = {}
@@ -568,6 +570,9 @@ class Invariants:
                     consumption.on_queue_gone(key_of(record.delete_queue.queue))
                 elif which == "move_queue":
                     touched |= self._move_locks(record.move_queue, self._dids.popleft())
+                elif which == "transaction":
+                    for part in record.transaction.publish.parts:
+                        consumption.on_batch(key_of(part.queue), part.messages)
                 elif which == "trim":
                     consumption.on_trim(key_of(record.trim.queue), record.trim.log_start_offset)
                 touched |= consumption.on_record(record)
@@ -635,6 +640,10 @@ class Invariants:
                         self.world.count("producer expired")
                 elif which == "split_queue":
                     touched |= self._split(record.split_queue)
+                elif which == "transaction":
+                    step = str(record.transaction.WhichOneof("step"))
+                    self.world.count(f"transaction: {step}")
+                    self.on_transaction(step)
                 elif which == "trim":
                     self.world.count("trim")
                 elif which == "release_lock":

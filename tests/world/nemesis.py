@@ -34,6 +34,7 @@ from tests.world.operator import (
     move_there_and_back,
 )
 from tests.world.plan import NODES_MAX, Step
+from tests.world.tellers import Teller
 
 if TYPE_CHECKING:
     from tests.world.groups import BrokerGroup
@@ -54,10 +55,11 @@ class Nemesis:
         self.world.network.weather = Weather(
             loss=plan.loss, repeat=plan.repeat, slow=plan.slow, latency_max_s=plan.latency_max_s
         )
-        self._armed: deque[tuple[Did, Callable[[BrokerGroup], None]]] = deque()
-        """Faults that wait for a step of a move."""
+        self._armed: deque[tuple[Did | str, Callable[[BrokerGroup], None]]] = deque()
+        """Faults that wait for a step of a move or of a transaction."""
         for group in run.groups:
-            group.invariants.on_move = partial(self._on_move, group)
+            group.invariants.on_move = partial(self._on_step, group, "move")
+            group.invariants.on_transaction = partial(self._on_step, group, "transaction")
         for step in plan.steps:
             self.world.later(step.at_s, lambda step=step: self.strike(step))  # type: ignore[misc]
 
@@ -206,11 +208,40 @@ class Nemesis:
 
         self._armed.append((did, strike))
 
-    def _on_move(self, group: BrokerGroup, did: Did) -> None:
-        if self._armed and self._armed[0][0] is did and not self.run.healing:
+    def _strike_in_a_transaction(self) -> None:
+        """Somebody dies, or is not heard, just when a transaction has got so far."""
+        step = self._random.choice(("open_stager", "begin", "pin", "decide", "publish"))
+        actions = (
+            self._kill_master_of,
+            self._kill_master_of,
+            self._kill_tellers,
+            self._kill_tellers_and_others,
+            self._cut_off_from_controllers,
+            self._cut_off_from_each_other,
+        )
+        group = self._random.choice((None, *self.run.groups))
+        action = self._random.choice(actions)
+        self._armed.append((step, lambda where: action(where if group is None else group)))
+
+    def _on_step(self, group: BrokerGroup, what: str, step: Did | str) -> None:
+        if self._armed and self._armed[0][0] == step and not self.run.healing:
             _, strike = self._armed.popleft()
-            self.world.count(f"strike in a move: {did}")
+            self.world.count(f"strike in a {what}: {step}")
             self.world.later(0.0, lambda: strike(group))
+
+    def _kill_tellers_and_others(self, group: BrokerGroup) -> None:
+        """The next life begins before the last one's transaction has ended everywhere."""
+        self._kill_tellers(group)
+        for other in self.run.groups:
+            host = other.master()
+            if host is not None and other is not group:
+                host.away_s = 1.0
+                self._die(host, "kill of the master in a step")
+
+    def _kill_tellers(self, _: BrokerGroup) -> None:
+        for client in self.run.clients:
+            if isinstance(client, Teller):
+                self.world.crash(client.name, "client crash")
 
     def _kill_controller(self, _: BrokerGroup) -> None:
         self._controller_crash()
@@ -218,7 +249,7 @@ class Nemesis:
     def _kill_master_of(self, group: BrokerGroup) -> None:
         host = group.master()
         if host is not None:
-            self._die(host, "kill of the master in a move")
+            self._die(host, "kill of the master in a step")
 
     def _cut_off_from_controllers(self, group: BrokerGroup) -> None:
         """Clients, and the other group, know more than this one then."""
@@ -227,6 +258,8 @@ class Nemesis:
         self.world.later(0.9, self._heal)
 
     def _cut_off_from_each_other(self, _: BrokerGroup) -> None:
+        if len(self.run.groups) < 2:
+            return
         first, second = ([host.name for host in group.hosts.values()] for group in self.run.groups)
         self._cut({(a, b) for a in first for b in second} | {(b, a) for a in first for b in second})
         self.world.later(0.5, self._heal)

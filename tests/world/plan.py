@@ -445,3 +445,29 @@ def with_controllers(plan: Plan) -> Plan:
         controllers=3,
         lease_s=random.choice((0.3, 1.0, 3.0)),
     )
+
+
+def with_transactions(plan: Plan) -> Plan:
+    """The plan with one or two broker groups, over which programs commit transactions, and without
+    the client that knows one group only."""
+    random = Random(plan.seed * 2 + 13)
+    size, second = random.choice(((1, 1), (3, 0), (3, 1), (1, 3), (3, 3)))
+    kinds = ("strike in a transaction",) * 4 + ("client crash", "kill master", "stop master")
+    steps = [
+        Step(round(random.uniform(0, plan.duration_s), 6), kind, random.getrandbits(32))
+        for kind in (*random.choices(kinds, k=random.choice((3, 6, 10))), "heal")
+    ]
+    old = [step for step in plan.steps if max(size, second) > 1 or step.kind not in _NEEDS_PEERS]
+    first = 1 if size > 1 else 1 + size
+    return replace(
+        plan,
+        steps=tuple(sorted((*old, *steps), key=lambda step: step.at_s)),
+        duration_s=plan.duration_s + 0.8,
+        size=size,
+        more_groups=(second,) if second else (),
+        victim=random.randrange(first, first + max(size, second)),
+        clients=(
+            *(name for name in plan.clients if name.split()[0] not in ("hasty", "watcher")),
+            *("teller 1", "teller 2", "watcher 1"),
+        ),
+    )

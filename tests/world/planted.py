@@ -27,6 +27,7 @@ from semel.broker.routes_copy import RoutesCopy
 from semel.broker.server import moves as serving_moves
 from semel.broker.state import make_slice
 from semel.broker.state.codec import Reader
+from semel.broker.state.coordination import Coordination
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import ENTRY, SequenceTable
 from semel.client.core import sequences as sequences_module
@@ -281,6 +282,29 @@ def activates_without_tokens() -> Any:
         original(self, key, other)
 
     return _exchanged(ConsumerGroups, "adopt", adopt)
+
+
+def tells_of_an_abort_that_is_none() -> Any:
+    """Who asks after an attempt hears that it is not committed, and it may be all the same."""
+
+    def abort(self: Any, record: Any, now_us: int) -> bool:
+        row = self.rows.get(record.transaction_id)
+        return row is not None and bool(record.attempt) and row.decided_attempt == record.attempt
+
+    return _exchanged(Coordination, "abort", abort)
+
+
+def decides_any_attempt() -> Any:
+    """A commit that was overtaken by a newer attempt, or aborted, still counts."""
+    real = Coordination.decide
+
+    def decide(self: Any, record: Any, now_us: int) -> Any:
+        row = self.rows.get(record.transaction_id)
+        if row is not None and row.epoch < record.epoch:
+            row.begun_epoch, row.attempt = record.epoch, record.attempt
+        return real(self, record, now_us)
+
+    return _exchanged(Coordination, "decide", decide)
 
 
 @contextmanager

@@ -51,6 +51,7 @@ from tests.world.nodes import CONTROLLER, BrokerHost, ControllerHost, SimBroker,
 from tests.world.operator import Operator
 from tests.world.plan import NODES_MAX, Plan, make_plan
 from tests.world.protocol_clients import Doubter, Hasty
+from tests.world.tellers import Teller
 from tests.world.world import World
 
 _SCRUB_BYTES_PER_SECOND = 8 << 20
@@ -60,6 +61,7 @@ _SMALL_MOVES = (
     (controller_moves, "SEALED_S", 0.8),
 )
 """So that queues of these worlds move in several pieces, and moves are given up in time."""
+_PIN_MS = 400
 BOOT_S = 20.0
 PATIENCE_S = 30.0
 
@@ -192,6 +194,7 @@ class Run:
             retained_log_bytes=1_024,
             producers_per_queue_max=plan.producers_max,
             producer_idle_ms=plan.producer_idle_ms,
+            transaction_pin_ms=_PIN_MS,
         )
         host = BrokerHost(world, number, group.hosts, config)
         group.hosts[host.number] = host
@@ -239,6 +242,8 @@ class Run:
                 client = Hasty(world, host, plan.send_mean_s)
             elif kind == "doubter":
                 client = Doubter(world, host, plan.send_mean_s)
+            elif kind == "teller":
+                client = Teller(world, host, plan.send_mean_s)
             elif kind == "follower":
                 client = Follower(world, host)
             elif kind == "member":
@@ -295,7 +300,10 @@ class Run:
         return all(
             {host.number for host in up} == group.invariants.voters
             and len({host.replica.state.applied_index for host in up if host.replica}) == 1
-            and all(self._only_topic(host) and not self._moving(host) for host in up)
+            and all(
+                self._only_topic(host) and not self._moving(host) and not self._undecided(host)
+                for host in up
+            )
             for group in self.groups
             for up in [self._up(group)]
         )
@@ -312,6 +320,13 @@ class Run:
         assert host.replica is not None
         moves = host.replica.state.moves
         return moves.frozen_count > 0 or bool(moves.incoming)
+
+    @staticmethod
+    def _undecided(host: BrokerHost) -> bool:
+        """A transaction is pinned, or not published everywhere."""
+        assert host.replica is not None
+        transactions = host.replica.state.transactions
+        return bool(transactions.staging.pins or transactions.coordination.unpublished)
 
     def _up(self, group: BrokerGroup) -> list[BrokerHost]:
         """Members that serve, whole, and have applied all they hold."""

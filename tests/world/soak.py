@@ -17,7 +17,15 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any, Final
 
-from tests.world.plan import THEMES, Plan, make_plan, with_controllers, with_moves, with_splits
+from tests.world.plan import (
+    THEMES,
+    Plan,
+    make_plan,
+    with_controllers,
+    with_moves,
+    with_splits,
+    with_transactions,
+)
 from tests.world.planted import Plant
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
@@ -29,6 +37,7 @@ MORE: Final[dict[str, Callable[[Plan], Plan]]] = {
     "splits": with_splits,
     "controllers": with_controllers,
     "moves": with_moves,
+    "transactions": with_transactions,
 }
 """What plans get on top, when it is asked for: as a part of every plan it would make other runs of
 all seeds."""
@@ -120,6 +129,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--moves", action="store_true", help="two broker groups, between which queues move"
+    )
+    parser.add_argument(
+        "--transactions", action="store_true", help="programs commit over one or two broker groups"
     )
     parser.add_argument(
         "--theme", choices=sorted(THEMES), help="faults in a row, which chance seldom brings about"

@@ -15,7 +15,7 @@ SEEDS = (0, 3, 30, 33)
 RARE = {
     "election while a queue is frozen": 2,
     "election while a queue is incoming": 2,
-    "kill of the master in a move": 1,
+    "kill of the master in a step": 1,
     "message read": 100,
     "move given up after the seal": 2,
     "move resumed by another controller": 3,

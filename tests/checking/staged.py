@@ -1,0 +1,97 @@
+"""What transactions stage, pin and publish, folded from the log's records alone.
+
+How it works. Staged batches are chained from -1 on by stager and queue; one that does not follow is
+one that the broker has refused, or was sent twice. A pin names the stagers whose batches win, in
+their order. What is published of a pin is everything that they have staged, queue by queue, behind
+the queue's end.
+
+Invariants checked here
+1. What is published was pinned, by exactly that attempt, and is all that was staged for it.
+2. An epoch of a transaction is published once.
+
+Not here: offsets (`raw_log.py`), whether a transaction is whole (`exactly_once.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from semel.protos.batch import BatchHeader
+from semel.protos.v1 import common_pb2, transaction_records_pb2
+
+Queue = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """One that waits for its offsets."""
+
+    header: BatchHeader
+    body: bytes
+    index: int
+
+
+@dataclass(slots=True)
+class Staged:
+    """Of one broker group."""
+
+    sessions: dict[tuple[int, Queue], int] = field(default_factory=dict)
+    batches: dict[tuple[int, Queue], list[StagedBatch]] = field(default_factory=dict)
+    pins: dict[tuple[str, int], tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    """Epoch and winners by transaction and attempt."""
+    published: set[tuple[str, int]] = field(default_factory=set)
+
+    def on_batch(self, batch: StagedBatch) -> None:
+        """A batch that a stager has sent."""
+        header = batch.header
+        place = (int(header.producer_id), (int(header.topic_id), int(header.queue_id)))
+        if header.session != self.sessions.get(place):
+            return
+        chain = self.batches.setdefault(place, [])
+        last = chain[-1].header.last_sequence if chain else -1
+        if header.base_sequence > last and header.previous_sequence == last:
+            chain.append(batch)
+
+    def on_step(self, step: transaction_records_pb2.TransactionRecord) -> None:
+        """Any step but a publication."""
+        match step.WhichOneof("step"):
+            case "open_stager":
+                for ref in step.open_stager.queues:
+                    place = (step.open_stager.stager_id, _queue(ref))
+                    session = max(step.open_stager.session, self.sessions.get(place, 0))
+                    self.sessions[place] = session
+            case "pin":
+                pin = step.pin
+                winners = tuple(winner.stager_id for winner in pin.winners)
+                self.pins.setdefault((pin.transaction_id, pin.attempt), (pin.epoch, winners))
+
+    def publish(
+        self, record: transaction_records_pb2.PublishTransaction
+    ) -> Iterator[tuple[Queue, int, list[StagedBatch]] | str]:
+        """Queue, base offset and batches of each part; a text for what is wrong."""
+        name, epoch = record.transaction_id, record.epoch
+        pinned_epoch, winners = self.pins.get((name, record.attempt), (-1, ()))
+        if pinned_epoch != epoch:
+            yield f"epoch {epoch} of transaction {name} is published, pinned is {pinned_epoch}"
+        if (name, epoch) in self.published:
+            yield f"epoch {epoch} of transaction {name} is published twice"
+        self.published.add((name, epoch))
+        parts = {_queue(part.queue): part for part in record.parts}
+        held = {
+            queue for (stager, queue), some in self.batches.items() if stager in winners and some
+        }
+        if held != parts.keys():
+            yield f"transaction {name} is published in {set(parts)}, staged are {held}"
+        for queue, part in parts.items():
+            batches = [
+                batch for stager in winners for batch in self.batches.pop((stager, queue), [])
+            ]
+            count = sum(batch.header.count for batch in batches)
+            if count != part.messages:
+                yield f"{part.messages} messages of {name} are published, {count} were staged"
+            yield queue, part.base_offset, batches
+
+
+def _queue(ref: common_pb2.QueueRef) -> Queue:
+    return int(ref.topic_id), int(ref.queue_id)

@@ -1,0 +1,110 @@
+"""Programs that commit transactions: all messages of one are stored, or none, and once.
+
+How it works. A *teller* is alone under its transaction id. It sends a few messages and commits, or
+gives them up. A commit that fails without a verdict is tried again; when the program dies before it
+knows, its next life learns from the newest committed epoch what became of the last transaction.
+
+Not here: what is checked (`tests/checking`), other clients (`clients.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semel.protos.errors import FencedError, InvalidRequest, SemelError, TransactionAborted
+from tests.checking.history import Outcome, Send, digest_of
+from tests.world.clients import TOPIC, ClientHost
+from tests.world.world import World
+
+
+class Teller(ClientHost):
+    """One transaction after the other, under one id."""
+
+    def __init__(self, world: World, name: str, mean_s: float) -> None:
+        super().__init__(world, name)
+        self.mean_s = mean_s
+        self.number = 0
+        self.last_epoch = -1
+        """The newest that is known to be committed."""
+        self.doubt: list[Send] = []
+        """The newest transaction, as long as its fate is not known."""
+        self.doubt_epoch = -1
+
+    async def work(self, client: Any) -> None:
+        producer = client.producer(linger_ms=1, delivery_timeout_ms=2_000)
+        while not self.stopping or self.doubt:
+            await self._once(producer)
+            await self.pause(self.mean_s)
+        self.done = True
+
+    async def _once(self, producer: Any) -> None:
+        transaction = producer.transaction(self.name)
+        await transaction.__aenter__()
+        self._learn(transaction.last_epoch)
+        if self.stopping:
+            await transaction.abort()
+            return
+        name = f"{self.name}#{self.starts}/{transaction.epoch}/{self.number}"
+        notes = [await self._send(transaction, name) for _ in range(self.random.randint(1, 5))]
+        if self.random.random() < 0.15:
+            await transaction.abort()
+            self._settle(notes, Outcome.FAIL, "given up")
+            return
+        self.doubt, self.doubt_epoch = notes, transaction.epoch
+        await self._commit(transaction)
+
+    async def _send(self, transaction: Any, name: str) -> Send:
+        self.number += 1
+        value = self.value(self.number)
+        key = b"k%d" % self.random.randrange(16)
+        note = Send(
+            client=f"{self.name}#{self.starts}",
+            number=self.number,
+            digest=digest_of(value, key),
+            began_s=self.world.now,
+            topic=TOPIC,
+            transaction=name,
+        )
+        self.world.history.begin_send(note)
+        await transaction.send(TOPIC, value, key=key)
+        return note
+
+    async def _commit(self, transaction: Any) -> None:
+        """Returns with what became of it, or raises after a while of doubt."""
+        for _ in range(5):
+            try:
+                await transaction.commit()
+            except (TransactionAborted, FencedError, InvalidRequest) as error:
+                self._settle(self.doubt, Outcome.FAIL, f"ended: {type(error).__name__}")
+                break
+            except SemelError as error:
+                self.world.count(f"transaction in doubt: {type(error).__name__}")
+                await self.pause(self.mean_s)
+            else:
+                self.last_epoch = self.doubt_epoch
+                self._settle(self.doubt, Outcome.OK, "committed")
+                break
+        self.doubt = [] if self.doubt and self.doubt[0].ended_s is not None else self.doubt
+
+    def _learn(self, last_epoch: int) -> None:
+        """What the brokers say of the past, when the next transaction has begun."""
+        if self.doubt:
+            committed = last_epoch >= self.doubt_epoch
+            outcome = Outcome.OK if committed else Outcome.FAIL
+            self.last_epoch = (
+                max(self.last_epoch, self.doubt_epoch) if committed else self.last_epoch
+            )
+            self._settle(
+                self.doubt, outcome, "committed, as it turned out" if committed else "lost"
+            )
+            self.doubt = []
+        assert last_epoch == self.last_epoch, f"{self.name}: {last_epoch}, not {self.last_epoch}"
+
+    def _settle(self, notes: list[Send], outcome: Outcome, what: str) -> None:
+        self.world.count(f"transaction {what}")
+        for note in notes:
+            note.outcome, note.ended_s = outcome, self.world.now
+
+    async def wind_up(self) -> None:
+        """Goes on until it knows what became of its last transaction."""
+        self.done = not self.doubt

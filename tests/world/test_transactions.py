@@ -1,0 +1,43 @@
+"""Whole clusters over which programs commit transactions: each is stored whole and once, or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.world import planted
+from tests.world.planted import Plant
+from tests.world.soak import first_failure, run_seeds
+
+SEEDS = (13, 40, 57)
+"""Chosen so that the rarest things happen in a few worlds."""
+RARE = {
+    "kill of the master in a step": 4,
+    "transaction committed": 20,
+    "transaction committed, as it turned out": 2,
+    "transaction ended: TransactionAborted": 2,
+    "transaction given up": 3,
+    "transaction lost": 2,
+    "transaction: drop_pin": 2,
+    "transaction: drop_stagers": 2,
+    "transaction: publish": 20,
+}
+
+
+@pytest.mark.timeout(300)
+def test_programs_commit_transactions_under_faults() -> None:
+    seen, failures, _ = run_seeds(SEEDS, more=("transactions",))
+    assert not failures
+    missing = Counter(RARE) - seen
+    assert not missing, f"too rare, by so many: {dict(missing)}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "plant",
+    [planted.tells_of_an_abort_that_is_none, planted.decides_any_attempt],
+    ids=["tells_of_an_abort_that_is_none", "decides_any_attempt"],
+)
+def test_a_planted_bug_of_transactions_is_found(plant: Plant) -> None:
+    assert "of transaction" in first_failure(range(20), plant, more=("transactions",))
