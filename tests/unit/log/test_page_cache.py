@@ -39,6 +39,7 @@ def test_what_serves_nobody_is_dropped_piece_by_piece_once_it_is_durable() -> No
     assert everything(log) == WANTED
     log.close()
     # All of the segments that are full, and whole pieces of the last one.
+    assert disk.dropped[1] == (first.header.frames_at + 4 * ENTRY_BYTES, ENTRY_BYTES)
     dropped = sum(length for _, length in disk.dropped)
     assert dropped >= (COUNT - 4) * ENTRY_BYTES
     assert len(disk.find("segment-")) == 3
