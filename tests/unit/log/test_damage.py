@@ -10,6 +10,7 @@ import pytest
 
 from semel.broker.log import DamagedEntry, Log, RecordRef
 from semel.broker.log.segment import HEADER_STRUCT, ID_BYTES, IDS_AT, PAGE, frames_at
+from semel.broker.log.store import Store
 from semel.protos.errors import CorruptFrame, CorruptSegment, DataDirectoryError, InvalidRequest
 from tests.unit.log.entries import SMALL, WAIT_S, everything, fill, frame, frames, opened
 from tests.unit.log.sim_files import SimFiles
@@ -104,6 +105,17 @@ def test_nothing_follows_an_entry_that_may_be_torn() -> None:
     log.mend(WANTED[-1])
     fill(log, frames(ENTRIES + 1, ENTRIES + 3))
     log.close()
+
+
+def test_an_append_looks_at_what_is_damaged_as_those_who_mend_it_change_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = opened(SimFiles())
+    locked: list[bool] = []
+    monkeypatch.setattr(Store, "assert_whole", lambda store: locked.append(store.lock.locked()))
+    fill(log, frames(1, 2))
+    log.close()
+    assert locked == [True]
 
 
 def test_what_may_be_torn_is_so_after_a_planned_restart_too() -> None:

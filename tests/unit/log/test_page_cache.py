@@ -7,7 +7,6 @@ import mmap
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from semel.broker.log.writer import _DROP_BYTES
 from tests.unit.log import sim_files
 from tests.unit.log.entries import WAIT_S, everything, fill, frames, opened
 from tests.unit.log.sim_files import SimFiles
+from tests.waiting import until
 
 MB = 1 << 20
 CONFIG = LogConfig(segment_bytes=6 * MB, ids_per_segment=64, fill_bytes_per_second=0, cache_bytes=0)
@@ -112,10 +112,9 @@ def test_a_spare_that_was_used_before_is_read_while_it_waits(
     assert ready.fresh
     used = disk.find("spare-")[-1]
     fill(log, frames(5, 6, length=MB))  # takes the fresh one
-    deadline = time.monotonic() + WAIT_S
-    while (ready := keeper._ready) is None or ready.unfilled_at < config.segment_bytes:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    ready = until(
+        lambda: (one := keeper._ready) and one.unfilled_at == config.segment_bytes and one
+    )
     assert (ready.path.name, ready.fresh) == (used.name, False)
     log.close()
     assert {(0, MB), (MB, MB), (2 * MB, 2_500_000 - 2 * MB)} <= set(reads)

@@ -5,9 +5,8 @@ a header and a rename, and a full disk is known before a frame is accepted that 
 segments come back as spares through `give`. A spare is filled while it waits, at a limited rate: a
 fresh one with zeros, because a sync of blocks that were written before needs no journal; one that
 was used before is read, because a write that begins or ends within a page which is not in the page
-cache waits until that was read. When there is no room it
-tries again every second, and whenever a segment is given back: the broker stops accepting and goes
-on by itself.
+cache waits until that was read. When there is no room it tries again every second, and whenever a
+segment is given back: the broker stops accepting and goes on by itself.
 
 Invariants
 1. A spare is renamed to a segment only after its header is durable.

@@ -244,7 +244,6 @@ class Log:
         """
         self._check_open()
         store = self._store
-        store.assert_whole()
         index = store.index
         shortage = store.keeper.shortage
         if (
@@ -266,6 +265,7 @@ class Log:
             terms.append(term)
         now_ms = time.monotonic_ns() // 1_000_000
         with store.lock:
+            store.assert_whole()
             # In the cache first: an entry that is in the index can be read.
             for number, frame in enumerate(frames, index.last_index + 1):
                 store.tail.add(number, frame)

@@ -85,20 +85,24 @@ class Store:
         self.keeper.give_up()
         self.writer.close()
         last = self.index.unsealed()
-        torn = self.acknowledgeable < self.index.last_index
-        if last is not None and last.segment.on_disk and not (self.writer.failed or torn):
+        with self.lock:
+            whole = self.acknowledgeable == self.index.last_index
+        if last is not None and last.segment.on_disk and whole and not self.writer.failed:
             self.keeper.retire(None, last, ())
         self.keeper.close()
         self.open_files.close()
 
     @property
     def acknowledgeable(self) -> int:
-        """Nothing above this may be reported durable: a frame that may be torn is missing there."""
+        """Nothing above this may be reported durable: a frame that may be torn is missing there.
+
+        Under `lock`, because those who mend and who read change what is damaged.
+        """
         torn = [one.index for one in self.damaged.values() if not one.certain]
         return min(torn) - 1 if torn else self.index.last_index
 
     def assert_whole(self) -> None:
-        """Fails while the log ends with an entry that may be torn."""
+        """Under `lock`: fails while the log ends with an entry that may be torn."""
         if self.damaged:
             whole = self.acknowledgeable
             assert whole == self.index.last_index, (

@@ -11,7 +11,6 @@ Invariants
 2. A failed write or sync ends the thread and is reported once; it is never tried again, because the
    kernel may have dropped the pages (fsyncgate).
 3. Frames are written before their IDs, so that a killed process leaves no ID without its frame.
-
 4. What a node writes that serves nobody does not stay in the page cache (`page_cached`).
 
 Not here: where frames go (`index.py`), files (`keeper.py`).
