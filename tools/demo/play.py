@@ -99,7 +99,6 @@ class Loaded:
     term_before: int
     term_after: int
     outage: float
-    acks_stopped: bool
     loader_killed_at: float
     skipped: int
     retried: int
@@ -177,7 +176,6 @@ def play(stage: Stage, file: Path | None) -> Figures:
         term_before=loaded.term_before,
         term_after=loaded.term_after,
         seconds_without_master=loaded.outage,
-        acks_stopped=loaded.acks_stopped,
         loader_killed_at=loaded.loader_killed_at,
         skipped=loaded.skipped,
         retried=loaded.retried,
@@ -218,6 +216,11 @@ def _load(
             "an acknowledgement by the new master",
             since=seen,
         )
+        cluster.wait_for(
+            lambda said: (said.line.get("event"), said.line.get("pid")) == ("exited", pid),
+            10,
+            f"the end of broker {before.master}",
+        )
         screen.tell(
             f"broker {after.node} is master, term {before.term} → {after.term}:"
             f" {watch.outage:.2f} s without acknowledgement"
@@ -241,7 +244,6 @@ def _load(
         term_before=before.term,
         term_after=after.term,
         outage=watch.outage,
-        acks_stopped=watch.stopped,
         loader_killed_at=loader_share,
         skipped=result["skipped"],
         retried=first["duplicates"] + result["duplicates"],

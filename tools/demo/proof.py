@@ -77,8 +77,6 @@ class Figures:
     term_after: int
     seconds_without_master: float
     """From the SIGKILL to the first acknowledgement by another master."""
-    acks_stopped: bool
-    """No acknowledgement came in between."""
     loader_killed_at: float
     """Share of the lines that were acknowledged when the loader was killed."""
     skipped: int
@@ -132,7 +130,7 @@ def judge(figures: Figures) -> list[Line]:
             (
                 f"broker {f.killed_master} at {f.killed_at:.0%}, broker {f.next_master} took over"
                 f" (term {f.term_before} → {f.term_after})",
-                changed and f.killed_at < 1 and f.acks_stopped,
+                changed and f.killed_at < 1,
             ),
         ),
         note("seconds without a master", f"{f.seconds_without_master:.2f}"),

@@ -8,6 +8,7 @@ Spark, its Python workers) becomes our child and is ended with the rest.
 Invariants
 1. After `clear` no process that the demo started lives, not even one it never knew of (given
    `adopt_orphans`).
+2. Nothing waits without a limit for a process that does not end, nor for a pipe that one holds.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
 from semel.console import launcher
 
-PR_SET_CHILD_SUBREAPER = 36
-STOP_S = 8.0
+PR_SET_CHILD_SUBREAPER: Final = 36
+STOP_S: Final = 8.0
+"""How long all of them may take to stop after SIGTERM."""
+READ_S: Final = 2.0
+"""How long the last lines of one that ended may take to be read."""
 
 
 class DemoFailed(Exception):
@@ -118,15 +122,17 @@ class Actor:
         """SIGTERM."""
         self._process.terminate()
 
-    def end(self) -> None:
-        """Waits for its end after SIGTERM; SIGKILL to its process group if that takes too long."""
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._reader.join(5)
+    def end(self, deadline: float) -> None:
+        """Waits for its end after SIGTERM, until `deadline` (monotonic seconds); then SIGKILL to it
+        and to whatever is left of its process group, such as the Java of a Spark that is gone."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join(READ_S)
+        if self._reader.is_alive():
+            return  # somebody out of reach holds the pipe: to close it would wait for him
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -179,8 +185,9 @@ class Stage:
         """Ends every process that was started here, the newest first."""
         for actor in reversed(self._actors):
             actor.terminate()
+        deadline = time.monotonic() + STOP_S
         for actor in reversed(self._actors):
-            actor.end()
+            actor.end(deadline)
 
     def clear(self) -> None:
         """Ends every process below this one."""
