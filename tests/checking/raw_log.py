@@ -295,7 +295,7 @@ def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
     if result.places is not None:
         stored = _Stored(_digest(batch), placed.append_time_us)
         result.batches[queue, placed.base_offset] = stored
-    _take_rows_of(result, queue, header, batch, index)
+    _take_rows_of(result, queue, placed.base_offset, header, batch, index)
 
 
 def _fold_staged(result: Fold, index: int, payload: memoryview) -> None:
@@ -313,6 +313,7 @@ def _fold_published(result: Fold, record: transaction_records_pb2.PublishTransac
             result.problems.append(found)
             continue
         queue, base_offset, batches = found
+        _check_home(result, queue, "a publication")
         expected = result.end_offsets.get(queue, 0)
         if base_offset != expected:
             result.problems.append(
@@ -321,13 +322,14 @@ def _fold_published(result: Fold, record: transaction_records_pb2.PublishTransac
         if queue in result.parents.values():
             result.problems.append(f"{record.transaction_id} is published after {queue} was split")
         for batch in batches:
-            _take_rows_of(result, queue, batch.header, batch.body, batch.index)
+            _take_rows_of(result, queue, base_offset, batch.header, batch.body, batch.index)
+            base_offset += batch.header.count
 
 
 def _take_rows_of(
-    result: Fold, queue: Queue, header: BatchHeader, batch: bytes, index: int
+    result: Fold, queue: Queue, base_offset: int, header: BatchHeader, batch: bytes, index: int
 ) -> None:
-    """The batch's messages get the next offsets of the queue."""
+    """The batch's messages are those of the queue from the offset on."""
     columns = decode_columns(batch, header)
     keys = columns.keys.to_pylist() if columns.keys is not None else [None] * header.count
     sequences = (
@@ -335,7 +337,6 @@ def _take_rows_of(
         if columns.sequences is not None
         else range(header.base_sequence, header.base_sequence + header.count)
     )
-    base_offset = result.end_offsets.get(queue, 0)
     for at, (value, key, sequence) in enumerate(
         zip(columns.values.to_pylist(), keys, sequences, strict=True)
     ):

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from semel.protos.batch import BatchHeader
-from semel.protos.v1 import common_pb2, transaction_records_pb2
-
-Queue = tuple[int, int]
+from semel.protos.ids import QueueKey
+from semel.protos.queue_refs import queue_key_of
+from semel.protos.v1 import transaction_records_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class StagedBatch:
 class Staged:
     """Of one broker group."""
 
-    sessions: dict[tuple[int, Queue], int] = field(default_factory=dict)
-    batches: dict[tuple[int, Queue], list[StagedBatch]] = field(default_factory=dict)
+    sessions: dict[tuple[int, QueueKey], int] = field(default_factory=dict)
+    batches: dict[tuple[int, QueueKey], list[StagedBatch]] = field(default_factory=dict)
     pins: dict[tuple[str, int], tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     """Epoch and winners by transaction and attempt."""
     published: set[tuple[str, int]] = field(default_factory=set)
@@ -45,7 +45,7 @@ class Staged:
     def on_batch(self, batch: StagedBatch) -> None:
         """A batch that a stager has sent."""
         header = batch.header
-        place = (int(header.producer_id), (int(header.topic_id), int(header.queue_id)))
+        place = (int(header.producer_id), header.queue_key)
         if header.session != self.sessions.get(place):
             return
         chain = self.batches.setdefault(place, [])
@@ -58,7 +58,7 @@ class Staged:
         match step.WhichOneof("step"):
             case "open_stager":
                 for ref in step.open_stager.queues:
-                    place = (step.open_stager.stager_id, _queue(ref))
+                    place = (step.open_stager.stager_id, queue_key_of(ref))
                     session = max(step.open_stager.session, self.sessions.get(place, 0))
                     self.sessions[place] = session
             case "pin":
@@ -68,7 +68,7 @@ class Staged:
 
     def publish(
         self, record: transaction_records_pb2.PublishTransaction
-    ) -> Iterator[tuple[Queue, int, list[StagedBatch]] | str]:
+    ) -> Iterator[tuple[QueueKey, int, list[StagedBatch]] | str]:
         """Queue, base offset and batches of each part; a text for what is wrong."""
         name, epoch = record.transaction_id, record.epoch
         pinned_epoch, winners = self.pins.get((name, record.attempt), (-1, ()))
@@ -77,7 +77,7 @@ class Staged:
         if (name, epoch) in self.published:
             yield f"epoch {epoch} of transaction {name} is published twice"
         self.published.add((name, epoch))
-        parts = {_queue(part.queue): part for part in record.parts}
+        parts = {queue_key_of(part.queue): part for part in record.parts}
         held = {
             queue for (stager, queue), some in self.batches.items() if stager in winners and some
         }
@@ -91,7 +91,3 @@ class Staged:
             if count != part.messages:
                 yield f"{part.messages} messages of {name} are published, {count} were staged"
             yield queue, part.base_offset, batches
-
-
-def _queue(ref: common_pb2.QueueRef) -> Queue:
-    return int(ref.topic_id), int(ref.queue_id)

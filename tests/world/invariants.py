@@ -139,10 +139,9 @@ class Invariants:
         self._dids: deque[Did] = deque()
         """Of the steps of moves in the entry that is looked at."""
         self._touched_places: dict[int, dict[QueueKey, tuple[At, int] | None]] = {}
-        self.on_move: Callable[[Did], None] = lambda _: None
-        """Hears what a step of a move has changed in this group."""
-        self.on_transaction: Callable[[str], None] = lambda _: None
-        """Hears of each step of a transaction that is committed, by its record's name."""
+        self.on_step: Callable[[str, Did | str], None] = lambda *_: None
+        """Hears what a step of a "move" has changed in this group, and of each step of a
+        "transaction", by its record's name."""
         self._office = 0
         """The newest one of the controllers that a node has obeyed."""
         self._touched: dict[int, dict[_RowKey, _Row | None]] = {}
@@ -643,7 +642,9 @@ class Invariants:
                 elif which == "transaction":
                     step = str(record.transaction.WhichOneof("step"))
                     self.world.count(f"transaction: {step}")
-                    self.on_transaction(step)
+                    self.on_step("transaction", step)
+                    for part in record.transaction.publish.parts:
+                        self._require_home(key_of(part.queue), "a publication")
                 elif which == "trim":
                     self.world.count("trim")
                 elif which == "release_lock":
@@ -673,7 +674,7 @@ class Invariants:
         if did is Did.NOTHING:
             return {}
         self.world.count(f"move: {did}")
-        self.on_move(did)
+        self.on_step("move", did)
         if did is Did.GOES_ON and was_frozen:
             self.world.count("move given up after the seal")
         if did is not Did.BEGUN and step.job >> JOB_SHIFT < self._office:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -58,8 +58,7 @@ class Nemesis:
         self._armed: deque[tuple[Did | str, Callable[[BrokerGroup], None]]] = deque()
         """Faults that wait for a step of a move or of a transaction."""
         for group in run.groups:
-            group.invariants.on_move = partial(self._on_step, group, "move")
-            group.invariants.on_transaction = partial(self._on_step, group, "transaction")
+            group.invariants.on_step = partial(self._on_step, group)
         for step in plan.steps:
             self.world.later(step.at_s, lambda step=step: self.strike(step))  # type: ignore[misc]
 
@@ -200,13 +199,7 @@ class Nemesis:
             self._cut_off_from_controllers,
             self._cut_off_from_each_other,
         )
-        group = self._random.choice((None, *self.run.groups))
-        action = self._random.choice(actions)
-
-        def strike(where: BrokerGroup) -> None:
-            action(where if group is None else group)
-
-        self._armed.append((did, strike))
+        self._arm(did, actions)
 
     def _strike_in_a_transaction(self) -> None:
         """Somebody dies, or is not heard, just when a transaction has got so far."""
@@ -219,6 +212,10 @@ class Nemesis:
             self._cut_off_from_controllers,
             self._cut_off_from_each_other,
         )
+        self._arm(step, actions)
+
+    def _arm(self, step: Did | str, actions: Sequence[Callable[[BrokerGroup], None]]) -> None:
+        """One of the actions strikes at the next such step: its group, or another one."""
         group = self._random.choice((None, *self.run.groups))
         action = self._random.choice(actions)
         self._armed.append((step, lambda where: action(where if group is None else group)))

@@ -14,7 +14,7 @@ Not here: what a step does (`nemesis.py`), making a plan smaller (`shrink.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -136,6 +136,14 @@ def _themed(plan: Plan, random: Random, steps: list[tuple[float, str]], **change
     )
 
 
+_USUAL: Mapping[str, object] = {
+    "clients": ("loader 1", "sender 1", "sender 2", "member 1"),
+    "producers_max": 100,
+    "producer_idle_ms": _WEEK_MS,
+}
+"""Clients of a theme that is about the nodes, and nobody is forgotten."""
+
+
 def _deposed(plan: Plan, random: Random) -> Plan:
     """A master is cut off from its group and goes on taking what clients send, some of it twice,
     until the others have elected another one: nothing of that may have been promised. Few clients,
@@ -192,9 +200,7 @@ def _checkpoints(plan: Plan, random: Random) -> Plan:
         plan,
         random,
         steps,
-        clients=("loader 1", "sender 1", "sender 2", "member 1"),
-        producers_max=100,
-        producer_idle_ms=_WEEK_MS,
+        **_USUAL,
         checkpoint_records=5,
         retention_bytes=1_500,
         value_bytes=800,
@@ -217,9 +223,7 @@ def _lost_disk(plan: Plan, random: Random) -> Plan:
         ],
         size=3,
         victim=random.randrange(1, 4),
-        clients=("loader 1", "sender 1", "sender 2", "member 1"),
-        producers_max=100,
-        producer_idle_ms=_WEEK_MS,
+        **_USUAL,
         send_mean_s=0.04,
     )
 
@@ -233,9 +237,7 @@ def _late_rot(plan: Plan, random: Random) -> Plan:
         [(at + 0.01 * number, "rot") for number in range(6)],
         size=3,
         victim=random.randrange(1, 4),
-        clients=("loader 1", "sender 1", "sender 2", "member 1"),
-        producers_max=100,
-        producer_idle_ms=_WEEK_MS,
+        **_USUAL,
         send_mean_s=0.04,
         retention_bytes=0,
         cache_bytes=32 << 20,
@@ -256,9 +258,7 @@ def _rotten_tail(plan: Plan, random: Random) -> Plan:
         steps,
         size=3,
         victim=random.randrange(1, 4),
-        clients=("loader 1", "sender 1", "sender 2", "member 1"),
-        producers_max=100,
-        producer_idle_ms=_WEEK_MS,
+        **_USUAL,
         send_mean_s=0.02,
         sync_max_s=0.03,
         latency_max_s=0.002,
@@ -395,23 +395,37 @@ def with_moves(plan: Plan) -> Plan:
             *random.choices(_WHILE_MOVING, k=random.choice((1, 3, 6))),
         )
     ]
+    moved = _over_groups(
+        plan, random, steps, size, second, ("follower 1", "watcher 1", "watcher 2")
+    )
+    return replace(
+        moved,
+        controllers=max(plan.controllers, random.choice((1, 1, 3))),
+        lease_s=plan.lease_s or random.choice((0.3, 1.0)),
+    )
+
+
+def _over_groups(
+    plan: Plan,
+    random: Random,
+    steps: Sequence[Step],
+    size: int,
+    second: int,
+    clients: Sequence[str],
+) -> Plan:
+    """The plan with these steps and clients, too, over a broker group of `size` nodes and one of
+    `second`, if that is not 0, without the clients that know the first group only."""
     old = [step for step in plan.steps if max(size, second) > 1 or step.kind not in _NEEDS_PEERS]
     first = 1 if size > 1 else 1 + size
+    kept = (name for name in plan.clients if name.split()[0] not in ("hasty", "watcher"))
     return replace(
         plan,
         steps=tuple(sorted((*old, *steps), key=lambda step: step.at_s)),
         duration_s=plan.duration_s + 0.8,
         size=size,
-        more_groups=(second,),
+        more_groups=(second,) if second else (),
         victim=random.randrange(first, first + max(size, second)),
-        clients=(
-            *(name for name in plan.clients if name.split()[0] not in ("hasty", "watcher")),
-            "follower 1",
-            "watcher 1",
-            "watcher 2",
-        ),
-        controllers=max(plan.controllers, random.choice((1, 1, 3))),
-        lease_s=plan.lease_s or random.choice((0.3, 1.0)),
+        clients=(*kept, *clients),
     )
 
 
@@ -457,17 +471,4 @@ def with_transactions(plan: Plan) -> Plan:
         Step(round(random.uniform(0, plan.duration_s), 6), kind, random.getrandbits(32))
         for kind in (*random.choices(kinds, k=random.choice((3, 6, 10))), "heal")
     ]
-    old = [step for step in plan.steps if max(size, second) > 1 or step.kind not in _NEEDS_PEERS]
-    first = 1 if size > 1 else 1 + size
-    return replace(
-        plan,
-        steps=tuple(sorted((*old, *steps), key=lambda step: step.at_s)),
-        duration_s=plan.duration_s + 0.8,
-        size=size,
-        more_groups=(second,) if second else (),
-        victim=random.randrange(first, first + max(size, second)),
-        clients=(
-            *(name for name in plan.clients if name.split()[0] not in ("hasty", "watcher")),
-            *("teller 1", "teller 2", "watcher 1"),
-        ),
-    )
+    return _over_groups(plan, random, steps, size, second, ("teller 1", "teller 2", "watcher 1"))

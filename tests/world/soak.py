@@ -143,6 +143,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"want --seeds A:B with A < B and --jobs of 1 or more, not {options.seeds!r}")
     if options.splits and options.moves:
         parser.error("--splits or --moves: a queue of a family does not move as others do")
+    if options.moves and options.transactions:
+        parser.error("--moves or --transactions: each says how many broker groups there are")
     more = tuple(name for name in MORE if getattr(options, name))
     theme = options.theme
     if options.trace:

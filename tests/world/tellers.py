@@ -70,35 +70,33 @@ class Teller(ClientHost):
         return note
 
     async def _commit(self, transaction: Any) -> None:
-        """Returns with what became of it, or raises after a while of doubt."""
+        """Tries for a while to learn what becomes of it; else the next one's beginning tells."""
         for _ in range(5):
             try:
                 await transaction.commit()
             except (TransactionAborted, FencedError, InvalidRequest) as error:
-                self._settle(self.doubt, Outcome.FAIL, f"ended: {type(error).__name__}")
-                break
+                self._end_doubt(Outcome.FAIL, f"ended: {type(error).__name__}")
+                return
             except SemelError as error:
                 self.world.count(f"transaction in doubt: {type(error).__name__}")
                 await self.pause(self.mean_s)
             else:
-                self.last_epoch = self.doubt_epoch
-                self._settle(self.doubt, Outcome.OK, "committed")
-                break
-        self.doubt = [] if self.doubt and self.doubt[0].ended_s is not None else self.doubt
+                self._end_doubt(Outcome.OK, "committed")
+                return
 
     def _learn(self, last_epoch: int) -> None:
         """What the brokers say of the past, when the next transaction has begun."""
-        if self.doubt:
-            committed = last_epoch >= self.doubt_epoch
-            outcome = Outcome.OK if committed else Outcome.FAIL
-            self.last_epoch = (
-                max(self.last_epoch, self.doubt_epoch) if committed else self.last_epoch
-            )
-            self._settle(
-                self.doubt, outcome, "committed, as it turned out" if committed else "lost"
-            )
-            self.doubt = []
+        if self.doubt and last_epoch >= self.doubt_epoch:
+            self._end_doubt(Outcome.OK, "committed, as it turned out")
+        elif self.doubt:
+            self._end_doubt(Outcome.FAIL, "lost")
         assert last_epoch == self.last_epoch, f"{self.name}: {last_epoch}, not {self.last_epoch}"
+
+    def _end_doubt(self, outcome: Outcome, what: str) -> None:
+        if outcome is Outcome.OK:
+            self.last_epoch = self.doubt_epoch
+        self._settle(self.doubt, outcome, what)
+        self.doubt = []
 
     def _settle(self, notes: list[Send], outcome: Outcome, what: str) -> None:
         self.world.count(f"transaction {what}")

@@ -71,7 +71,6 @@ from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
 logger = logging.getLogger(__name__)
 
 SESSION: Final = 1
-BATCH_BYTES: Final = 1 << 20
 WINDOW_WARNING: Final = 60
 """So many unresolved batches are near the end of what a queue remembers."""
 READ_S: Final = 10.0
@@ -293,9 +292,7 @@ class Relay:
 
     async def _open(self, topics: set[str]) -> _RelayProducer:
         if self._core is None:
-            config = ProducerConfig(
-                source_positions=True, batch_bytes=BATCH_BYTES, after_expiry="restart"
-            )
+            config = ProducerConfig(source_positions=True, after_expiry="restart")
             intake = Intake(config, wake=lambda: None, open_topic=None)
             self._core = _RelayProducer(
                 self._cluster, self._identity.name, config, intake, identity=self._identity
