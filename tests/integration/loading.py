@@ -98,6 +98,12 @@ def done(loader: Actor) -> int:
     return int(line["stored"]) + int(line["duplicates"]) + int(line["skipped"])
 
 
+def landed(result: dict[str, Any]) -> int:
+    """Messages of this very run that are stored: those whose acknowledgement got lost, so that they
+    were sent again, are told as duplicates."""
+    return int(result["stored"]) + int(result["duplicates"])
+
+
 def wait_share(loader: Actor, source: Source, share: float, timeout: float = 60) -> None:
     """Waits until that share is acknowledged; the loader must still run then."""
     deadline = time.monotonic() + timeout

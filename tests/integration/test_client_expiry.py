@@ -12,7 +12,7 @@ import pytest
 from semel.client import Client, connect
 from semel.protos.errors import DedupStateExpired
 from tests.integration.cluster import Cluster
-from tests.integration.loading import semel
+from tests.integration.loading import landed, semel
 
 TOPIC = "t"
 IDLE_MS = 300
@@ -97,7 +97,7 @@ def test_the_console_says_what_to_do(cluster: Cluster, client: Client, tmp_path:
     file.write_bytes(b"a\nb\nc\n")
     load = ("produce", TOPIC, str(file), "--producer", "console", "--json")
     first = semel(cluster.bootstrap, *load)
-    assert json.loads(first.stdout)["stored"] == 3
+    assert landed(json.loads(first.stdout)) == 3
     forget(client, "console")
     before = stored(client)
     refused = semel(cluster.bootstrap, *load)
@@ -105,7 +105,7 @@ def test_the_console_says_what_to_do(cluster: Cluster, client: Client, tmp_path:
     assert "after_expiry" in refused.stderr
     assert stored(client) == before
     again = semel(cluster.bootstrap, *load, "--after-expiry", "restart")
-    assert json.loads(again.stdout)["stored"] == 3
+    assert landed(json.loads(again.stdout)) == 3
     assert stored(client) == before + 3
 
 

@@ -226,8 +226,9 @@ def test_a_loader_is_replaced_in_mid_load_while_the_master_dies(
 
 
 def test_an_unreachable_cluster_is_told_in_time(cluster: Cluster) -> None:
+    with connect(cluster.bootstrap) as patient:
+        patient.admin.create_topic("t", queues=4)
     client = connect(cluster.bootstrap, request_timeout_ms=1_000)
-    client.admin.create_topic("t", queues=4)
     producer = client.producer(delivery_timeout_ms=1_500, buffer_bytes=1_000, buffer_full="raise")
     producer.send("t", b"stored").result(10)
     for node in cluster.nodes:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from semel.console.main import run
+from tests.integration.loading import landed
 from tests.integration.up_process import UpProcess
 
 ODD = [b"plain", b"", b"\r", b"tab\tand\x00nul", b"\xff\xfe", "größe".encode(), b" " * 3, b"last"]
@@ -127,24 +128,24 @@ def test_lines_are_bytes_and_pass_unchanged(semel: Console, topic: str, tmp_path
 def test_the_same_load_again_stores_nothing(semel: Console, topic: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"one\ntwo\nthree\n")
-    assert semel.json("produce", topic, file, "--producer", "again")["stored"] == 3
+    assert landed(semel.json("produce", topic, file, "--producer", "again")) == 3
     result = semel.json("produce", topic, file, "--producer", "again")
-    assert (result["read"], result["stored"], result["skipped"]) == (3, 0, 3)
+    assert (result["read"], landed(result), result["skipped"]) == (3, 0, 3)
     file.write_bytes(b"one\ntwo\nthree\nfour\n")
     result = semel.json("produce", topic, file, "--producer", "again")
-    assert (result["read"], result["stored"], result["skipped"]) == (4, 1, 3)
+    assert (result["read"], landed(result), result["skipped"]) == (4, 1, 3)
 
 
 def test_stdin_without_a_name_is_stored_as_it_comes(semel: Console, topic: str) -> None:
-    assert semel.json("produce", topic, stdin=b"a\nb")["stored"] == 2
-    assert semel.json("produce", topic, "-", stdin=b"a\nb")["stored"] == 2
+    assert landed(semel.json("produce", topic, stdin=b"a\nb")) == 2
+    assert landed(semel.json("produce", topic, "-", stdin=b"a\nb")) == 2
     assert semel.json("produce", topic, stdin=b"")["read"] == 0
 
 
 def test_keys_of_lines_choose_the_queue(semel: Console, topic: str) -> None:
     lines = b"".join(b"k%d:v%d\n" % (n % 5, n) for n in range(40)) + b"no key here\n"
     result = semel.json("produce", topic, "--key-separator", ":", "--producer", "keys", stdin=lines)
-    assert result["stored"] == 41
+    assert landed(result) == 41
     rows = read_json(semel("consume", topic, "--until-end", "--json"))
     queues: dict[str, set[int]] = {}
     for row in rows:
@@ -159,7 +160,7 @@ def test_keys_of_lines_choose_the_queue(semel: Console, topic: str) -> None:
 def test_json_lines_carry_key_and_headers(semel: Console, topic: str) -> None:
     text = json.dumps({"value": "v", "key": "k", "headers": {"trace": "ä"}}).encode() + b"\n"
     text += json.dumps({"value_base64": "/wA="}).encode()
-    assert semel.json("produce", topic, "--format", "jsonl", stdin=text)["stored"] == 2
+    assert landed(semel.json("produce", topic, "--format", "jsonl", stdin=text)) == 2
     rows = read_json(semel("consume", topic, "--until-end", "--json"))
     [plain] = [row for row in rows if "value" in row]
     [coded] = [row for row in rows if "value_base64" in row]
@@ -400,7 +401,7 @@ def test_progress_lines_come_before_the_result(semel: Console, topic: str) -> No
     assert [row.get("event") for row in rows[:-1]] == ["progress"] * (len(rows) - 1)
     assert len(rows) > 5
     assert "event" not in rows[-1]
-    assert rows[-1]["stored"] == 2000
+    assert landed(rows[-1]) == 2000
     assert rows[-1]["seconds"] >= 0.9
 
 
