@@ -9,6 +9,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from semel.broker.log.checkpoint import HEADER_BYTES
 from semel.broker.probe import COMMON, METRICS
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
@@ -83,6 +84,32 @@ async def test_the_figures_of_a_node_follow_what_happened(tmp_path: Path) -> Non
         assert page["semel_broker_producer_rows"] == 1
         assert page["semel_broker_parked_batches"] == 0
         assert 0 < page["semel_broker_disk_free_bytes"] <= page["semel_broker_disk_total_bytes"]
+
+
+async def test_a_checkpoint_is_counted_with_its_size_and_its_times(tmp_path: Path) -> None:
+    async with BrokerGroup(tmp_path, 1, metrics_port=0) as group:
+        node = await group.master()
+        page = await scrape(node.metrics_address)
+        assert page["semel_broker_checkpoint_bytes"] == 0
+        assert page["semel_broker_checkpoint_seconds_count"] == 0
+        async with RawClient(node.address) as client:
+            await client.create_queue()
+            await client.fence(1)
+        index = await node.checkpoints.write()
+        await node.checkpoints.write()  # nothing is new: none is written
+        page = await scrape(node.metrics_address)
+        (file,) = (tmp_path / "1" / "log").glob("*/checkpoint-*")
+        assert page["semel_broker_checkpoint_index"] == index
+        assert page["semel_broker_checkpoint_bytes"] == file.stat().st_size - HEADER_BYTES
+        assert page["semel_broker_checkpoint_seconds_count"] == 1
+        assert page["semel_broker_checkpoint_pause_seconds_count"] == 1
+        paused = page["semel_broker_checkpoint_pause_seconds_sum"]
+        assert 0 < paused < page["semel_broker_checkpoint_seconds_sum"]
+        await group.stop(node.config.node_id)
+        again = await group.start(node.config.node_id)
+        page = await scrape(again.metrics_address)
+        assert page["semel_broker_checkpoint_bytes"] == file.stat().st_size - HEADER_BYTES
+        assert page["semel_broker_checkpoint_seconds_count"] == 0
 
 
 async def test_a_master_shows_who_does_not_follow_and_slaves_count_nothing_twice(

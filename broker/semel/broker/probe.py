@@ -60,6 +60,9 @@ METRICS: Final = (
     _gauge("log_first_index", "index", "First entry that is whole here."),
     _gauge("log_end_index", "index", "Last entry in the log."),
     _gauge("checkpoint_index", "index", "Entry of the newest checkpoint."),
+    _gauge("checkpoint_bytes", "bytes", "Size of the newest checkpoint."),
+    _histogram("checkpoint_seconds", "How long a checkpoint took, until it was durable."),
+    _histogram("checkpoint_pause_seconds", "How long nothing was served meanwhile."),
     _gauge("muted", "0 or 1", "1 while nobody may count this node: it lost its disk."),
     _gauge("group_voters", "nodes", "Nodes that vote. Master only."),
     _gauge(
@@ -234,6 +237,9 @@ class Probe:
         page.add("semel_broker_log_first_index", stats.first_index)
         page.add("semel_broker_log_end_index", stats.last_index)
         page.add("semel_broker_checkpoint_index", self._checkpoints.index)
+        page.add("semel_broker_checkpoint_bytes", self._checkpoints.length)
+        page.add("semel_broker_checkpoint_seconds", self._checkpoints.seconds)
+        page.add("semel_broker_checkpoint_pause_seconds", self._checkpoints.pause_seconds)
         page.add("semel_broker_log_appended_bytes_total", stats.appended_bytes)
         page.add("semel_broker_log_sync_seconds", log.sync_seconds)
         unsynced_ms = log.oldest_unsynced_age_ms(monotonic_ms())

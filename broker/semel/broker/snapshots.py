@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import google_crc32c
@@ -34,6 +35,7 @@ from semel.broker.snapshot_pull import SnapshotPull
 from semel.broker.state import State
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.ids import NodeId
+from semel.protos.metrics import Histogram
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,16 @@ class Checkpoints:
         checkpoint = replica.log.checkpoint
         self.index = 0 if checkpoint is None else checkpoint.index
         """Index of the newest checkpoint."""
+        self.seconds = Histogram()
+        """How long writing one took, from taking the state to its being durable."""
+        self.pause_seconds = Histogram()
+        """How long the loop stood still for that, while the state was taken."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the newest checkpoint's payload; 0 without one."""
+        checkpoint = self._replica.log.checkpoint
+        return 0 if checkpoint is None else checkpoint.length
 
     async def write(self, *, anew: bool = False) -> int:
         """Makes the newest applied state durable; returns its index. `anew`: even if it is."""
@@ -61,10 +73,13 @@ class Checkpoints:
             index, term = state.applied_index, state.applied_term
             if index <= self.index and not anew:
                 return self.index
+            began = time.monotonic()  # the loop's own clock stands still within a turn
             parts = state.to_parts()
+            self.pause_seconds.observe(time.monotonic() - began)
             await asyncio.get_running_loop().run_in_executor(
                 replica.readers, log.save_checkpoint, index, term, parts
             )
+            self.seconds.observe(time.monotonic() - began)
             self.index = max(self.index, index)
             logger.info("checkpoint written index=%d bytes=%d", index, sum(map(len, parts)))
             return self.index
