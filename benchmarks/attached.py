@@ -97,8 +97,11 @@ def _cpu(node: Node) -> float:
 
 
 @contextlib.contextmanager
-def attached(cluster: Cluster, applications: int, each: int, processes: int) -> Iterator[float]:
-    """Client processes with all that is attached; gives the seconds that it took."""
+def attached(
+    cluster: Cluster, applications: int, each: int, processes: int, *, start: int = 0
+) -> Iterator[float]:
+    """Client processes with all that is attached, from application `start` on; gives the seconds
+    that it took."""
     share = -(-applications // processes)
     module = [sys.executable, "-m", "benchmarks.attached_client"]
     module += [cluster.controller_address, cluster.master().address, "--each", str(each)]
@@ -106,7 +109,8 @@ def attached(cluster: Cluster, applications: int, each: int, processes: int) -> 
     began = time.monotonic()
     try:
         for first in range(0, applications, share):
-            part = ["--first", str(first), "--applications", str(min(share, applications - first))]
+            part = ["--first", str(start + first)]
+            part += ["--applications", str(min(share, applications - first))]
             running.append(
                 subprocess.Popen(
                     [*module, *part],

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from contextlib import AsyncExitStack
 from typing import Any, Final
@@ -219,6 +220,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, required=True)
     options = parser.parse_args()
     die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and ends this process
     asyncio.run(run(options))
     return 0
 

@@ -1,4 +1,4 @@
-"""Figures of many workloads in one round, and the comparison that each workload is.
+"""Figures of many workloads in one round, the comparison that each workload is, and its table.
 
 How it works. A system (Semel, a peer, a floor) runs all workloads in one round and gives figures by
 *cell*: system, workload, variant ("Semel", "W1", "send_many, list"). `harness.compare` knows flat
@@ -10,7 +10,8 @@ Not here: what the figures ought to be (`goals.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from benchmarks.harness import Comparison
@@ -74,3 +75,26 @@ def by_workload(comparison: Comparison) -> dict[str, Comparison]:
                 table.rounds.setdefault(contender, []).append(metrics)
     known = {name: found.pop(name) for name in WORKLOADS if name in found}
     return known | found
+
+
+def table_lines(
+    table: Comparison, metrics: Iterable[str], heads: Mapping[str, str], *, wide: int = 24
+) -> list[str]:
+    """Medians with their spread, a line a contender; `heads` are names of metrics for people."""
+    metrics = list(metrics)
+    width = max([len("median, spread"), *map(len, table.rounds)])
+    named = "".join(f"{heads.get(metric, metric):>{wide}}" for metric in metrics)
+    lines = [f"  {'median, spread':<{width}}{named}"]
+    for contender in table.rounds:
+        cells = "".join(f"{_cell(table, contender, metric):>{wide}}" for metric in metrics)
+        lines.append(f"  {contender:<{width}}{cells}")
+    return lines
+
+
+def _cell(table: Comparison, contender: str, metric: str) -> str:
+    value = table.median(contender, metric)
+    if math.isnan(value):
+        return ""
+    digits = 0 if value >= 1_000 else 2 if value >= 0.1 or not value else 4
+    spread = table.spread(contender, metric)
+    return f"{value:,.{digits}f}" + ("" if math.isnan(spread) else f" ±{spread:.0%}")

@@ -47,13 +47,13 @@ def draw(title: str, subtitle: str, groups: Sequence[tuple[str, Sequence[Ratio]]
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        _text(12, 22, title, size=16),
-        _text(12, 40, subtitle),
+        text(12, 22, title, size=16),
+        text(12, 40, subtitle),
         *_axis(steps, height),
     ]
     y = TOP
     for heading, some in shown:
-        body.append(_text(12, y + 18, heading, weight="bold"))
+        body.append(text(12, y + 18, heading, weight="bold"))
         y += HEAD
         for ratio in some:
             body += _bar(ratio, y, steps)
@@ -77,14 +77,14 @@ def _axis(steps: int, height: int) -> Iterator[str]:
                 f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{height - 12}" stroke="{stroke}"/>'
             )
             label = f"{2**power}×" if power >= 0 else f"1/{2**-power}"
-            yield _text(x, TOP - 6, label, anchor="middle")
+            yield text(x, TOP - 6, label, anchor="middle")
 
 
 def _bar(ratio: Ratio, y: int, steps: int) -> Iterator[str]:
     middle, least, most = ratio.better
     one, x, low, high = (_x(value, steps) for value in (1.0, middle, least, most))
     name = f"{ratio.contender} / {ratio.of}: {WORDS.get(ratio.metric, ratio.metric)}"
-    yield _text(LEFT - 8, y + 14, name, anchor="end", size=11)
+    yield text(LEFT - 8, y + 14, name, anchor="end", size=11)
     yield (
         f'<rect x="{min(one, x):.1f}" y="{y + 4}" width="{abs(x - one):.1f}" height="{ROW - 8}" '
         f'fill="{BETTER if middle >= 1 else WORSE}"/>'
@@ -94,13 +94,14 @@ def _bar(ratio: Ratio, y: int, steps: int) -> Iterator[str]:
         f'stroke="{INK}" stroke-width="2"/>'
     )
     words = f"{middle:.2f} × better" if middle >= 1 else f"{1 / middle:.2f} × worse"
-    yield _text(WIDTH - RIGHT + 8, y + 14, words, size=11)
+    yield text(WIDTH - RIGHT + 8, y + 14, words, size=11)
 
 
-def _text(
-    x: float, y: float, text: str, *, size: int = 12, anchor: str = "start", weight: str = "normal"
+def text(
+    x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", weight: str = "normal"
 ) -> str:
+    """An SVG text."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" '
-        f'text-anchor="{anchor}" fill="{INK}">{escape(text)}</text>'
+        f'text-anchor="{anchor}" fill="{INK}">{escape(words)}</text>'
     )

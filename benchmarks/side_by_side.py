@@ -22,16 +22,12 @@ Not here: Semel's workloads (`workloads.py`), running a peer (`peer.py`), goals 
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from benchmarks.figures import WORKLOADS, by_workload, flat
+from benchmarks.commands import Help, check_files, guarded, strict_json
+from benchmarks.figures import WORKLOADS, by_workload, flat, table_lines
 from benchmarks.goals import MAIN_METRICS, Ratio, ratios, set_targets
 from benchmarks.harness import (
     Comparison,
@@ -46,13 +42,10 @@ from benchmarks.harness import (
 from benchmarks.peer import Peer, PeerError
 from benchmarks.picture import draw
 from benchmarks.raw_floors import RawFloors
-from benchmarks.workloads import ClientError, Semel, disk_bytes
-from semel.protos.errors import SemelError
+from benchmarks.workloads import Semel, disk_bytes
 
 PEER_BYTES, PEER_FIXED_BYTES = 26 << 30, 4 << 30
 """What a peer's script may need on the disk: at scale 1, and at any scale."""
-STOPS_THE_RUN = (PeerError, ClientError, SemelError, OSError, RuntimeError)
-"""What can go wrong outside; bugs of our own keep their traceback."""
 HEADS = {
     "msg_s": "messages/s",
     "cpu_s_per_million": "CPU s/M",
@@ -61,14 +54,10 @@ HEADS = {
 }
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and the examples as they are."""
-
-
 def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The command line; ends with one line when it is impossible."""
     parser = arguments(__doc__.partition("\nGive it")[0], rounds=3)
-    parser.formatter_class = _Help
+    parser.formatter_class = Help
     parser.set_defaults(warm_ups=0)
     parser.add_argument(
         "--peer",
@@ -103,14 +92,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     )
     parser.add_argument("--picture", type=Path, default=None, help="draw ratios to this .svg file")
     options = parser.parse_args(argv)
-    if options.picture is not None and options.picture.suffix != ".svg":
-        parser.error(
-            f"--picture {options.picture}: pictures are SVG, name a file that ends in .svg"
-        )
-    for name in ("json", "picture"):
-        path = getattr(options, name)
-        if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-            parser.error(f"--{name} {path}: {path.parent} is no directory that can be written to")
+    check_files(parser, options)
     need = disk_bytes(options.workloads, options.scale)
     if options.peer:
         need = max(need, PEER_FIXED_BYTES + int(PEER_BYTES * options.scale))
@@ -129,7 +111,7 @@ def _workloads(text: str) -> list[str]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Comparison]:
-    """All rounds, by workload. Raises STOPS_THE_RUN."""
+    """All rounds, by workload. Raises `commands.STOPS_THE_RUN`."""
     with temporary_directory(options.data) as data:
         peers = [
             Peer(
@@ -165,13 +147,7 @@ def render(table: Comparison, found: list[Ratio]) -> str:
         for metric in MAIN_METRICS
         if any(table.values(contender, metric) for contender in table.rounds)
     ]
-    width = max(len(contender) for contender in table.rounds)
-    lines = [table.title]
-    heads = "".join(f"{HEADS.get(metric, metric):>24}" for metric in metrics)
-    lines.append(f"  {'median, spread':<{width}}{heads}")
-    for contender in table.rounds:
-        cells = "".join(f"{_cell(table, contender, metric):>24}" for metric in metrics)
-        lines.append(f"  {contender:<{width}}{cells}")
+    lines = [table.title, *table_lines(table, metrics, HEADS)]
     for ratio in found:
         lines.append(
             f"  {ratio.contender} / {ratio.of}, {HEADS.get(ratio.metric, ratio.metric)}: "
@@ -180,14 +156,6 @@ def render(table: Comparison, found: list[Ratio]) -> str:
     for target, value, holds in table.judged():
         lines.append(f"  {'kept  ' if holds else 'MISSED'} {target.describe()}: {value:.2f}")
     return "\n".join(lines)
-
-
-def _cell(table: Comparison, contender: str, metric: str) -> str:
-    value = table.median(contender, metric)
-    if math.isnan(value):
-        return ""
-    digits = 0 if value >= 1_000 else 2
-    return f"{value:,.{digits}f} ±{table.spread(contender, metric):.0%}"
 
 
 def as_json(
@@ -218,15 +186,7 @@ def as_json(
             for name, table in tables.items()
         },
     }
-    return json.dumps(_without_nan(document), indent=1, allow_nan=False) + "\n"
-
-
-def _without_nan(part: Any) -> Any:
-    if isinstance(part, dict):
-        return {key: _without_nan(each) for key, each in part.items()}
-    if isinstance(part, list | tuple):
-        return [_without_nan(each) for each in part]
-    return None if isinstance(part, float) and not math.isfinite(part) else part
+    return strict_json(document)
 
 
 def publish(tables: Mapping[str, Comparison], options: argparse.Namespace) -> int:
@@ -245,19 +205,6 @@ def publish(tables: Mapping[str, Comparison], options: argparse.Namespace) -> in
         options.picture.write_text(draw("Semel beside others", subtitle, groups))
     missed = any(not holds for table in tables.values() for _, _, holds in table.judged())
     return 1 if missed and options.check else 0
-
-
-def guarded(run: Callable[[], int]) -> int:
-    """`run`, or one line and an exit status when something outside went wrong."""
-    try:
-        return run()
-    except KeyboardInterrupt:
-        print("\nerror: interrupted; nothing is left running", file=sys.stderr)
-        return 130
-    except (*STOPS_THE_RUN, subprocess.SubprocessError) as error:
-        first = (str(error).splitlines() or [""])[0] or type(error).__name__
-        print(f"\nerror: {first}", file=sys.stderr)
-        return 1
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -71,15 +71,23 @@ def log_lines() -> list[bytes]:
 
 
 def produce(
-    bootstrap: str, topic: str, records: int, size: int, how: str, lines: bool, compression: str
+    bootstrap: str,
+    topic: str,
+    records: int,
+    size: int,
+    how: str,
+    lines: bool = False,
+    **options: Any,
 ) -> Mapping[str, Any]:
-    """Sends `records` values as `how` says: "list", "arrow" or "send"; until all are stored."""
+    """Sends `records` values as `how` says: "list", "arrow" or "send"; until all are stored.
+
+    `options` are the producer's."""
     values = log_lines() if lines else random_values(max(1, CALL_BYTES // size), size)
     count = len(values)
     with open_client(bootstrap) as client:
         with client.producer() as warm:
             warm.send(topic, b"warm").result(ACK_S)
-        with client.producer(compression=compression) as producer:
+        with client.producer(**options) as producer:
             column: Any = pa.array(values, pa.binary()) if how == "arrow" else values
             start = time.perf_counter()
             if how == "send":
@@ -281,14 +289,14 @@ ROLES: Mapping[str, Callable[..., Mapping[str, Any]]] = {
 }
 
 
-def main() -> None:
-    """Command line: ROLE SETTINGS."""
+def play(roles: Mapping[str, Callable[..., Mapping[str, Any]]]) -> None:
+    """The command line ROLE SETTINGS of one of `roles`."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and ends this process
     role, settings = sys.argv[1], json.loads(sys.argv[2])
     signal.alarm(settings.pop("limit_s"))
-    print(json.dumps(ROLES[role](**settings)), flush=True)
+    print(json.dumps(roles[role](**settings)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    play(ROLES)

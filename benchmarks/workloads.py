@@ -85,12 +85,14 @@ def disk_bytes(workloads: Sequence[str], scale: float) -> int:
 class ClientProcess:
     """One client; a context manager that leaves no process behind."""
 
+    MODULE = "benchmarks.side_by_side_client"
+
     def __init__(self, role: str, **settings: Any) -> None:
         settings = {"limit_s": CLIENT_S, **settings}
         self.role = role
         self.cpu_s = 0.0
         """User and system time of its whole life, known when `result` is."""
-        command = [sys.executable, "-m", "benchmarks.side_by_side_client", role]
+        command = [sys.executable, "-m", self.MODULE, role]
         self._process = subprocess.Popen(
             [*command, json.dumps(settings)],
             stdin=subprocess.PIPE,
@@ -215,21 +217,13 @@ class Workloads:
         times = [psutil.Process(node.pid).cpu_times() for node in self._cluster.nodes]
         return sum(each.user + each.system for each in times)
 
-    def _memory(self) -> dict[str, float]:
-        """Resident MiB: all together, and each node's."""
-        each = {
-            f"rss_mib_{node.kind}_{node.id}": node.resident_bytes() / MIB
-            for node in self._cluster.nodes
-        }
-        return {"rss_mib": sum(each.values()), **each}
-
     def _rate(self, result: Mapping[str, Any], cpu_s: float, size: int) -> dict[str, float]:
         rate = result["messages"] / max(result["seconds"], 1e-9)
         return {
             "msg_s": rate,
             "mb_s": rate * size / 1e6,
             "cpu_s_per_million": cpu_s / result["messages"] * 1e6,
-            **self._memory(),
+            **memory(self._cluster),
         }
 
     def _produced(self, workload: str, topic: str, how: str) -> dict[str, float]:
@@ -255,7 +249,7 @@ class Workloads:
         records, warm = 3_000, 100
         result, cpu_s = self._measured(role, topic=topic, records=records, warm=warm, size=1_024)
         per_million = cpu_s / (records + warm) * 1e6
-        return {**result, "cpu_s_per_million": per_million, **self._memory()}
+        return {**result, "cpu_s_per_million": per_million, **memory(self._cluster)}
 
     def _open_loop(self, topic: str) -> dict[str, float]:
         records = 20 * RATE
@@ -268,7 +262,7 @@ class Workloads:
             **{f"ack_{name}": value for name, value in acks.items()},
             **{f"end_to_end_{name}": value for name, value in arrivals.items()},
             "cpu_s_per_million_no_consumer": cpu_s / records * 1e6,
-            **self._memory(),
+            **memory(self._cluster),
         }
 
     def _without_master(self, topic: str, number: signal.Signals) -> dict[str, float]:
@@ -293,7 +287,7 @@ class Workloads:
             "longest_gap_s": max(after - before for before, after in pairwise(acks)),
             "first_ack_after_s": next(ack for ack in acks if ack > hit) - hit,
             "failed": result["failed"],
-            **self._memory(),
+            **memory(self._cluster),
         }
 
     def _take(self, master: Node, number: signal.Signals) -> None:
@@ -303,25 +297,38 @@ class Workloads:
             self._cluster.pause(master)
 
     def _restarted(self, topic: str) -> dict[str, float]:
-        """Seconds from the start of all nodes, after SIGKILL of all, to the first message stored,
-        and to one in every queue."""
-        settings = {"bootstrap": self._cluster.bootstrap, "topic": topic, "queues": QUEUES}
-        with ClientProcess("first_acks", **settings) as client:
-            client.wait_ready()
-            for node in self._cluster.nodes:
-                os.kill(node.pid, signal.SIGKILL)
-            for node in self._cluster.nodes:
-                self._cluster.kill(node)
-            start = time.monotonic()
-            client.tell()
-            self._cluster.start(SERVE_S)
-            acks = client.result()["acks"]
-        self._cluster.wait_caught_up(timeout=SERVE_S)
+        """Seconds to the first message stored, and to one in every queue."""
+        acks = restarted(self._cluster, topic, QUEUES)
         return {
-            "first_ack_s": acks[0] - start,
-            "all_four_partitions_s": acks[-1] - start,
-            **self._memory(),
+            "first_ack_s": acks[0],
+            "all_four_partitions_s": acks[-1],
+            **memory(self._cluster),
         }
+
+
+def memory(cluster: Cluster) -> dict[str, float]:
+    """Resident MiB: all together, and each node's."""
+    each = {f"rss_mib_{node.kind}_{node.id}": node.resident_bytes() / MIB for node in cluster.nodes}
+    return {"rss_mib": sum(each.values()), **each}
+
+
+def restarted(cluster: Cluster, topic: str, queues: int) -> list[float]:
+    """SIGKILL of all nodes, and their start: seconds from there to the acknowledgement of a message
+    in each of the first `queues` queues, in the order in which they came."""
+    with ClientProcess(
+        "first_acks", bootstrap=cluster.bootstrap, topic=topic, queues=queues
+    ) as client:
+        client.wait_ready()
+        for node in cluster.nodes:
+            os.kill(node.pid, signal.SIGKILL)
+        for node in cluster.nodes:
+            cluster.kill(node)
+        start = time.monotonic()
+        client.tell()
+        cluster.start(SERVE_S)
+        acks = client.result()["acks"]
+    cluster.wait_caught_up(timeout=SERVE_S)
+    return [ack - start for ack in acks]
 
 
 def medians(found: Sequence[Mapping[str, float]]) -> dict[str, float]:

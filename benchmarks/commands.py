@@ -1,0 +1,64 @@
+"""What larger benchmarks' command lines share: help, files to write, one line for trouble.
+
+Not here: options that all benchmarks have (`harness.arguments`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.peer import PeerError
+from benchmarks.workloads import ClientError
+from semel.protos.errors import SemelError
+
+STOPS_THE_RUN = (PeerError, ClientError, SemelError, OSError, RuntimeError)
+"""What can go wrong outside; bugs of our own keep their traceback."""
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the examples as they are."""
+
+
+def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends with one line when `--json` or `--picture` name what cannot be written."""
+    if options.picture is not None and options.picture.suffix != ".svg":
+        parser.error(
+            f"--picture {options.picture}: pictures are SVG, name a file that ends in .svg"
+        )
+    for name in ("json", "picture"):
+        path = getattr(options, name)
+        if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+            parser.error(f"--{name} {path}: {path.parent} is no directory that can be written to")
+
+
+def strict_json(document: Mapping[str, Any]) -> str:
+    """The text of a JSON file; figures that do not exist are null."""
+    return json.dumps(_without_nan(document), indent=1, allow_nan=False) + "\n"
+
+
+def _without_nan(part: Any) -> Any:
+    if isinstance(part, Mapping):
+        return {key: _without_nan(each) for key, each in part.items()}
+    if isinstance(part, list | tuple):
+        return [_without_nan(each) for each in part]
+    return None if isinstance(part, float) and not math.isfinite(part) else part
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """`run`, or one line and an exit status when something outside went wrong."""
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print("\nerror: interrupted; nothing is left running", file=sys.stderr)
+        return 130
+    except (*STOPS_THE_RUN, subprocess.SubprocessError) as error:
+        first = (str(error).splitlines() or [""])[0] or type(error).__name__
+        print(f"\nerror: {first}", file=sys.stderr)
+        return 1

@@ -1,0 +1,196 @@
+"""What `growth` measures at a point: a cluster of real processes, and its figures.
+
+How it works. A `Site` is a cluster (three brokers, one controller) and the ways to measure it,
+always the same ones: how fast 1 KiB messages are produced to a fresh topic of four queues, how long
+one awaited message of 1 KiB takes, memory, a snapshot, a restart.
+
+A snapshot is provoked as a slave does that has fallen behind: by asking the master for a checkpoint
+of its newest index; size and times are the node's own metrics.
+
+Not here: what grows (`growers.py`), which points, promises (`curves.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import urllib.request
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from benchmarks.curves import MIB
+from benchmarks.side_by_side_client import ACK_S, produce, sync_latency
+from benchmarks.workloads import CONNECT_MS, SERVE_S, memory, restarted
+from semel.client import Client, connect
+from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.v1 import raft_pb2, raft_pb2_grpc
+from tests.integration.cluster import Cluster, Node
+
+Figures = dict[str, float]
+HOT = "hot"
+"""Topic of single messages: for a new entry, after a restart."""
+HOT_QUEUES = 4
+LOAD_BYTES, LOAD_MESSAGES = 640 << 20, 6_000_000
+"""One figure of a rate at scale 1 takes so much, whichever comes first: more than the log grows
+until a broker writes a snapshot, so that the rate has one in it."""
+AWAITED, AWAITED_LEAST = 500, 50
+WARM = 20
+SIZE = 1_024
+REQUEST_MS = 300_000
+
+
+class Site:
+    """A running cluster."""
+
+    def __init__(self, cluster: Cluster, client: Client, scale: float) -> None:
+        self.cluster = cluster
+        self.client = client
+        self._scale = scale
+        self._numbers = itertools.count(1)
+        client.admin.create_topic(HOT, queues=HOT_QUEUES)
+
+    def term(self) -> int:
+        """Of the broker group; each election raises it."""
+        term: int = self.cluster.status(self.cluster.master(), timeout=SERVE_S).term
+        return term
+
+    def scaled(self, count: int, least: int) -> int:
+        """Messages of one figure."""
+        return max(least, int(count * self._scale))
+
+    @contextmanager
+    def topic(self, queues: int) -> Iterator[str]:
+        """A fresh one, gone afterwards."""
+        name = f"load-{next(self._numbers)}"
+        self.client.admin.create_topic(name, queues=queues)
+        yield name
+        self.client.admin.delete_topic(name)
+
+    def rate(self, size: int = SIZE, queues: int = HOT_QUEUES, **options: Any) -> Figures:
+        """Messages of `size` to a fresh topic; `options` are the producer's."""
+        with self.topic(queues) as topic:
+            return self.load(topic, size, **options)
+
+    def load(
+        self, topic: str, size: int = SIZE, *, volume: int = LOAD_BYTES, **options: Any
+    ) -> Figures:
+        """Messages of `size`, together so many bytes, to a topic that is there."""
+        records = self.scaled(min(volume // size, LOAD_MESSAGES), 20)
+        bootstrap = self.cluster.bootstrap
+        found = produce(bootstrap, topic, records=records, size=size, how="arrow", **options)
+        rate = found["messages"] / found["seconds"]
+        return {"msg_s": rate, "mb_s": rate * size / 1e6}
+
+    def latency(self, size: int = SIZE) -> Figures:
+        """One awaited message at a time, to a fresh topic."""
+        with self.topic(HOT_QUEUES) as topic:
+            return self.awaited(topic, size)
+
+    def awaited(self, topic: str, size: int = SIZE) -> Figures:
+        """One awaited message at a time, to a topic that is there."""
+        records = self.scaled(AWAITED, AWAITED_LEAST)
+        found = sync_latency(self.cluster.bootstrap, topic, records=records, warm=WARM, size=size)
+        return {name: found[name] for name in ("p50_ms", "p99_ms")}
+
+    def memory(self) -> Figures:
+        """Resident MiB: all nodes together, and the master."""
+        total = memory(self.cluster)["rss_mib"]
+        return {"rss_mib": total, "master_mib": self.cluster.master().resident_bytes() / MIB}
+
+    def snapshot(self) -> Figures:
+        """A checkpoint of the master: its bytes, the seconds that it took, and those in which it
+        served nobody. The others write one afterwards, so that a restart finds a fresh one."""
+        master = self.cluster.master()
+        before = figures_of(_page(master), "semel_broker_checkpoint_")
+        with self.client.producer() as producer:
+            producer.send(HOT, b"one more entry").result(ACK_S)
+        length = self._checkpoint(master)
+        after = figures_of(_page(master), "semel_broker_checkpoint_")
+        written = after["seconds_count"] - before["seconds_count"]
+        took = after["seconds_sum"] - before["seconds_sum"]
+        paused = after["pause_seconds_sum"] - before["pause_seconds_sum"]
+        for node in self.cluster.brokers:
+            if node is not master:
+                self._checkpoint(node)
+        return {
+            "snapshot_bytes": length,
+            "snapshot_s": took / written,
+            "snapshot_pause_s": paused / written,
+        }
+
+    def _checkpoint(self, node: Node) -> int:
+        """Has a broker write one, unless it has done so anyway; its bytes."""
+        index = self.cluster.status(node, timeout=SERVE_S).applied_index
+        with grpc.insecure_channel(node.address, options=CHANNEL_OPTIONS) as channel:
+            request = raft_pb2.PullCheckpointRequest(index=index)
+            call = raft_pb2_grpc.SnapshotsStub(channel).PullCheckpoint(request, timeout=SERVE_S)
+            try:
+                first = next(call)
+            except grpc.RpcError as error:
+                raise error_from_rpc(error) from None
+            call.cancel()
+            length: int = first.total_bytes
+            return length
+
+    def messages(self, topic: str) -> int:
+        """So many are stored of a topic; 0 while there is no master."""
+        page = _page(self.cluster.master())
+        found = figures_of(page, "semel_broker_topic_messages", f'topic="{topic}"')
+        return int(sum(found.values()))
+
+    def restart(self) -> float:
+        """SIGKILL of all nodes, start: seconds until a message is stored."""
+        return restarted(self.cluster, HOT, 1)[0]
+
+    def hot(self, figures: Collection[str], **options: Any) -> Figures:
+        """Rate and latency, as far as they are asked for; the latency before there is anything to
+        clean up."""
+        found = self.latency() if "latency" in figures else {}
+        return found | (self.rate(**options) if "rate" in figures else {})
+
+    def weight(self, figures: Collection[str]) -> Figures:
+        """Memory and snapshot, as far as they are asked for."""
+        found = self.memory() if "memory" in figures else {}
+        return found | (self.snapshot() if "snapshot" in figures else {})
+
+
+@contextmanager
+def site(data: Path, scale: float) -> Iterator[Site]:
+    """A new cluster; it is stopped afterwards."""
+    with ExitStack() as stack:
+        cluster = Cluster(data, broker_flags=["--metrics-port", "0"])
+        stack.callback(cluster.stop)
+        cluster.start(SERVE_S)
+        client = stack.enter_context(
+            connect(
+                cluster.bootstrap,
+                keep_routes=False,
+                connect_timeout_ms=CONNECT_MS,
+                request_timeout_ms=REQUEST_MS,
+            )
+        )
+        yield Site(cluster, client, scale)
+
+
+def _page(node: Node) -> str:
+    """A broker's metrics."""
+    address = json.loads(node.output_file.read_text().partition("\n")[0])["metrics"]
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=SERVE_S) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def figures_of(page: str, prefix: str, label: str = "") -> Figures:
+    """The figures of a page of metrics whose names begin with `prefix`, by the rest of the name;
+    buckets aside, with `label` among their labels."""
+    found = {}
+    for line in page.splitlines():
+        name, _, rest = line.partition("{")
+        labels, _, value = rest.rpartition("} ")
+        if value and name.startswith(prefix) and not name.endswith("_bucket") and label in labels:
+            found[name.removeprefix(prefix)] = float(value)
+    return found
