@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from semel.broker.state import (
     Accepted,
@@ -93,6 +95,40 @@ def test_idle_rows_count_before_surplus_ones() -> None:
         table.create(KEY, ProducerId(number), Row(1, 0, time_us))
     assert table.expirable(KEY, 101, 0, 2) == [1, 2]
     assert table.expirable(KEY, 101, 0, 1) == [1, 2, 4]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["append", "fence", "snapshot"]), st.integers(1, 3))))
+def test_what_an_idle_row_keeps_is_what_it_is(steps: list[tuple[str, int]]) -> None:
+    table = SequenceTable()
+    rows = {number: Row(1, 0, 0) for number in (1, 2, 3)}
+    for number, row in rows.items():
+        table.create(KEY, ProducerId(number), row)
+    for time_us, (step, number) in enumerate([*steps, ("snapshot", 1)], start=1):
+        row = rows[number]
+        if step == "append":
+            last = row.last_sequence
+            row.append(last + 1, last + 2, 7 * time_us, 2, time_us, time_us)
+        elif step == "fence":
+            row.fence(row.epoch + 1, time_us, time_us)
+        else:
+            packed = b"".join(rows[each].pack(each) for each in sorted(rows))
+            assert table.parts()[-1] == packed
+
+
+@pytest.mark.parametrize("busy", ["none", "append", "fence"])
+def test_an_idle_row_is_packed_twice_and_then_kept(busy: str) -> None:
+    row = Row(1, 0, 0)
+    row.append(0, 0, 0, 1, 1, 1)
+    packed = [row.packed(1)]
+    for time_us in (2, 3, 4):
+        if busy == "append":
+            row.append(time_us, time_us, time_us, 1, 1, time_us)
+        elif busy == "fence":
+            row.fence(time_us, 0, time_us)
+        packed.append(row.packed(1))
+    assert len(set(packed)) == (1 if busy == "none" else 4)
+    assert (packed[-1] is packed[1]) == (busy == "none")
+    assert row.pack(1) == packed[-1]
 
 
 @pytest.mark.parametrize("fault", ["none", "twice", "too long"])

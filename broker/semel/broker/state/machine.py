@@ -351,8 +351,7 @@ class State:
                     f"fence of producer {producer_id} by {incarnation} on {key} after"
                     f" {(row.epoch, row.session)}"
                 )
-            row.epoch, row.session = incarnation
-            row.last_time_us = self.log_time_us
+            row.fence(record.epoch, record.session, self.log_time_us)
         self.producers.set_name(producer_id, record.name)
         for reference in record.queues:
             copy = self.producers.lookup(queue_key_of(reference), producer_id)

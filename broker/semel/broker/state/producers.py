@@ -12,6 +12,8 @@ Invariants
 3. A name is kept once, as long as a row of its producer exists.
 4. A row that a split copied begins with one *inherited* entry: sequences up to its last one were
    decided at the parent, which knows their offsets; here they are stored, at offset -1.
+5. The canonical bytes that an idle row keeps are those of its fields: only `append` and `fence`
+   change a row that is in a table.
 
 Format of a row. producer_id u64, epoch u32, session u32, last_sequence i64, last_time_us i64,
 entries u32, then for each entry base_sequence i64, last_sequence i64, base_offset i64, count u32,
@@ -69,7 +71,7 @@ class Outcome(NamedTuple):
 class Row:
     """One producer on one queue."""
 
-    __slots__ = ("epoch", "last_sequence", "last_time_us", "session", "window")
+    __slots__ = ("_packed", "epoch", "last_sequence", "last_time_us", "session", "window")
 
     def __init__(self, epoch: int, session: int, last_time_us: int) -> None:
         self.epoch = epoch
@@ -77,11 +79,21 @@ class Row:
         self.last_sequence: int = NO_SEQUENCE
         self.last_time_us = last_time_us
         self.window: bytearray | bytes = b""
+        self._packed: bytes | None = None
+        """Canonical bytes since the last but one `packed` without a change; b"" since the last."""
+
+    def fence(self, epoch: int, session: int, time_us: int) -> None:
+        """An incarnation may write from now on."""
+        self._packed = None
+        self.epoch = epoch
+        self.session = session
+        self.last_time_us = time_us
 
     def append(
         self, base: int, last: int, base_offset: int, count: int, content_crc: int, time_us: int
     ) -> None:
         """The batch `[base, last]` is stored at `base_offset`."""
+        self._packed = None
         window = self.window
         if not isinstance(window, bytearray):
             window = self.window = bytearray(window)
@@ -154,6 +166,19 @@ class Row:
             len(self.window) // ENTRY.size,
         )
         return head + self.window
+
+    def packed(self, producer_id: int) -> bytes:
+        """The same, kept while the row is idle: a snapshot stops the broker group while it takes
+        the rows, and most of them have not changed since the one before."""
+        if self._packed:
+            return self._packed
+        packed = self.pack(producer_id)
+        if self._packed is None:
+            self._packed = b""
+        else:
+            self._packed = packed
+            self.window = bytes(self.window)  # without the room for more that a bytearray has
+        return packed
 
 
 class SequenceTable:
@@ -293,7 +318,8 @@ class SequenceTable:
         for key in sorted(self._queues):
             rows = self._queues[key]
             parts.append(_QUEUE.pack(key.topic_id, key.queue_id, len(rows)))
-            parts += [rows[producer_id].pack(producer_id) for producer_id in sorted(rows)]
+            # One part for all rows: whoever writes parts pays for each of them.
+            parts.append(b"".join([rows[each].packed(each) for each in sorted(rows)]))
         return parts
 
     @classmethod
