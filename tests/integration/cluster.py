@@ -16,6 +16,7 @@ Not here: `semel up`, the supervisor for people, which has tests of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -166,7 +167,9 @@ class Cluster:
         self.stop()
 
     def start(self, timeout: float = 30.0) -> None:
-        """Start what is not running and wait until every group has a master that answers."""
+        """Start what is not running and wait until every group has a master that answers, and all
+        of its nodes count: one that came late to a group's first election is not counted before it
+        has caught up, and until then the group outlives the loss of none."""
         for node in self.nodes:
             if not node.running:
                 self._spawn(node)
@@ -174,6 +177,8 @@ class Cluster:
         for node in self.nodes:
             self._wait_listening(node, deadline)
         self.wait_ready(deadline - time.monotonic())
+        for node in self.brokers:
+            self._wait_counted(node, deadline)
 
     def start_node(self, node: Node, timeout: float = 30.0) -> None:
         """Start one node and wait until it listens."""
@@ -318,6 +323,17 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{node.kind} {node.id} does not listen{self._logs()}")
             time.sleep(0.01)
+
+    def _wait_counted(self, node: Node, deadline: float) -> None:
+        while True:
+            with contextlib.suppress(grpc.RpcError):
+                if not self.status(node, timeout=0.5).muted:
+                    return
+            if not node.running:
+                return  # it gave up after it had listened: its test knows why
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"broker {node.id} is not counted{self._logs()}")
+            time.sleep(0.02)
 
     def _logs(self) -> str:
         """The end of every node's log, for the message of an error."""
