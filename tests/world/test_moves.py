@@ -10,7 +10,7 @@ from tests.world import planted
 from tests.world.planted import Plant
 from tests.world.soak import first_failure, run_seeds
 
-SEEDS = (0, 3, 30, 33)
+SEEDS = (3, 30, 47, 48, 50)
 """Chosen so that the rarest things happen in a few worlds."""
 RARE = {
     "election while a queue is frozen": 2,

@@ -12,8 +12,8 @@ Invariants
 3. A name is kept once, as long as a row of its producer exists.
 4. A row that a split copied begins with one *inherited* entry: sequences up to its last one were
    decided at the parent, which knows their offsets; here they are stored, at offset -1.
-5. The canonical bytes that an idle row keeps are those of its fields: only `append` and `fence`
-   change a row that is in a table.
+5. The canonical bytes that an idle row keeps are those of its fields: what changes a row that is
+   in a table (`append`, `fence`, a new window) drops them.
 
 Format of a row. producer_id u64, epoch u32, session u32, last_sequence i64, last_time_us i64,
 entries u32, then for each entry base_sequence i64, last_sequence i64, base_offset i64, count u32,
@@ -71,20 +71,40 @@ class Outcome(NamedTuple):
 class Row:
     """One producer on one queue."""
 
-    __slots__ = ("_packed", "epoch", "last_sequence", "last_time_us", "session", "window")
+    __slots__ = ("_packed", "_window", "epoch", "last_sequence", "last_time_us", "session")
 
-    def __init__(self, epoch: int, session: int, last_time_us: int) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        session: int,
+        last_time_us: int,
+        *,
+        last_sequence: int = NO_SEQUENCE,
+        window: bytes = b"",
+    ) -> None:
         self.epoch = epoch
         self.session = session
-        self.last_sequence: int = NO_SEQUENCE
+        self.last_sequence = last_sequence
         self.last_time_us = last_time_us
-        self.window: bytearray | bytes = b""
+        self._window: bytearray | bytes = window
+        """Empty while `_packed` has it."""
         self._packed: bytes | None = None
-        """Canonical bytes since the last but one `packed` without a change; b"" since the last."""
+        """Canonical bytes, of a row that did not change between two calls of `packed`; b"" after
+        the first of them."""
+
+    @property
+    def window(self) -> bytearray | bytes:
+        """The newest entries, oldest first, as they are packed."""
+        return self._packed[ROW.size :] if self._packed else self._window
+
+    @window.setter
+    def window(self, entries: bytearray | bytes) -> None:
+        self._window = entries
+        self._packed = None
 
     def fence(self, epoch: int, session: int, time_us: int) -> None:
         """An incarnation may write from now on."""
-        self._packed = None
+        self.window = self.window
         self.epoch = epoch
         self.session = session
         self.last_time_us = time_us
@@ -93,10 +113,10 @@ class Row:
         self, base: int, last: int, base_offset: int, count: int, content_crc: int, time_us: int
     ) -> None:
         """The batch `[base, last]` is stored at `base_offset`."""
-        self._packed = None
         window = self.window
         if not isinstance(window, bytearray):
-            window = self.window = bytearray(window)
+            window = bytearray(window)
+        self.window = window
         window += ENTRY.pack(base, last, base_offset, count, content_crc)
         if len(window) > WINDOW_BYTES:
             del window[: ENTRY.size]
@@ -145,11 +165,9 @@ class Row:
 
     def inherited(self) -> Row:
         """The row as a child's begins: it knows that all was stored, and not where."""
-        row = Row(self.epoch, self.session, self.last_time_us)
-        if self.last_sequence != NO_SEQUENCE:
-            row.last_sequence = self.last_sequence
-            row.window = ENTRY.pack(0, self.last_sequence, -1, 0, 0)
-        return row
+        last = self.last_sequence
+        window = b"" if last == NO_SEQUENCE else ENTRY.pack(0, last, -1, 0, 0)
+        return Row(self.epoch, self.session, self.last_time_us, last_sequence=last, window=window)
 
     def entries(self) -> tuple[WindowEntry, ...]:
         """The window, oldest first."""
@@ -157,15 +175,16 @@ class Row:
 
     def pack(self, producer_id: int) -> bytes:
         """Canonical bytes."""
+        window = self.window
         head = ROW.pack(
             producer_id,
             self.epoch,
             self.session,
             self.last_sequence,
             self.last_time_us,
-            len(self.window) // ENTRY.size,
+            len(window) // ENTRY.size,
         )
-        return head + self.window
+        return head + window
 
     def packed(self, producer_id: int) -> bytes:
         """The same, kept while the row is idle: a snapshot stops the broker group while it takes
@@ -176,8 +195,7 @@ class Row:
         if self._packed is None:
             self._packed = b""
         else:
-            self._packed = packed
-            self.window = bytes(self.window)  # without the room for more that a bytearray has
+            self._packed, self._window = packed, b""
         return packed
 
 
@@ -337,9 +355,8 @@ class SequenceTable:
                 producer_id, epoch, session, last, time_us, entries = reader.unpack(ROW)
                 if entries > WINDOW_BATCHES or table.find(key, producer_id) is not None:
                     raise CorruptSegment(f"state holds a malformed row of producer {producer_id}")
-                row = Row(epoch, session, time_us)
-                row.last_sequence = last
-                row.window = bytes(reader.take(entries * ENTRY.size))
+                window = bytes(reader.take(entries * ENTRY.size))
+                row = Row(epoch, session, time_us, last_sequence=last, window=window)
                 table.create(key, producer_id, row)
         for producer_id, name in names.items():
             table.set_name(producer_id, name)
