@@ -66,6 +66,9 @@ POLLS: Final = 2
 """Polls under way at a time, each for a share of the queues."""
 OVERDUE_S: Final = 1.5
 """A poll unanswered for so long after that: the broker hangs."""
+TIMER_S: Final = 0.002
+"""A loop whose timers count whole milliseconds may be so early; who is woken too early is not woken
+again."""
 REST_S: Final = 0.05
 """After an answer that says "not now"."""
 LINK_POLICY: Final = BackoffPolicy(initial_ms=10, max_ms=300)
@@ -528,7 +531,7 @@ class _FetchLink:
         left_s = (appended_us - time.time_ns() // 1000) / 1e6 + queue.delay_ms / 1000
         left_s = min(max(left_s, 0.0), queue.delay_ms / 1000)
         queue.due = time.monotonic() + left_s
-        asyncio.get_running_loop().call_later(left_s, self.wake)
+        asyncio.get_running_loop().call_later(left_s + TIMER_S, self.wake)
 
     def _rest(self, retry_after_ms: int) -> None:
         """Does not ask again at once."""

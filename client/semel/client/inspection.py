@@ -140,18 +140,17 @@ class Inspection(Described):
         return next((node for node in self.of_group(group) if node.serving), None)
 
     def under_replicated(self, group: int) -> list[int]:
-        """Members that do not follow the group's master: silent, muted, or catching up.
-
-        Without a master all that do not answer.
-        """
+        """Members that do not answer, or do not follow the group's master: silent for a second,
+        muted, or catching up."""
+        found = {node.node for node in self.of_group(group) if node.trouble}
         master = self.master(group)
-        if master is None:
-            return [node.node for node in self.of_group(group) if node.trouble]
-        return [
-            peer.node
-            for peer in master.peers
-            if not (peer.active and peer.counts and peer.behind <= BEHIND_MAX)
-        ]
+        if master is not None:
+            found |= {
+                peer.node
+                for peer in master.peers
+                if not (peer.active and peer.counts and peer.behind <= BEHIND_MAX)
+            }
+        return sorted(found)
 
 
 BEHIND_MAX: Final = 1_000

@@ -260,6 +260,18 @@ def test_a_whole_cluster_gives_no_finding() -> None:
     assert (masterless(_whole()), under_replicated(_whole())) == ([], [])
 
 
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_group_with_a_silent_node_is_not_whole_though_its_master_has_just_heard_of_it(
+    heard: bool,
+) -> None:
+    found = _with_node(_whole(), 3, trouble="connection refused")
+    master = found.master(1)
+    assert master is not None
+    master.peers[:] = [dataclasses.replace(peer, active=heard) for peer in master.peers]
+    assert found.under_replicated(1) == ([3] if heard else [2, 3])
+    assert under_replicated(found) == [1]
+
+
 @pytest.mark.parametrize(
     ("severity", "check", "subject", "change"),
     CASES,
