@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 PROBE_S: Final = 0.4
 """How long a controller may take to show that it lives."""
+FAIR_S: Final = 0.25
+"""Who had less time for its answer than that says nothing by its silence: what was heard before is
+told."""
 HANG_S: Final = 0.8
 """A call that waits for so long makes the client ask whether the controller lives."""
 BROKERS_TOO: Final = ("GetRoutes", "OpenProducer")
@@ -103,7 +106,7 @@ class Controllers:
         """A call to whichever controller is in office. Raises SemelError."""
         deadline = time.monotonic() + timeout_s
         backoff = Backoff(CALL_POLICY, random.random)
-        last: SemelError = Unavailable("no controller was asked")
+        last: SemelError = (nothing := Unavailable("no controller was asked"))
         while True:
             asked = _Round(self._addresses)
             while (address := asked.next()) and (left := deadline - time.monotonic()) > 0:
@@ -113,7 +116,8 @@ class Controllers:
                     last = error
                     asked.ask_next(error.master_address)
                 except TimedOut:
-                    raise
+                    if left >= FAIR_S or last is nothing:
+                        raise
                 except (Unavailable, Throttled) as error:
                     last = error
                 else:

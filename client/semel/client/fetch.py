@@ -67,8 +67,7 @@ POLLS: Final = 2
 OVERDUE_S: Final = 1.5
 """A poll unanswered for so long after that: the broker hangs."""
 TIMER_S: Final = 0.002
-"""A loop whose timers count whole milliseconds may be so early; who is woken too early is not woken
-again."""
+"""Timers of whole milliseconds may be so early, and who is woken too early is not woken again."""
 REST_S: Final = 0.05
 """After an answer that says "not now"."""
 LINK_POLICY: Final = BackoffPolicy(initial_ms=10, max_ms=300)
