@@ -11,7 +11,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from benchmarks.peer import PeerError
@@ -36,6 +36,20 @@ def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         path = getattr(options, name)
         if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
             parser.error(f"--{name} {path}: {path.parent} is no directory that can be written to")
+
+
+def some_of(kind: str, known: Collection[str]) -> Callable[[str], list[str]]:
+    """An argparse type: names, in their own order."""
+
+    def parse_names(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",")]
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(
+                f"there is no {kind} {unknown[0]!r}; there are {', '.join(known)}"
+            )
+        return [name for name in known if name in names]
+
+    return parse_names
 
 
 def strict_json(document: Mapping[str, Any]) -> str:

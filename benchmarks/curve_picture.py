@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from benchmarks.curves import HEADS, Curve
 from benchmarks.harness import Comparison
-from benchmarks.picture import BETTER, FAINT, INK, text
+from benchmarks.picture import BETTER, FAINT, INK, opening, text
 
 PANEL_WIDTH, PANEL_HEIGHT, GAP = 200, 130, 24
 LEFT, TOP, HEAD = 24, 56, 40
@@ -42,13 +42,7 @@ def draw(
     """An SVG document."""
     width = LEFT + len(METRICS) * (PANEL_WIDTH + GAP)
     height = TOP + len(curves) * (HEAD + PANEL_HEIGHT + GAP)
-    body = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        text(12, 22, title, size=16),
-        text(12, 40, subtitle),
-    ]
+    body = [*opening(title, subtitle, width, height)]
     top = TOP
     for curve, points, table in curves:
         body.append(text(12, top + 14, curve.title, weight="bold"))

@@ -13,6 +13,7 @@ Not here: the measuring (`growth_points.py`), clients by hand (`growth_client.py
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import ClassVar
@@ -48,7 +49,7 @@ class GrowthClient(ClientProcess):
     MODULE = "benchmarks.growth_client"
 
 
-class Grower:
+class Grower(ABC):
     """Brings a site from point to point."""
 
     survives: ClassVar[bool] = True
@@ -62,12 +63,12 @@ class Grower:
         self.count = 0
         self.prepare()
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - not all do
         """Topics that growing needs."""
 
+    @abstractmethod
     def reach(self, point: int) -> None:
         """From the point before, or from nothing. Raises ClientError, SemelError, RuntimeError."""
-        raise NotImplementedError
 
     def rates(self) -> Figures:
         """Rates of this curve alone."""

@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.commands import Help, check_files, guarded, strict_json
+from benchmarks.commands import Help, check_files, guarded, some_of, strict_json
 from benchmarks.curve_picture import draw
 from benchmarks.curves import CURVES, FIGURES, Curve, judge, render
 from benchmarks.growers import GROWERS, PRODUCER_QUEUES, SHAPES, Grower
@@ -69,14 +69,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.formatter_class = Help
     parser.add_argument(
         "--curves",
-        type=_some_of("curve", CURVES),
+        type=some_of("curve", CURVES),
         default=[*CURVES],
         metavar="NAME,NAME",
         help=f"some of {', '.join(CURVES)}",
     )
     parser.add_argument(
         "--figures",
-        type=_some_of("figure", FIGURES),
+        type=some_of("figure", FIGURES),
         default=[*FIGURES],
         metavar="NAME,NAME",
         help=f"some of {', '.join(FIGURES)}",
@@ -107,20 +107,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     check_files(parser, options)
     require_disk(parser, options.data, disk_bytes(options.curves, options.points, options.scale))
     return options
-
-
-def _some_of(kind: str, known: Collection[str]) -> Callable[[str], list[str]]:
-    """An argparse type: names, in their own order."""
-
-    def parse_names(text: str) -> list[str]:
-        names = [name.strip() for name in text.split(",")]
-        if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(
-                f"there is no {kind} {unknown[0]!r}; there are {', '.join(known)}"
-            )
-        return [name for name in known if name in names]
-
-    return parse_names
 
 
 def disk_bytes(curves: Collection[str], points: int, scale: float) -> int:

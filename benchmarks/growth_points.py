@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.curves import MIB
 from benchmarks.side_by_side_client import ACK_S, produce, sync_latency
@@ -139,7 +140,7 @@ class Site:
     def messages(self, topic: str) -> int:
         """So many are stored of a topic; 0 while there is no master."""
         page = _page(self.cluster.master())
-        found = figures_of(page, "semel_broker_topic_messages", f'topic="{topic}"')
+        found = figures_of(page, "semel_broker_topic_messages", topic=topic)
         return int(sum(found.values()))
 
     def restart(self) -> float:
@@ -184,13 +185,15 @@ def _page(node: Node) -> str:
         return text
 
 
-def figures_of(page: str, prefix: str, label: str = "") -> Figures:
-    """The figures of a page of metrics whose names begin with `prefix`, by the rest of the name;
-    buckets aside, with `label` among their labels."""
-    found = {}
-    for line in page.splitlines():
-        name, _, rest = line.partition("{")
-        labels, _, value = rest.rpartition("} ")
-        if value and name.startswith(prefix) and not name.endswith("_bucket") and label in labels:
-            found[name.removeprefix(prefix)] = float(value)
-    return found
+def figures_of(page: str, prefix: str, **labels: str) -> Figures:
+    """The labelled figures of a page of metrics whose names begin with `prefix`, by the rest of the
+    name; buckets aside, with `labels` among theirs."""
+    return {
+        sample.name.removeprefix(prefix): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name.startswith(prefix)
+        and not sample.name.endswith("_bucket")
+        and sample.labels
+        and labels.items() <= sample.labels.items()
+    }

@@ -43,14 +43,7 @@ def draw(title: str, subtitle: str, groups: Sequence[tuple[str, Sequence[Ratio]]
     )
     steps = max(1, math.ceil(reach))
     height = TOP + sum(HEAD + ROW * len(some) for _, some in shown) + 20
-    body = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        text(12, 22, title, size=16),
-        text(12, 40, subtitle),
-        *_axis(steps, height),
-    ]
+    body = [*opening(title, subtitle, WIDTH, height), *_axis(steps, height)]
     y = TOP
     for heading, some in shown:
         body.append(text(12, y + 18, heading, weight="bold"))
@@ -95,6 +88,17 @@ def _bar(ratio: Ratio, y: int, steps: int) -> Iterator[str]:
     )
     words = f"{middle:.2f} × better" if middle >= 1 else f"{1 / middle:.2f} × worse"
     yield text(WIDTH - RIGHT + 8, y + 14, words, size=11)
+
+
+def opening(title: str, subtitle: str, width: int, height: int) -> Iterator[str]:
+    """How an SVG document begins."""
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
+    )
+    yield f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
+    yield text(12, 22, title, size=16)
+    yield text(12, 40, subtitle)
 
 
 def text(

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.commands import Help, check_files, guarded, strict_json
+from benchmarks.commands import Help, check_files, guarded, some_of, strict_json
 from benchmarks.figures import WORKLOADS, by_workload, flat, table_lines
 from benchmarks.goals import MAIN_METRICS, Ratio, ratios, set_targets
 from benchmarks.harness import (
@@ -68,7 +68,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     )
     parser.add_argument(
         "--workloads",
-        type=_workloads,
+        type=some_of("workload", WORKLOADS),
         default=[*WORKLOADS],
         metavar="W1,W3",
         help="some of them, comma-separated",
@@ -98,16 +98,6 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
         need = max(need, PEER_FIXED_BYTES + int(PEER_BYTES * options.scale))
     require_disk(parser, options.data, need)
     return parser, options
-
-
-def _workloads(text: str) -> list[str]:
-    """An argparse type: names of workloads, in the order in which they run."""
-    names = [name.strip() for name in text.split(",")]
-    if unknown := [name for name in names if name not in WORKLOADS]:
-        raise argparse.ArgumentTypeError(
-            f"there is no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}"
-        )
-    return [name for name in WORKLOADS if name in names]
 
 
 def measure(options: argparse.Namespace) -> dict[str, Comparison]:

@@ -94,8 +94,12 @@ def done(loader: Actor) -> int:
     """Messages that the loader knows to be stored."""
     if not loader.said:
         return 0
-    line = loader.said[-1].line
-    return int(line["stored"]) + int(line["duplicates"]) + int(line["skipped"])
+    return done_of(loader.said[-1].line)
+
+
+def done_of(line: dict[str, Any]) -> int:
+    """Messages that a line of a loader says to be stored."""
+    return landed(line) + int(line["skipped"])
 
 
 def landed(result: dict[str, Any]) -> int:

@@ -199,7 +199,7 @@ def test_metrics_are_taken_from_a_page_by_name_and_label():
         "process_open_fds 3.0\n"
     )
     assert figures_of(page, "semel_a_") == {"bytes": 12, "seconds_sum": 1.5e-05}
-    assert figures_of(page, "semel_b", 'topic="x"') == {"": 7}
+    assert figures_of(page, "semel_b", topic="x") == {"": 7}
     assert figures_of(page, "process_") == {}
 
 
