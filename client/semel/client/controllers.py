@@ -106,7 +106,7 @@ class Controllers:
         """A call to whichever controller is in office. Raises SemelError."""
         deadline = time.monotonic() + timeout_s
         backoff = Backoff(CALL_POLICY, random.random)
-        last: SemelError = (nothing := Unavailable("no controller was asked"))
+        last: SemelError | None = None
         while True:
             asked = _Round(self._addresses)
             while (address := asked.next()) and (left := deadline - time.monotonic()) > 0:
@@ -116,7 +116,7 @@ class Controllers:
                     last = error
                     asked.ask_next(error.master_address)
                 except TimedOut:
-                    if left >= FAIR_S or last is nothing:
+                    if last is None or left >= FAIR_S:
                         raise
                 except (Unavailable, Throttled) as error:
                     last = error
@@ -136,9 +136,10 @@ class Controllers:
             wait = backoff.next_ms() / 1000
             if time.monotonic() + wait >= deadline:
                 where = ", ".join(self._addresses)
+                why = "no controller was asked" if last is None else last.message
                 raise Unavailable(
                     f"no controller answers at {where} within {timeout_s:g} s"
-                    f" ({last.message}); is the cluster running?"
+                    f" ({why}); is the cluster running?"
                 )
             await asyncio.sleep(wait)
 

@@ -13,7 +13,7 @@ import pytest
 from semel.client import controllers as module
 from semel.client.connection import Connections
 from semel.client.controllers import Controllers
-from semel.protos.errors import NotMaster, TopicExists, Unavailable
+from semel.protos.errors import NotMaster, SemelError, TimedOut, TopicExists, Unavailable
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.controller_pb2_grpc import (
@@ -153,6 +153,22 @@ async def test_when_nobody_is_in_office_the_error_says_whom_was_asked() -> None:
         one.master = ""
         with pytest.raises(Unavailable, match=one.address):
             await asked(client, 0.3)
+
+
+@pytest.mark.parametrize(("fair_s", "told_of"), [(60.0, Unavailable), (0.0, TimedOut)])
+async def test_silence_counts_where_there_was_time_for_an_answer(
+    monkeypatch: pytest.MonkeyPatch, fair_s: float, told_of: type[SemelError]
+) -> None:
+    monkeypatch.setattr(module, "FAIR_S", fair_s)
+    async with told(1) as ((one,), client):
+        one.master = ""
+        asking = asyncio.ensure_future(asked(client, 2.0))
+        while not one.calls:
+            await asyncio.sleep(0)
+        one.hanging = True
+        with pytest.raises(told_of) as caught:
+            await asking
+        assert ("a standby" in str(caught.value)) == (told_of is Unavailable)
 
 
 async def test_a_watch_follows_the_office() -> None:
