@@ -89,13 +89,12 @@ class Row:
         self._window: bytearray | bytes = window
         """Empty while `_packed` has it."""
         self._packed: bytes | None = None
-        """Canonical bytes, of a row that did not change between two calls of `packed`; b"" after
-        the first of them."""
+        """Canonical bytes, if nothing has changed since `packed`."""
 
     @property
     def window(self) -> bytearray | bytes:
         """The newest entries, oldest first, as they are packed."""
-        return self._packed[ROW.size :] if self._packed else self._window
+        return self._window if self._packed is None else self._packed[ROW.size :]
 
     @window.setter
     def window(self, entries: bytearray | bytes) -> None:
@@ -189,14 +188,9 @@ class Row:
     def packed(self, producer_id: int) -> bytes:
         """The same, kept while the row is idle: a snapshot stops the broker group while it takes
         the rows, and most of them have not changed since the one before."""
-        if self._packed:
-            return self._packed
-        packed = self.pack(producer_id)
         if self._packed is None:
-            self._packed = b""
-        else:
-            self._packed, self._window = packed, b""
-        return packed
+            self._packed, self._window = self.pack(producer_id), b""
+        return self._packed
 
 
 class SequenceTable:
