@@ -21,7 +21,8 @@ from semel.broker.state import (
     State,
 )
 from semel.broker.state.expired import Expired
-from semel.broker.state.producers import ENTRY, Row, SequenceTable
+from semel.broker.state.producers import SequenceTable
+from semel.broker.state.rows import ENTRY, Row
 from semel.broker.state.spec import Spec
 from semel.client.core.sequences import SendWindow
 from semel.protos import batch, errors

@@ -41,7 +41,7 @@ from semel.broker.log.hard_state import BLOCK_BYTES, RECORD_STRUCT
 from semel.broker.raft import Message, MessageKind, Role
 from semel.broker.replica import Replica
 from semel.broker.state import MoveState, ProducerState
-from semel.broker.state.producers import WINDOW_BATCHES
+from semel.broker.state.rows import WINDOW_BATCHES
 from semel.controller.moves import JOB_SHIFT
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,

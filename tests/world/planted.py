@@ -29,7 +29,8 @@ from semel.broker.state import make_slice
 from semel.broker.state.codec import Reader
 from semel.broker.state.coordination import Coordination
 from semel.broker.state.locks import ConsumerGroups
-from semel.broker.state.producers import ENTRY, SequenceTable
+from semel.broker.state.producers import SequenceTable
+from semel.broker.state.rows import ENTRY, Row
 from semel.client.core import sequences as sequences_module
 from semel.controller.office import Office
 from semel.controller.store import Transaction
@@ -99,15 +100,23 @@ def acknowledges_before_commit() -> Any:
     return _exchanged(Proposer, "_judge_batch", _judge_batch)
 
 
+def changed_rows(table: SequenceTable) -> Iterator[Row]:
+    """All rows of a table, to change."""
+    for rows in table._queues.values():
+        for producer_id in list(rows):
+            row = rows.change(producer_id)
+            assert row is not None
+            yield row
+
+
 def drops_the_window_in_checkpoints() -> Any:
     """Only the last batch of a row survives (Kafka before KIP-360)."""
     original = SequenceTable.read_parts.__func__  # type: ignore[attr-defined]
 
     def read_parts(cls: Any, reader: Any) -> Any:
         table = original(cls, reader)
-        for rows in table._queues.values():
-            for row in rows.values():
-                row.window = bytes(row.window[-ENTRY.size :])
+        for row in changed_rows(table):
+            row.window = bytes(row.window[-ENTRY.size :])
         return table
 
     return _exchanged(SequenceTable, "read_parts", classmethod(read_parts))
@@ -263,9 +272,8 @@ def moves_without_windows() -> Any:
     def without(*arguments: Any) -> bytes:
         found = control_pb2.QueueSlice.FromString(make_slice(*arguments))
         table = SequenceTable.read_parts(Reader(found.rows))
-        for rows in table._queues.values():
-            for row in rows.values():
-                row.window = b""
+        for row in changed_rows(table):
+            row.window = b""
         found.rows = b"".join(table.parts())
         return found.SerializeToString(deterministic=True)
 

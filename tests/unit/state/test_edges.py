@@ -24,8 +24,9 @@ from semel.broker.state import (
 from semel.broker.state.codec import Reader
 from semel.broker.state.expired import EXPIRED, HEAD, REMEMBERED_MAX, Expired
 from semel.broker.state.parking import Parking
-from semel.broker.state.producers import ENTRY, ROW, WINDOW_BATCHES, Outcome, Row, SequenceTable
+from semel.broker.state.producers import SequenceTable
 from semel.broker.state.queues import _FIXED
+from semel.broker.state.rows import ENTRY, ROW, WINDOW_BATCHES, Outcome, Row
 from semel.broker.state.spec import Spec, SpecQueue, SpecRow
 from semel.protos import errors
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
@@ -97,38 +98,76 @@ def test_idle_rows_count_before_surplus_ones() -> None:
     assert table.expirable(KEY, 101, 0, 1) == [1, 2, 4]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["append", "fence", "snapshot"]), st.integers(1, 3))))
-def test_what_an_idle_row_keeps_is_what_it_is(steps: list[tuple[str, int]]) -> None:
+NEIGHBOURS = (1, 2, 63, 64, 1 << 40)
+"""Producers of three blocks."""
+
+
+def oracle(rows: dict[int, Row]) -> bytes:
+    return b"".join(row.pack(number) for number, row in sorted(rows.items()))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["append", "fence", "snapshot", "reread", "remove", "expire"]),
+            st.sampled_from(NEIGHBOURS),
+        )
+    )
+)
+def test_what_blocks_keep_is_what_their_rows_are(steps: list[tuple[str, int]]) -> None:
     table = SequenceTable()
-    rows = {number: Row(1, 0, 0) for number in (1, 2, 3)}
-    for number, row in rows.items():
-        table.create(KEY, ProducerId(number), row)
+    rows: dict[int, Row] = {}
     for time_us, (step, number) in enumerate([*steps, ("snapshot", 1)], start=1):
-        row = rows[number]
-        if step == "append":
+        row = table.change(KEY, number)
+        assert row is rows.get(number)
+        if step == "remove":
+            assert table.remove(KEY, number) is rows.pop(number, None)
+        elif step == "fence" and row is None:
+            rows[number] = Row(1, 0, time_us)
+            table.create(KEY, ProducerId(number), rows[number])
+        elif step == "fence":
+            assert row is not None
+            row.fence(row.epoch + 1, time_us, time_us)
+        elif step == "append" and row is not None:
             last = row.last_sequence
             row.append(last + 1, last + 2, 7 * time_us, 2, time_us, time_us)
-        elif step == "fence":
-            row.fence(row.epoch + 1, time_us, time_us)
-        else:
-            packed = b"".join(rows[each].pack(each) for each in sorted(rows))
-            assert table.parts()[-1] == packed
+        elif step == "expire":
+            for limit_us in range(time_us + 1):
+                idle = sorted(n for n, row in rows.items() if row.last_time_us <= limit_us)
+                assert table.expirable(KEY, limit_us, 0, 9) == idle
+        elif step == "reread":
+            table = SequenceTable.read_parts(Reader(b"".join(table.parts())))
+            rows = {n: found for n in rows if (found := table.find(KEY, n)) is not None}
+        if step in ("snapshot", "reread"):
+            assert b"".join(table.parts()).endswith(oracle(rows))
+            assert table.row_count == len(rows)
 
 
-@pytest.mark.parametrize("busy", ["none", "append", "fence"])
-def test_an_idle_row_is_packed_once_and_then_kept(busy: str) -> None:
-    row = Row(1, 0, 0)
+@pytest.mark.parametrize("again", ["parts", "read"])
+def test_only_blocks_with_a_change_are_packed_again(
+    again: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = SequenceTable()
+    for number in range(1_000):
+        table.create(KEY, ProducerId(number), Row(1, 0, 0))
+    data = b"".join(table.parts())
+    if again == "read":
+        table = SequenceTable.read_parts(Reader(data))
+    packed: list[int] = []
+    pack = Row.pack
+
+    def counted(row: Row, producer_id: int) -> bytes:
+        packed.append(producer_id)
+        return pack(row, producer_id)
+
+    monkeypatch.setattr(Row, "pack", counted)
+    assert b"".join(table.parts()) == data
+    assert not packed
+    row = table.change(KEY, 130)
+    assert row is not None
     row.append(0, 0, 0, 1, 1, 1)
-    packed = [row.packed(1)]
-    for time_us in (2, 3, 4):
-        if busy == "append":
-            row.append(time_us, time_us, time_us, 1, 1, time_us)
-        elif busy == "fence":
-            row.fence(time_us, 0, time_us)
-        packed.append(row.packed(1))
-    assert len(set(packed)) == (1 if busy == "none" else 4)
-    assert (packed[-1] is packed[1] is packed[0]) == (busy == "none")
-    assert row.pack(1) == packed[-1]
+    assert b"".join(table.parts()) != data
+    assert packed == [*range(128, 192)]
 
 
 @pytest.mark.parametrize("fault", ["none", "twice", "too long"])

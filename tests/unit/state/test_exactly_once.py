@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from semel.broker.state import Duplicate, Judge, Refused, StateDiverged
 from semel.broker.state.expired import Expired
-from semel.broker.state.producers import ENTRY, Row
+from semel.broker.state.rows import ENTRY, Row
 from semel.broker.state.spec import Spec
 from semel.protos.errors import OutOfOrderSequence
 from semel.protos.ids import Offset

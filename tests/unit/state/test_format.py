@@ -13,8 +13,8 @@ from semel.broker.state import (
     locks,
     machine,
     moves,
-    producers,
     queues,
+    rows,
     staging,
 )
 from tests.unit.protos.tables import fields, struct_format
@@ -31,8 +31,8 @@ DOCUMENT = "state.md"
         ("Queue", 1, expired.HEAD),
         ("Lineage", 0, queues._LINEAGE),
         ("Lineage", 1, queues._CHILD),
-        ("Row", 0, producers.ROW),
-        ("Row", 1, producers.ENTRY),
+        ("Row", 0, rows.ROW),
+        ("Row", 1, rows.ENTRY),
         ("Consumer group", 0, locks._FIXED),
         ("Stager", 0, staging.STAGER),
         ("Stager", 1, staging.STAGED_QUEUE),

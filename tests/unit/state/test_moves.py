@@ -94,7 +94,7 @@ def test_hole_11_a_retry_finds_its_original_at_the_new_group(source: Home, targe
 def test_hole_11_planted_a_slice_without_windows_is_noticed(source: Home, target: Home) -> None:
     begin(source, target, 1)
     source.step("SEAL", 1, 2)
-    row = source.state.producers.find(KEY, 1)
+    row = source.state.producers.change(KEY, 1)
     assert row is not None
     row.window = b""  # the bug
     assert bring_slice(source, target, 1) is None

@@ -154,7 +154,7 @@ def test_table_differs_when_a_row_was_tampered_with(group: Group) -> None:
     verifier = TableVerifier()
     for frame in group.frames:
         verifier.feed(frame)
-    row = group.state.producers.find(KEY, 1)
+    row = group.state.producers.change(KEY, 1)
     assert row is not None
     row.append(30, 39, 30, 10, 1, group.now_us)
     assert verifier.queue_digest(KEY) != group.state.producers.queue_digest(KEY)

@@ -16,13 +16,7 @@ from semel.broker.state.moves import (
     Place,
     move_trouble,
 )
-from semel.broker.state.producers import (
-    WINDOW_BATCHES,
-    Outcome,
-    OutcomeKind,
-    SequenceTable,
-    row_message,
-)
+from semel.broker.state.producers import SequenceTable, row_message
 from semel.broker.state.queues import Child, QueueSettings, QueueState
 from semel.broker.state.results import (
     ApplyResult,
@@ -47,6 +41,7 @@ from semel.broker.state.results import (
     TransactionApplied,
     WindowEntry,
 )
+from semel.broker.state.rows import WINDOW_BATCHES, Outcome, OutcomeKind
 from semel.broker.state.slices import make_slice, read_slice
 from semel.broker.state.splits import SPLIT_LEVEL, unread_error
 from semel.broker.state.staging import Pin, Stager, Staging

@@ -30,6 +30,16 @@ class Reader:
         self._data = memoryview(data)
         self._at = 0
 
+    @property
+    def at(self) -> int:
+        """Bytes taken so far."""
+        return self._at
+
+    def between(self, start: int, end: int) -> bytes:
+        """What was taken from there to there, once more."""
+        assert 0 <= start <= end <= self._at
+        return bytes(self._data[start:end])
+
     def take(self, length: int) -> memoryview:
         """The next `length` bytes, as a view."""
         end = self._at + length

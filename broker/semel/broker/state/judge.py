@@ -39,9 +39,9 @@ from semel.broker.state.expired import Expired
 from semel.broker.state.machine import FEATURE_LEVEL_MAX, State
 from semel.broker.state.moves import MOVE_LEVEL, level_error
 from semel.broker.state.parking import Parking
-from semel.broker.state.producers import WINDOW_BATCHES, OutcomeKind
 from semel.broker.state.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.results import ApplyResult, Staged
+from semel.broker.state.rows import WINDOW_BATCHES, OutcomeKind
 from semel.broker.state.spec import InFlight, RecordUse, Spec, SpecQueue, SpecRow
 from semel.broker.state.splits import SPLIT_LEVEL, children_of, sealed_error, split_trouble
 from semel.broker.state.transactions import judge_staged, judge_step

@@ -30,7 +30,7 @@ from google.protobuf.message import DecodeError
 from semel.broker.state.codec import Reader, pack_text
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.moves import MOVE_LEVEL, Moves
-from semel.broker.state.producers import Outcome, OutcomeKind, Row, SequenceTable
+from semel.broker.state.producers import SequenceTable
 from semel.broker.state.queues import SLOTS, Child, QueueSettings, QueueState
 from semel.broker.state.results import (
     ApplyResult,
@@ -45,6 +45,7 @@ from semel.broker.state.results import (
     ProducerState,
     StateDiverged,
 )
+from semel.broker.state.rows import Outcome, OutcomeKind, Row
 from semel.broker.state.splits import SPLIT_LEVEL, children_of, split_trouble, unread_error
 from semel.broker.state.transactions import TRANSACTION_LEVEL, Transactions
 from semel.protos.batch import (
@@ -190,7 +191,7 @@ class State:
             last,
         ) = _STORED.unpack_from(payload)
         queue = self.queues.get((topic_id, queue_id))  # type: ignore[call-overload]
-        row = None if queue is None else self.producers.find(queue.key, producer_id)
+        row = None if queue is None else self.producers.change(queue.key, producer_id)
         length = len(payload)
         if (
             queue is None
@@ -333,7 +334,7 @@ class State:
         for reference in record.queues:
             key = queue_key_of(reference)
             queue = self.queues.get(key)
-            row = self.producers.find(key, producer_id)
+            row = self.producers.change(key, producer_id)
             if queue is None or (
                 row is None
                 and not queue.expired.may_open(

@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 
 from semel.broker.state.expired import Expired
 from semel.broker.state.machine import State
-from semel.broker.state.producers import Row
 from semel.broker.state.results import (
     ApplyResult,
     BatchApplied,
@@ -31,6 +30,7 @@ from semel.broker.state.results import (
     Published,
     TransactionApplied,
 )
+from semel.broker.state.rows import Row
 from semel.protos.ids import NO_SEQUENCE, ProducerId, QueueKey
 from semel.protos.v1.control_pb2 import MOVE_STEP_SEAL
 
