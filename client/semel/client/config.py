@@ -173,8 +173,9 @@ class ConsumerConfig:
     """Something delivered and not committed for so long is delivered again, to whoever asks."""
     session_ms: int = 10_000
     """A consumer that is silent for so long loses its queues."""
-    fetch_bytes: int = 2 << 20
-    """At most so much in one reply of a broker; replies of 4 MiB are slower, not faster."""
+    fetch_bytes: int = 4 << 20
+    """At most so much in one reply of a broker. Only whole batches fit: with 2 MiB most replies
+    hold one of the 1 MiB that producers make, and reading is 15 to 20 % slower."""
     prefetch_bytes: int = 16 << 20
     """At most so much is held ready, over all queues."""
     member_id: str = ""
@@ -218,8 +219,9 @@ class ConsumerConfig:
 class ReaderConfig:
     """Options of `client.reader`."""
 
-    fetch_bytes: int = 2 << 20
-    """At most so much in one reply of a broker; replies of 4 MiB are slower, not faster."""
+    fetch_bytes: int = 4 << 20
+    """At most so much in one reply of a broker. Only whole batches fit: with 2 MiB most replies
+    hold one of the 1 MiB that producers make, and reading is 15 to 20 % slower."""
     prefetch_bytes: int = 16 << 20
     """At most so much is held ready, over all queues."""
     read_from: Literal["master", "any"] = "master"
