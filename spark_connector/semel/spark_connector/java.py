@@ -39,6 +39,9 @@ from semel.client.java import JavaMissing, find_java
 from semel.protos.errors import InvalidRequest
 
 _SCRATCH_PREFIX: Final = "semel-spark-"
+_SOCKET_NAME_BYTES: Final = len("/.01234567-0123-0123-0123-0123456789ab.sock")
+_SOCKET_PATH_BYTES_MAX: Final = 103
+"""On macOS; Linux takes four more."""
 _SWEEP_AGE_SECONDS: Final = 300
 
 _WRAPPER: Final = """#!/bin/sh
@@ -141,6 +144,7 @@ def spark_session(app_name: str = "semel", **conf: str) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.python.unix.domain.socket.enabled": str(fits_a_socket(scratch)).lower(),
         "spark.driver.extraJavaOptions": (
             f"-Dlog4j2.configurationFile={log4j.as_uri()} -Djava.io.tmpdir={scratch}"
         ),
@@ -157,6 +161,12 @@ def spark_session(app_name: str = "semel", **conf: str) -> SparkSession:
         PYSPARK_DRIVER_PYTHON=sys.executable,
     ):
         return builder.getOrCreate()
+
+
+def fits_a_socket(directory: Path) -> bool:
+    """Whether a Unix socket that Spark makes there has a path that is short enough. Over such
+    sockets rows go from Python to the JVM in a fifth less time than over TCP."""
+    return len(os.fsencode(directory)) + _SOCKET_NAME_BYTES <= _SOCKET_PATH_BYTES_MAX
 
 
 @contextmanager

@@ -95,3 +95,8 @@ def test_what_killed_sessions_left_is_swept_and_nothing_else(tmp_path):
     os.close(held)
     java._sweep(tmp_path)
     assert not living.exists()
+
+
+@pytest.mark.parametrize(("length", "fits"), [(20, True), (60, True), (61, False), (200, False)])
+def test_a_socket_path_that_is_too_long_is_not_asked_for(length: int, fits: bool) -> None:
+    assert java.fits_a_socket(Path("/" + (length - 1) * "d")) == fits
