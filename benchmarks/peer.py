@@ -46,10 +46,13 @@ LINE_BYTES_MAX = 1 << 20
 GRACE_S = 20.0
 """For a peer's script to end its nodes after SIGTERM."""
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
-_LABELS = ("client", "durability", "linger_ms", "streams", "ids", "signal", "client_on_leader")
+_LABELS = (
+    *("client", "durability", "linger_ms", "streams", "ids", "signal"),
+    *("client_on_leader", "sink"),
+)
 _ORDINARY = {"durability": "default"}
 """A label's value that goes without saying."""
-_IGNORED = ("runs_msg_s", "errors", "was_active_controller", "sent", "acked", "n")
+_IGNORED = ("runs_msg_s", "runs_rows_s", "errors", "was_active_controller", "sent", "acked", "n")
 # Is told to end when this process does, then becomes the script: keeps the pid.
 _LAUNCHER = (
     "import ctypes, os, signal, sys;"

@@ -1,0 +1,187 @@
+"""Reading a long log that no cache holds, beside a plain sequential read of the same files.
+
+How it works. A topic of four queues is filled once with 1 KiB messages on three replicas. Before
+each read the kernel is told to forget the pages of the master's files; what a process then read
+from the disk stands in /proc, and a read that got less than nine tenths of the log from there is
+no cold read: the run ends with an error. Semel's log is read by a consumer's `poll_arrow`. The
+floor is a process that reads the master's own segment files once from start to end and streams the
+bytes over gRPC to a client that looks at none of them (`cold_read_node.py`).
+
+    python -m benchmarks.cold_read [--log-mib 10240] [--rounds 3]
+
+Not here: what a cache holds (`consume.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from benchmarks.commands import guarded
+from benchmarks.harness import (
+    Contender,
+    Target,
+    arguments,
+    compare,
+    number,
+    progress,
+    report,
+    require_disk,
+    temporary_directory,
+)
+from benchmarks.side_by_side_client import produce
+from benchmarks.workloads import CLIENT_S, SERVE_S, ClientProcess
+from semel.client import connect
+from tests.integration.cluster import Cluster
+
+TOPIC = "cold"
+QUEUES = 4
+MESSAGE_BYTES = 1 << 10
+MIB = 1 << 20
+COLD_SHARE = 0.9
+"""Of the log that has to come from the disk. What a broker has in its own memory is some 64 MiB."""
+ROOT = Path(__file__).resolve().parent.parent
+SMALLEST_MIB = 1024
+"""A shorter log is not long beside a broker's own memory."""
+
+
+def forget(directory: Path) -> int:
+    """Lets the kernel drop all cached pages of a directory's files; their bytes together."""
+    volume = 0
+    for path in files(directory):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(file)  # dirty pages are not dropped
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            volume += os.fstat(file).st_size
+        finally:
+            os.close(file)
+    return volume
+
+
+def files(directory: Path) -> Iterator[Path]:
+    """All files below, in the order of their names."""
+    return (path for path in sorted(directory.rglob("*")) if path.is_file())
+
+
+class ColdLog:
+    """A cluster with a long log."""
+
+    def __init__(self, cluster: Cluster, messages: int) -> None:
+        self._cluster = cluster
+        self._messages = messages
+        self._volume = messages * MESSAGE_BYTES
+
+    def fill(self) -> None:
+        """Stores the messages."""
+        progress(f"  filling: {self._volume // MIB:,} MiB …")
+        with connect(self._cluster.bootstrap, keep_routes=False) as client:
+            client.admin.create_topic(TOPIC, queues=QUEUES)
+        produce(self._cluster.bootstrap, TOPIC, self._messages, MESSAGE_BYTES, "list")
+        self._cluster.wait_caught_up(timeout=SERVE_S)
+        progress("")
+
+    def consume(self) -> Mapping[str, float]:
+        """`poll_arrow` of everything, by a new group."""
+        master = self._cluster.master()
+        forget(master.data)
+        process = psutil.Process(master.pid)
+        before = process.io_counters().read_bytes
+        with ClientProcess(
+            "consume",
+            bootstrap=self._cluster.bootstrap,
+            topic=TOPIC,
+            records=self._messages,
+            how="arrow",
+        ) as client:
+            result = client.result()
+        from_disk = process.io_counters().read_bytes - before
+        self._require_cold(from_disk)
+        volume = result["messages"] * MESSAGE_BYTES
+        return {"mb_s": volume / result["seconds"] / 1e6, "from_disk": from_disk / self._volume}
+
+    def stream(self) -> Mapping[str, float]:
+        """The floor: the same files."""
+        paths = [str(path) for path in files(self._cluster.master().data) if _is_segment(path)]
+        forget(self._cluster.master().data)
+        before = psutil.disk_io_counters()
+        assert before is not None
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.cold_read_node", *paths],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            text=True,
+            timeout=CLIENT_S,
+            check=True,
+        )
+        after = psutil.disk_io_counters()
+        assert after is not None
+        from_disk = after.read_bytes - before.read_bytes
+        self._require_cold(from_disk)
+        result = json.loads(done.stdout)
+        return {
+            "mb_s": result["bytes"] / result["seconds"] / 1e6,
+            "from_disk": from_disk / self._volume,
+        }
+
+    def _require_cold(self, from_disk: int) -> None:
+        if from_disk < COLD_SHARE * self._volume:
+            raise RuntimeError(
+                f"only {from_disk // MIB:,} of {self._volume // MIB:,} MiB came from the disk: "
+                "this was no cold read; give --data a directory on a disk"
+            )
+
+
+def _is_segment(path: Path) -> bool:
+    return path.stat().st_size >= MIB
+
+
+def main() -> int:
+    """Command line."""
+    parser = arguments("Measure reading a log that no cache holds.", rounds=3)
+    parser.set_defaults(warm_ups=0)
+    parser.add_argument(
+        "--log-mib", type=number(SMALLEST_MIB, 1 << 20), default=10 << 10, help="length of the log"
+    )
+    options = parser.parse_args()
+    require_disk(parser, options.data, int(options.log_mib * MIB * 3.2) + (2 << 30))
+    return guarded(lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, prints; the exit status."""
+    with (
+        temporary_directory(options.data) as data,
+        Cluster(data / "cluster") as cluster,
+    ):
+        log = ColdLog(cluster, options.log_mib * MIB // MESSAGE_BYTES)
+        log.fill()
+        comparison = compare(
+            f"Cold read of {options.log_mib:,} MiB, {MESSAGE_BYTES} B messages",
+            [
+                Contender(name="consumer.poll_arrow", run=log.consume),
+                Contender(name="plain stream of files", run=log.stream),
+            ],
+            rounds=options.rounds,
+            warm_ups=options.warm_ups,
+            targets=[
+                Target(
+                    contender="consumer.poll_arrow",
+                    metric="mb_s",
+                    at_least=0.7,
+                    of="plain stream of files",
+                )
+            ],
+        )
+    return report(comparison, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
