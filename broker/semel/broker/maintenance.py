@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _LOCK_CHECK_S = 0.1
 _CHECKPOINT_CHECK_S = 0.5
+_LOG_SHARE = 32
+"""So many times the size of a checkpoint the log has grown by before the next one."""
 _EXPIRY_CHECK_MIN_S = 0.05
 _EXPIRY_CHECK_MAX_S = 60.0
 _ROOM_CHECK_S = 0.1
@@ -91,16 +93,18 @@ class Maintenance:
                 await self._propose(control_pb2.ControlRecord(release_lock=release))
 
     async def _write_checkpoints(self) -> None:
-        """After so many entries or bytes; counted from the checkpoint before."""
+        """After so many entries or bytes; counted from the checkpoint before. A large state is
+        written more rarely, so that it never takes more than a small part of what the log does."""
         config = self._replica.config
         while True:
             await asyncio.sleep(_CHECKPOINT_CHECK_S)
             replica = self._replica
             behind = replica.state.applied_index - self._checkpoints.index
             appended = replica.log.stats().appended_bytes
+            due_bytes = max(config.checkpoint_bytes, _LOG_SHARE * self._checkpoints.length)
             if (
                 behind >= config.checkpoint_records
-                or appended - self._checkpoint_log_bytes >= config.checkpoint_bytes
+                or appended - self._checkpoint_log_bytes >= due_bytes
             ):
                 self._checkpoint_log_bytes = appended
                 await self.checkpoint()
