@@ -99,6 +99,11 @@ class Lane:
         )
 
     @property
+    def holds(self) -> bool:
+        """Something waits for it, or for an answer."""
+        return bool(self.pending) or (self.window is not None and self.window.in_flight > 0)
+
+    @property
     def last_planned(self) -> int:
         """Last sequence that is assigned or, with source positions, waits to be."""
         for part in reversed(self.pending):

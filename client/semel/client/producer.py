@@ -143,11 +143,14 @@ class ProducerCore:
             for chunk in self.intake.expired(now):
                 self._fail_chunk(chunk, self._timed_out(chunk, None))
             for topic in list(self._topics.values()):
-                for lane in topic.lanes:
+                for lane in list(topic.busy):
                     self._expire_lane(lane, now)
-                lost = max(lane.link.lost_s for lane in topic.lanes)
-                if lost > LOST_S and now > looked + LOST_S:
-                    looked = now
+                    if not lane.holds:
+                        del topic.busy[lane]
+            lost = max((link.lost_s for link in self._links.values()), default=0.0)
+            if lost > LOST_S and now > looked + LOST_S:
+                looked = now
+                for topic in self._topics.values():
                     self._cluster.spawn(self._look_for(topic), "semel-look-for-queues")
 
     def _expire_lane(self, lane: Lane, now: float) -> None:
@@ -192,7 +195,8 @@ class ProducerCore:
 
     async def _open(self, name: str) -> ProducerTopic:
         route, _ = await asyncio.gather(self._cluster.topic(name), self.identity.ensure())
-        lanes = self._lanes_of(route)
+        needs_all = bool(self.identity.name) or self.config.source_positions
+        lanes = self._lanes_of(route) if needs_all else []
         if self.identity.name:
             try:
                 try:
@@ -206,16 +210,14 @@ class ProducerCore:
             except ProducerFenced as error:
                 self.fail(error)
                 raise
-        topic = ProducerTopic(route, lanes, self.config)
+        topic = ProducerTopic(route, lanes, self.config, self.lane_to)
         intake = self.intake.topic(name)
         intake.message_bytes_max = topic.message_bytes_max
         intake.seal_bytes = topic.batch_bytes
         intake.seal_bytes_routed = max(
-            topic.batch_bytes, min(SEAL_BYTES_MAX, topic.batch_bytes * len(lanes))
+            topic.batch_bytes, min(SEAL_BYTES_MAX, topic.batch_bytes * len(route.queues))
         )
         self._topics[name] = topic
-        for lane in lanes:
-            lane.link.add(lane)
         return topic
 
     async def _fence_all(
@@ -271,8 +273,10 @@ class ProducerCore:
         """A group has had no master for long: perhaps its queues live elsewhere by now."""
         with contextlib.suppress(SemelError):
             await self._cluster.topic(topic.route.name, refresh=True)
+        topic.rehome(self._cluster.routes.home)
         for lane in topic.lanes:
             self._follow(lane)
+        self._pump_soon()
 
     # --- fences ---------------------------------------------------------------------------------
 
@@ -418,7 +422,7 @@ class ProducerCore:
     async def _move_on(
         self, lane: Lane, split: control_pb2.SplitQueue, batches: tuple[InFlight, ...]
     ) -> None:
-        topic = next((each for each in self._topics.values() if lane in each.lanes), None)
+        topic = next((each for each in self._topics.values() if each.has(lane)), None)
         try:
             if topic is not None:
                 children, splits = await open_children(self, lane, split)
@@ -445,8 +449,6 @@ class ProducerCore:
             self._cluster.routes.on_split(route.name, each)
         topic.replace(lane, children, route)
         lane.link.remove(lane)
-        for child in children:
-            child.link.add(child)
         logger.info(
             "queue was split topic=%s queue=%s children=%s",
             route.name,
@@ -457,7 +459,7 @@ class ProducerCore:
             topic.unsettled += len(parts) - 1
             self.stats.duplicates += sum(part.count for part in done)
             for part in parts:
-                topic.by_key[part.queue].put(part)
+                topic.put(part)
             for part in done[:1]:
                 part.chunk.wake()
                 if part.chunk.settled:
@@ -477,12 +479,12 @@ class ProducerCore:
             lane.window = None
         if isinstance(error, UnknownTopic | UnknownQueue):
             for name, topic in list(self._topics.items()):
-                if lane in topic.lanes:
+                if topic.has(lane):
                     self._forget(name, topic, error)
 
     def _name_of(self, lane: Lane) -> str:
         """The topic's."""
-        return next((name for name, topic in self._topics.items() if lane in topic.lanes), "")
+        return next((name for name, topic in self._topics.items() if topic.has(lane)), "")
 
     def _forget(self, name: str, topic: ProducerTopic, error: SemelError) -> None:
         del self._topics[name]
@@ -547,10 +549,11 @@ class ProducerCore:
 
     def _next_lane(self, topic: ProducerTopic) -> int | None:
         """Place of the next queue, in turn, that would send at once; None when none would."""
-        count = len(topic.lanes)
-        for step in range(count):
-            place = (topic.turn + step) % count
-            if topic.lanes[place].free:
+        queues = topic.route.queues
+        for step in range(len(queues)):
+            place = (topic.turn + step) % len(queues)
+            lane = topic.find(queues[place].key)
+            if self._link(queues[place].group_id).available if lane is None else lane.free:
                 return place
         return None
 
@@ -567,16 +570,16 @@ class ProducerCore:
         except SemelError as error:
             self._fail_chunk(chunk, error)
             return
-        topic.turn = (sticky + 1) % len(topic.lanes)
+        topic.turn = (sticky + 1) % len(topic.route.queues)
         topic.routed_position = max(topic.routed_position, position)
         skipped = chunk.count - sum(part.count for part in parts)
         self.stats.skipped += skipped
         topic.unsettled += len(parts)
         for part in parts:
-            lane = topic.by_key[part.queue]
+            lane = topic.lane(part.queue)
             if lane.window is None:
                 self._fence_later(lane)
-            lane.put(part)
+            topic.put(part)
         if skipped:
             chunk.wake()
         if chunk.settled:
@@ -634,7 +637,7 @@ class ProducerCore:
             return
         chunk = part.chunk
         topic = self._topics.get(chunk.topic)
-        if topic is not None and part.queue in topic.by_key:
+        if topic is not None and topic.find(part.queue) is not None:
             topic.unsettled -= 1
         if outcome.error is not None:
             self.stats.failed += part.count
@@ -725,8 +728,8 @@ class ProducerCore:
             chunk.parts.append(part)
         chunk.open_parts = len(chunk.parts)
         topic.unsettled += len(chunk.parts)
-        for lane, part in zip(lanes, list(chunk.parts), strict=True):
-            lane.put(part)
+        for part in list(chunk.parts):
+            topic.put(part)
         self._keep(chunk)
         return chunk
 

@@ -15,6 +15,7 @@ Not here: asking anybody (`../cluster.py`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -74,7 +75,11 @@ class TopicRoute:
 
     def find(self, queue_id: int) -> QueueRoute | None:
         """The queue of that number, open or sealed."""
-        return next((queue for queue in self.every if queue.key.queue_id == queue_id), None)
+        for queues in (self.queues, self.sealed):
+            place = bisect_left(queues, queue_id, key=_number)
+            if place < len(queues) and queues[place].key.queue_id == queue_id:
+                return queues[place]
+        return None
 
     def heirs_of(self, queue_id: int) -> tuple[QueueRoute, ...]:
         """The open queues that own a queue's slots by now: itself, or what splits made of it."""

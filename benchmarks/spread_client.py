@@ -1,0 +1,60 @@
+"""The client of `spread`: a process of its own with one producer or many, that prints JSON.
+
+How it works. As in `side_by_side_client.py`: the arguments are a role and its settings. Every
+producer sends a message first, so that its place in the broker's tables is there; then calls go to
+the producers in turn.
+
+Not here: who starts it (`spread.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks.harness import random_values
+from benchmarks.side_by_side_client import ACK_S, open_client, play
+
+CALL_MESSAGES = 1_000
+BUFFER_BYTES = 32 << 20
+
+
+def spread(
+    bootstrap: str, topic: str, records: int, size: int, how: str, producers: int, queues: int
+) -> Mapping[str, Any]:
+    """Stores `records` values in calls as `how` says, "send_many" or "send". One producer chooses
+    queues itself; of several, each writes to a queue of its own, and has a part of the buffer that
+    one has: without that, all messages would be taken in at once, and every page be a new one."""
+    call = CALL_MESSAGES if how == "send_many" else 1
+    values = random_values(CALL_MESSAGES, size)
+    buffer_bytes = max(BUFFER_BYTES // producers, 4 * CALL_MESSAGES * size)
+    with open_client(bootstrap) as client, ExitStack() as stack:
+        each = [
+            stack.enter_context(client.producer(buffer_bytes=buffer_bytes))
+            for _ in range(producers)
+        ]
+        places = [at % queues if producers > 1 else None for at in range(producers)]
+        for producer, place in zip(each, places, strict=True):
+            producer.send(topic, b"first", queue=place)
+        for producer in each:
+            producer.flush(ACK_S)
+        start = time.perf_counter()
+        for index in range(records // call):
+            producer, place = each[index % producers], places[index % producers]
+            if how == "send_many":
+                producer.send_many(topic, values[:call], queue=place)
+            else:
+                producer.send(topic, values[index % len(values)], queue=place)
+        for producer in each:
+            producer.flush(ACK_S)
+        seconds = time.perf_counter() - start
+    return {"messages": records // call * call, "seconds": seconds}
+
+
+ROLES: Mapping[str, Callable[..., Mapping[str, Any]]] = {"spread": spread}
+
+
+if __name__ == "__main__":
+    play(ROLES)
