@@ -1,0 +1,186 @@
+"""The runs that are counted: a client stores batches in a quiet cluster and reads them.
+
+How it works. Batches of one size go one after the other to three brokers and come back, in two ways
+each. Every way is a *phase*, counted in a window of its own. What goes on anyway is counted in an
+idle window behind it, of the same length, and taken off. Each run is the same as the last.
+
+Batches have values alone, no codec, and one queue: keys and several queues cost the client more.
+
+Not here: how it is counted (`counting.py`), and what it may come to (`test_budget.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.world.clients import TOPIC, ClientHost
+from tests.world.counting import Count
+from tests.world.plan import Plan, make_plan
+from tests.world.run import Run
+from tests.world.world import World
+
+BATCHES = 15
+"""All that are stored fit one segment."""
+WARM_UP = 5
+WINDOW_S = 0.5
+"""Heartbeats and the like happen about as often in each stretch of so long."""
+VALUE_BYTES = 1024
+FEW, MANY = 1, 400
+"""Messages of a batch. A single one is short: copies of it are as good as nothing."""
+BODY_BYTES = MANY * VALUE_BYTES
+"""Values of a large batch; whatever else is allocated is smaller by far."""
+
+LIST, ARRAY = "send_many of a list", "send_many of an Arrow array"
+POLL, POLL_ARROW = "poll, and every value", "poll_arrow"
+PHASES = (LIST, ARRAY, POLL, POLL_ARROW)
+
+MASTER, SLAVES, CLIENT = "the master", "the slaves", "the client"
+
+
+def quiet_plan() -> Plan:
+    """Three brokers without faults, on a network and disks that cost little simulated time."""
+    return replace(
+        make_plan(0),
+        size=3,
+        steps=(),
+        clients=(),
+        loss=0.0,
+        repeat=0.0,
+        slow=0.0,
+        latency_max_s=0.0002,
+        sync_max_s=0.0002,
+        skew=0.0,
+        streams=True,
+        queues=1,
+        retention_bytes=0,
+        checkpoint_records=100_000,
+        segment_bytes=16 << 20,
+        cache_bytes=64 << 20,
+        producers_max=100,
+        producer_idle_ms=7 * 24 * 3_600_000,
+    )
+
+
+class Bulk(ClientHost):
+    """Does what it is told: stores so many batches, or reads everything."""
+
+    def __init__(self, world: World, count: int) -> None:
+        super().__init__(world, "x1")
+        self.value_bytes = 0 if count == FEW else VALUE_BYTES
+        self.values = [self.value(number) for number in range(count)]
+        self.array = pa.array(self.values, pa.binary())
+        self.phase = LIST
+        self.left = 0
+        """Times that are left."""
+        self.stored = 0
+        """Batches."""
+
+    async def work(self, client: Any) -> None:
+        producer = client.producer(linger_ms=0, compression="none")
+        while True:
+            if not self.left:
+                await asyncio.sleep(0.01)
+                continue
+            if self.phase in (LIST, ARRAY):
+                values = self.values if self.phase == LIST else self.array
+                await (await producer.send_many(TOPIC, values))
+                self.stored += 1
+            else:
+                await self._read(client)
+            self.left -= 1
+
+    async def _read(self, client: Any) -> None:
+        left = self.stored * len(self.values)
+        async with client.reader(TOPIC) as reader:
+            while left:
+                if self.phase == POLL:
+                    messages = await reader.poll(max_messages=10 * len(self.values))
+                    values = [message.value for message in messages]
+                    left -= len(values)
+                elif (batch := await reader.poll_arrow()) is not None:
+                    left -= batch.num_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of a batch, on the average of one phase, without what goes on anyway."""
+
+    counts: dict[str, float]
+    """By what and whom."""
+    copies: tuple[str, ...]
+    """Where bodies were copied: how many, by whom, in which line."""
+
+
+class Measured(Run):
+    """One quiet run. Use `measure`."""
+
+    def __init__(self, count: int, phases: Sequence[str]) -> None:
+        super().__init__(quiet_plan())
+        self.counting = Count(BODY_BYTES)
+        self.costs: dict[str, Cost] = {}
+        """By phase."""
+        self._count = count
+        self._phases = phases
+
+    def _execute(self) -> Any:
+        self._boot()
+        client = Bulk(self.world, self._count)
+        client.bootstrap = self.bootstrap
+        client.start()
+        self._do(client, LIST, WARM_UP)
+        self._run_until(self.world.now + 1)
+        roles = self.counting.roles
+        for host in self.hosts.values():
+            assert host.replica is not None
+            roles[host.name] = MASTER if host.replica.is_master else SLAVES
+        assert sorted(roles.values()) == [MASTER, SLAVES, SLAVES]
+        roles[client.name] = CLIENT
+        for phase in self._phases:
+            self._do(client, phase, 1)  # what is made once is there
+            self.costs[phase] = self._cost_of(client, phase)
+        return None
+
+    def _cost_of(self, client: Bulk, phase: str) -> Cost:
+        before = client.stored
+        times = BATCHES - 1 if phase in (LIST, ARRAY) else 1
+        busy, copied_at = self._counted(lambda: self._do(client, phase, times))
+        idle, _ = self._counted(lambda: None)
+        busy.subtract(idle)
+        batches = client.stored - before or client.stored
+        return Cost(
+            counts={what: round(number / batches, 2) for what, number in sorted(busy.items())},
+            copies=tuple(
+                f"{number / batches:g} by {place}" for place, number in copied_at.most_common()
+            ),
+        )
+
+    def _do(self, client: Bulk, phase: str, times: int) -> None:
+        client.phase, client.left = phase, times
+        self._run_until(self.world.now + 30, lambda: not client.left)
+        assert not client.left, f"{phase}: {client.left} of {times} are left"
+
+    def _counted(self, work: Callable[[], None]) -> tuple[Counter[str], Counter[str]]:
+        """What happens in a window that begins with the work, and where bodies are copied."""
+        end = self.world.now + WINDOW_S
+        with self.counting.counting():
+            work()
+            assert self.world.now <= end
+            self._run_until(end)
+        return self.counting.counted, self.counting.copied_at
+
+
+def measure(
+    count: int, patch: pytest.MonkeyPatch, phases: Sequence[str] = PHASES
+) -> dict[str, Cost]:
+    """Costs of a batch of `count` messages, by phase."""
+    run = Measured(count, phases)
+    with run.counting.installed(patch):
+        run.execute()
+    return run.costs
