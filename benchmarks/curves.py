@@ -97,8 +97,8 @@ _HOT = (
     Promise(metric="replayed_restart_s", at_most=5),
 )
 _RESTART = (
-    "restart: the newest snapshot is read, the log since then replayed: at most 50,000 entries, and "
-    "512 MiB or 32 times the snapshot"
+    "restart: the newest snapshot is read, the log since then replayed: at most 50,000 entries, "
+    "and 512 MiB or 32 times the snapshot"
 )
 CURVES: Mapping[str, Curve] = {
     "messages": Curve(
