@@ -453,14 +453,15 @@ def test_reading_from_any_node(client, topic, options):
 def test_sigterm_closes_what_the_runner_has_open(running, topic):
     """Spark never calls stop(): it ends the runner by SIGTERM."""
     program = (
-        "import sys, threading\n"
+        "import os, sys, threading\n"
         "from semel.spark_connector import connections\n"
         "from tests.integration.spark_engine import Engine\n"
         "reader = Engine().reader(bootstrap=sys.argv[1], subscribe=sys.argv[2])\n"
         "reader.initialOffset()\n"
         "(client,) = connections._clients.values()\n"
         "close = client.close\n"
-        "client.close = lambda: (close(), print('closed', flush=True))\n"
+        # Not print: the signal may come while 'ready' is being flushed.
+        "client.close = lambda: (close(), os.write(1, b'closed\\n'))\n"
         "print('ready', flush=True)\n"
         "threading.Event().wait()\n"
     )
