@@ -37,7 +37,7 @@ from benchmarks.harness import (
     temporary_directory,
 )
 from benchmarks.side_by_side_client import produce
-from benchmarks.workloads import CLIENT_S, SERVE_S, ClientProcess
+from benchmarks.workloads import CLIENT_S, ROOT, SERVE_S, ClientProcess
 from semel.client import connect
 from tests.integration.cluster import Cluster
 
@@ -47,23 +47,19 @@ MESSAGE_BYTES = 1 << 10
 MIB = 1 << 20
 COLD_SHARE = 0.9
 """Of the log that has to come from the disk. What a broker has in its own memory is some 64 MiB."""
-ROOT = Path(__file__).resolve().parent.parent
 SMALLEST_MIB = 1024
 """A shorter log is not long beside a broker's own memory."""
 
 
-def forget(directory: Path) -> int:
-    """Lets the kernel drop all cached pages of a directory's files; their bytes together."""
-    volume = 0
+def forget(directory: Path) -> None:
+    """Lets the kernel drop all cached pages of a directory's files."""
     for path in files(directory):
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fdatasync(file)  # dirty pages are not dropped
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            volume += os.fstat(file).st_size
         finally:
             os.close(file)
-    return volume
 
 
 def files(directory: Path) -> Iterator[Path]:
@@ -103,14 +99,13 @@ class ColdLog:
         ) as client:
             result = client.result()
         from_disk = process.io_counters().read_bytes - before
-        self._require_cold(from_disk)
-        volume = result["messages"] * MESSAGE_BYTES
-        return {"mb_s": volume / result["seconds"] / 1e6, "from_disk": from_disk / self._volume}
+        return self._figures(result["messages"] * MESSAGE_BYTES, result["seconds"], from_disk)
 
     def stream(self) -> Mapping[str, float]:
         """The floor: the same files."""
-        paths = [str(path) for path in files(self._cluster.master().data) if _is_segment(path)]
-        forget(self._cluster.master().data)
+        data = self._cluster.master().data
+        paths = [str(path) for path in files(data) if _is_segment(path)]
+        forget(data)
         before = psutil.disk_io_counters()
         assert before is not None
         done = subprocess.run(
@@ -124,19 +119,17 @@ class ColdLog:
         after = psutil.disk_io_counters()
         assert after is not None
         from_disk = after.read_bytes - before.read_bytes
-        self._require_cold(from_disk)
         result = json.loads(done.stdout)
-        return {
-            "mb_s": result["bytes"] / result["seconds"] / 1e6,
-            "from_disk": from_disk / self._volume,
-        }
+        return self._figures(result["bytes"], result["seconds"], from_disk)
 
-    def _require_cold(self, from_disk: int) -> None:
+    def _figures(self, volume: int, seconds: float, from_disk: int) -> Mapping[str, float]:
+        """Raises RuntimeError for a read that was not cold."""
         if from_disk < COLD_SHARE * self._volume:
             raise RuntimeError(
                 f"only {from_disk // MIB:,} of {self._volume // MIB:,} MiB came from the disk: "
                 "this was no cold read; give --data a directory on a disk"
             )
+        return {"mb_s": volume / seconds / 1e6, "from_disk": from_disk / self._volume}
 
 
 def _is_segment(path: Path) -> bool:

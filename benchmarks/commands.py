@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from benchmarks.harness import decimal
 from benchmarks.peer import PeerError
 from benchmarks.workloads import ClientError
 from semel.protos.errors import SemelError
@@ -24,6 +25,17 @@ STOPS_THE_RUN = (PeerError, ClientError, SemelError, OSError, RuntimeError)
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows defaults, and the examples as they are."""
+
+
+def add_peer_silence(parser: argparse.ArgumentParser) -> None:
+    """The option of benchmarks that run a peer."""
+    parser.add_argument(
+        "--peer-silence",
+        type=decimal(0.1, 86_400),
+        default=900.0,
+        metavar="SECONDS",
+        help="a peer that prints nothing for so long is ended",
+    )
 
 
 def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

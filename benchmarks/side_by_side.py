@@ -26,7 +26,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.commands import Help, check_files, guarded, some_of, strict_json
+from benchmarks.commands import Help, add_peer_silence, check_files, guarded, some_of, strict_json
 from benchmarks.figures import WORKLOADS, by_workload, flat, table_lines
 from benchmarks.goals import MAIN_METRICS, Ratio, ratios, set_targets
 from benchmarks.harness import (
@@ -83,13 +83,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
         metavar="default|fsync|default,fsync",
         help="of the peers; Semel always syncs on a majority",
     )
-    parser.add_argument(
-        "--peer-silence",
-        type=decimal(0.1, 86_400),
-        default=900.0,
-        metavar="SECONDS",
-        help="a peer that prints nothing for so long is ended",
-    )
+    add_peer_silence(parser)
     parser.add_argument("--picture", type=Path, default=None, help="draw ratios to this .svg file")
     options = parser.parse_args(argv)
     check_files(parser, options)

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import Help, guarded
+from benchmarks.commands import Help, add_peer_silence, guarded
 from benchmarks.harness import (
     Contender,
     Target,
@@ -150,13 +150,7 @@ def main() -> int:
     parser.add_argument(
         "--scale", type=decimal(0.001, 100), default=1.0, help="factor on counts of rows"
     )
-    parser.add_argument(
-        "--peer-silence",
-        type=decimal(0.1, 86_400),
-        default=900.0,
-        metavar="SECONDS",
-        help="a peer that prints nothing for so long is ended",
-    )
+    add_peer_silence(parser)
     options = parser.parse_args()
     require_disk(parser, options.data, int(DISK_BYTES * options.scale) + (2 << 30))
     return guarded(lambda: run(options))

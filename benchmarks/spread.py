@@ -18,8 +18,6 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 
-import psutil
-
 from benchmarks.commands import guarded
 from benchmarks.harness import (
     MESSAGE_BYTES_MAX,
@@ -32,7 +30,7 @@ from benchmarks.harness import (
     require_disk,
     temporary_directory,
 )
-from benchmarks.workloads import SERVE_S, ClientProcess
+from benchmarks.workloads import SERVE_S, ClientProcess, measured
 from semel.client import connect
 from tests.integration.cluster import Cluster
 
@@ -65,8 +63,7 @@ class Load:
     def run(self, topic: str, how: str, producers: int) -> Mapping[str, float]:
         """Rate, and CPU seconds for a million messages."""
         options = self._options
-        before = self._cpu_s()
-        with SpreadClient(
+        client = SpreadClient(
             "spread",
             bootstrap=self._cluster.bootstrap,
             topic=topic,
@@ -75,17 +72,12 @@ class Load:
             how=how,
             producers=producers,
             queues=self._queues[topic],
-        ) as client:
-            result = client.result()
-        cpu_s = self._cpu_s() - before + client.cpu_s
+        )
+        result, cpu_s = measured(self._cluster, client)
         return {
             "msg_s": result["messages"] / result["seconds"],
             "cpu_s_per_million": cpu_s / result["messages"] * 1e6,
         }
-
-    def _cpu_s(self) -> float:
-        times = [psutil.Process(node.pid).cpu_times() for node in self._cluster.nodes]
-        return sum(each.user + each.system for each in times)
 
 
 def run(options: argparse.Namespace) -> int:

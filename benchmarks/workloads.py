@@ -208,14 +208,8 @@ class Workloads:
 
     def _measured(self, role: str, **settings: Any) -> tuple[dict[str, Any], float]:
         """A client's result, and the CPU seconds that it and the nodes took."""
-        before = self._cpu_s()
-        with ClientProcess(role, bootstrap=self._cluster.bootstrap, **settings) as client:
-            result = client.result()
-        return result, self._cpu_s() - before + client.cpu_s
-
-    def _cpu_s(self) -> float:
-        times = [psutil.Process(node.pid).cpu_times() for node in self._cluster.nodes]
-        return sum(each.user + each.system for each in times)
+        client = ClientProcess(role, bootstrap=self._cluster.bootstrap, **settings)
+        return measured(self._cluster, client)
 
     def _rate(self, result: Mapping[str, Any], cpu_s: float, size: int) -> dict[str, float]:
         rate = result["messages"] / max(result["seconds"], 1e-9)
@@ -304,6 +298,19 @@ class Workloads:
             "all_four_partitions_s": acks[-1],
             **memory(self._cluster),
         }
+
+
+def measured(cluster: Cluster, client: ClientProcess) -> tuple[dict[str, Any], float]:
+    """A client's result, and the CPU seconds that it and the nodes have taken by then."""
+
+    def nodes_cpu_s() -> float:
+        times = [psutil.Process(node.pid).cpu_times() for node in cluster.nodes]
+        return sum(each.user + each.system for each in times)
+
+    with client:
+        before = nodes_cpu_s()
+        result = client.result()
+        return result, nodes_cpu_s() - before + client.cpu_s
 
 
 def memory(cluster: Cluster) -> dict[str, float]:
