@@ -15,24 +15,28 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.harness import random_values
-from benchmarks.side_by_side_client import ACK_S, open_client, play
+from benchmarks.side_by_side_client import ACK_S, play
+from semel.client import connect
 
 CALL_MESSAGES = 1_000
 BUFFER_BYTES = 32 << 20
+CLIENT_BYTES = 2 * BUFFER_BYTES
+"""Of all producers: one of them can use half of it."""
 
 
 def spread(
     bootstrap: str, topic: str, records: int, size: int, how: str, producers: int, queues: int
 ) -> Mapping[str, Any]:
     """Stores `records` values in calls as `how` says, "send_many" or "send". One producer chooses
-    queues itself; of several, each writes to a queue of its own, and has a part of the buffer that
-    one has: without that, all messages would be taken in at once, and every page be a new one."""
+    queues itself; of several, each writes to a queue of its own."""
     call = CALL_MESSAGES if how == "send_many" else 1
     values = random_values(CALL_MESSAGES, size)
-    buffer_bytes = max(BUFFER_BYTES // producers, 4 * CALL_MESSAGES * size)
-    with open_client(bootstrap) as client, ExitStack() as stack:
+    with (
+        connect(bootstrap, buffer_bytes=CLIENT_BYTES, keep_routes=False) as client,
+        ExitStack() as stack,
+    ):
         each = [
-            stack.enter_context(client.producer(buffer_bytes=buffer_bytes))
+            stack.enter_context(client.producer(buffer_bytes=BUFFER_BYTES))
             for _ in range(producers)
         ]
         places = [at % queues if producers > 1 else None for at in range(producers)]

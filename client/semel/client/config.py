@@ -71,6 +71,10 @@ class ClientConfig:
     """A produce stream with something in flight sends a sign of life this often."""
     silence_ms: int = 600
     """A stream silent for so long is given up, and all replicas are asked for the master."""
+    buffer_bytes: int = 128 << 20
+    """Messages of all producers together that are not acknowledged yet, or twice the largest
+    `buffer_bytes` of one of them. Each may hold as much as is still free, at most half of it
+    therefore; then its `buffer_full` says what happens."""
     keep_routes: bool = True
     """Keep the routes in a file of this user, for clients that start while no controller answers.
     `SEMEL_ROUTES_DIRECTORY` names the directory, by default `~/.cache/semel`."""
@@ -81,6 +85,7 @@ class ClientConfig:
         _whole("close_timeout_ms", self.close_timeout_ms, 1, 3_600_000)
         _whole("ping_ms", self.ping_ms, 10, 60_000)
         _whole("silence_ms", self.silence_ms, 2 * self.ping_ms, 600_000)
+        _whole("buffer_bytes", self.buffer_bytes, 1, 1 << 40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +101,8 @@ class ProducerConfig:
     compression: Literal["none", "lz4", "zstd"] = "none"
     """Codec of the bodies. Compression costs the sender, saves network and disk."""
     buffer_bytes: int = 64 << 20
-    """Messages that are not acknowledged yet; at the limit `buffer_full` says what happens."""
+    """Messages that are not acknowledged yet; at the limit `buffer_full` says what happens. The
+    client has another limit, for all its producers."""
     buffer_full: Literal["block", "raise"] = "block"
     """Wait for room (asyncio: `await producer.drain()`), or raise BufferFull."""
     max_in_flight: int = 64

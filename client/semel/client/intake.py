@@ -8,10 +8,10 @@ Invariants
 1. A message is in exactly one chunk, and chunks leave in the order in which they were begun.
 2. `buffered` counts every message that came in and is not settled. It exceeds `buffer_bytes` by at
    most one message (or one bulk piece), and only asyncio callers, which must not be blocked, get
-   past the limit.
+   past the limit. All producers of a client share a second one, looked at once a chunk.
 3. After `close` or `fail` nothing comes in.
 
-Not here: routing (`core/batching.py`), sending (`producer.py`).
+Not here: routing (`core/batching.py`), sending (`producer.py`), the limit of all (`memory.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 
 from semel.client.config import ProducerConfig
 from semel.client.core.batching import NO_QUEUE, ROW_BYTES, Chunk, cuts, message_sizes
+from semel.client.memory import ProducerMemory
 from semel.client.runtime import IO_THREAD
 from semel.protos.batch import MESSAGE_BYTES_MAX
 from semel.protos.columns import Columns
@@ -75,9 +76,10 @@ class Intake:
         *,
         wake: Callable[[], None],
         open_topic: Callable[[str], object] | None,
+        memory: ProducerMemory | None = None,
     ) -> None:
         """`wake` is called from any thread. `open_topic` may block; it is called before the first
-        message of a topic comes in."""
+        message of a topic comes in. `memory` is what all producers share."""
         self._config = config
         self._positions = config.source_positions
         self._wake = wake
@@ -87,6 +89,9 @@ class Intake:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._limit = config.buffer_bytes
+        self._memory = memory or ProducerMemory()
+        self._told = 0
+        """What `_memory` knows of `buffered`."""
         self._timeout = config.delivery_timeout_ms / 1000
         self._failure: Exception | None = None
         self.told = False
@@ -142,7 +147,7 @@ class Intake:
             if self._failure is not None:
                 self.told = True
                 raise self._failure.with_traceback(None)
-            if self.buffered >= self._limit:
+            if self.buffered >= self._limit or (intake.open is None and self._crowded):
                 self._wait_for_room(block)
             if self._positions or position is not None:
                 self._check_position(intake, position)
@@ -163,8 +168,8 @@ class Intake:
             if timestamp_us is not None or chunk.timestamps is not None:
                 stamp = chunk.created_us if timestamp_us is None else timestamp_us
                 _append(chunk, "timestamps", stamp, chunk.created_us)
-            if queue is not None or chunk.queues is not None:
-                _append(chunk, "queues", NO_QUEUE if queue is None else queue, NO_QUEUE)
+            if queue != chunk.queues:  # one number as long as all go to one queue
+                _mix_queues(chunk, queue)
             if position is not None:
                 chunk.positions.append(position)
                 intake.last_position = position
@@ -179,6 +184,7 @@ class Intake:
                 intake.sealed.append(chunk)
                 intake.open = None
                 wake = True
+                self._tell()
             if wake and not self._woken:
                 self._woken = True
             else:
@@ -252,7 +258,7 @@ class Intake:
             if self._failure is not None:
                 self.told = True
                 raise self._failure.with_traceback(None)
-            if self.buffered >= self._limit:
+            if self.buffered >= self._limit or self._crowded:
                 self._wait_for_room(block)
             if positions is not None:
                 self._check_position(intake, int(positions[0]))
@@ -272,6 +278,7 @@ class Intake:
             chunk.bytes = size
             self.buffered += size
             self.messages += chunk.count
+            self._tell()
             wake = not self._woken
             self._woken = True
         if wake:
@@ -309,18 +316,26 @@ class Intake:
                 return intake.sealed.popleft()
             if open_too and intake.open is not None:
                 chunk, intake.open = intake.open, None
+                self._tell()
                 return chunk
             return None
 
     def release(self, chunk: Chunk) -> None:
         """A chunk is settled: its bytes are free."""
+        others: list[threading.Condition] = []
         with self._room:
             if self.outstanding.pop(id(chunk), None) is not None:
                 self.buffered -= chunk.bytes
+                others = self._tell()
                 self._room.notify_all()
+        for room in others:
+            if room is not self._room:
+                with room:
+                    room.notify_all()
 
     def has_room(self) -> bool:
-        return self.buffered < self._limit
+        """With nothing of its own a producer has nothing to wait for."""
+        return self.buffered < self._limit and not (self.buffered and self._crowded)
 
     def fail(self, error: Exception) -> list[Chunk]:
         """Nothing comes in any more; what nobody has taken yet is returned."""
@@ -351,6 +366,16 @@ class Intake:
             return found
 
     # --- inside ---------------------------------------------------------------------------------
+
+    @property
+    def _crowded(self) -> bool:
+        """All producers of the client together hold too much for this one to take in more."""
+        return not self._memory.has_room(self.buffered)
+
+    def _tell(self) -> list[threading.Condition]:
+        """Once a chunk; called with the lock held. Whom to notify without it."""
+        change, self._told = self.buffered - self._told, self.buffered
+        return self._memory.add(change)
 
     def _begin(self, intake: TopicIntake) -> Chunk:
         chunk = Chunk(intake.name, time.time_ns() // 1000, time.monotonic() + self._timeout)
@@ -400,18 +425,26 @@ class Intake:
     def _wait_for_room(self, block: bool) -> None:
         """Called with the lock held, which is free while waiting."""
         if self._config.buffer_full == "raise":
+            own = self.buffered >= self._limit
             raise BufferFull(
                 f"{self.buffered} bytes wait for their acknowledgement; buffer_bytes is"
                 f" {self._limit}"
+                if own
+                else f"{self._memory.held} bytes of all producers of the client wait for their"
+                f" acknowledgement; its buffer_bytes is {self._memory.limit}"
             )
         if threading.current_thread().name == IO_THREAD:
             raise BufferFull("a callback must not wait for room in the buffer")
         if not block:
             return
-        while self.buffered >= self._limit:
-            self._room.wait(0.5)
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)
+        self._memory.begin_wait(self._room)
+        try:
+            while self.buffered >= self._limit or self._crowded:
+                self._room.wait(0.5)
+                if self._failure is not None:
+                    raise self._failure.with_traceback(None)
+        finally:
+            self._memory.end_wait(self._room)
 
 
 def _append(chunk: Chunk, name: str, item: Any, default: Any) -> None:
@@ -420,6 +453,16 @@ def _append(chunk: Chunk, name: str, item: Any, default: Any) -> None:
         column = [default] * chunk.count
         setattr(chunk, name, column)
     column.append(item)
+
+
+def _mix_queues(chunk: Chunk, queue: int | None) -> None:
+    if not chunk.count:
+        chunk.queues = queue
+        return
+    if not isinstance(chunk.queues, list):
+        before = NO_QUEUE if chunk.queues is None else chunk.queues
+        chunk.queues = [before] * chunk.count
+    chunk.queues.append(NO_QUEUE if queue is None else queue)
 
 
 def _as_bytes(name: str, value: Any) -> bytes:

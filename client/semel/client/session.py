@@ -25,6 +25,7 @@ from semel.client.config import (
     parse_bootstrap,
 )
 from semel.client.intake import Intake
+from semel.client.memory import ProducerMemory
 from semel.client.producer import ProducerCore
 from semel.client.routes_file import routes_directory
 from semel.client.runtime import Runtime, shared_runtime
@@ -60,6 +61,7 @@ class Session:
         self.cluster = Cluster(controllers, self.config, directory)
         self.admin = AdminCore(self.cluster)
         self.transactions = TransactionCore(self.cluster)
+        self.producer_memory = ProducerMemory(self.config.buffer_bytes)
         self.closed = False
         self._members: dict[Closable, None] = {}
         """In the order in which they were opened, which is the order of closing."""
@@ -173,7 +175,13 @@ class Session:
         def open_topic(topic: str) -> None:
             self.run(cores[0].open_topic(topic))
 
-        intake = Intake(config, wake=wake, open_topic=open_topic if blocking else None)
+        self.producer_memory.admit(config.buffer_bytes)
+        intake = Intake(
+            config,
+            wake=wake,
+            open_topic=open_topic if blocking else None,
+            memory=self.producer_memory,
+        )
         core = make(intake)
         cores.append(core)
         self.runtime.call_soon(core.start)
