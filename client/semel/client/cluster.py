@@ -28,6 +28,7 @@ from semel.client.controllers import Controllers
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master, RouteTable, TopicRoute
 from semel.client.routes_file import RoutesKeeper, find
+from semel.client.wire import Wires
 from semel.protos.errors import (
     NotMaster,
     QueueMoved,
@@ -67,6 +68,7 @@ class Cluster:
         self.routes = RouteTable()
         self.connections = Connections()
         self.controllers = Controllers(bootstrap, self.connections, self._brokers)
+        self.wires = Wires(self)
         self._bootstrap = bootstrap
         self._routes_directory = routes_directory
         self._keeper = RoutesKeeper(routes_directory)

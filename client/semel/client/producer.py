@@ -75,7 +75,8 @@ ANSWERS_WAIT_S: Final = 1.0
 """How long a reopen waits for answers that are still on their way."""
 FAILURES_MAX: Final = 1_000
 """So many failures are kept for the next flush to look through."""
-EXPIRY_CHECK_S: Final = 0.25
+EXPIRY_CHECK_S: Final = (0.05, 1.0)
+"""Least and most between two looks for messages whose time is over: a twentieth of that time."""
 MOVED_PAUSE_MS: Final = 20
 LOST_S: Final = 2.0
 """A group without a master for so long may have given its queues away: the routes are asked for."""
@@ -137,8 +138,10 @@ class ProducerCore:
 
     async def _expire(self) -> None:
         looked = 0.0
+        least, most = EXPIRY_CHECK_S
+        pause_s = min(most, max(least, self.config.delivery_timeout_ms / 20_000))
         while True:
-            await asyncio.sleep(EXPIRY_CHECK_S)
+            await asyncio.sleep(pause_s)
             now = time.monotonic()
             for chunk in self.intake.expired(now):
                 self._fail_chunk(chunk, self._timed_out(chunk, None))
@@ -147,7 +150,7 @@ class ProducerCore:
                     self._expire_lane(lane, now)
                     if not lane.holds:
                         del topic.busy[lane]
-            lost = max((link.lost_s for link in self._links.values()), default=0.0)
+            lost = max((link.wire.lost_s for link in self._links.values()), default=0.0)
             if lost > LOST_S and now > looked + LOST_S:
                 looked = now
                 for topic in self._topics.values():
@@ -244,7 +247,7 @@ class ProducerCore:
     def _link(self, group_id: GroupId) -> Link:
         link = self._links.get(group_id)
         if link is None:
-            link = self._links[group_id] = Link(self, self._cluster, group_id)
+            link = self._links[group_id] = Link(self, self._cluster.wires.to(group_id))
         return link
 
     # --- moves ----------------------------------------------------------------------------------
@@ -260,8 +263,8 @@ class ProducerCore:
         if old.has(lane):
             in_flight = 0 if lane.window is None else sum(b.size for b in lane.window.batches())
             old.remove(lane)
-            old.in_flight_bytes -= in_flight
-            lane.link.in_flight_bytes += in_flight
+            old.count(-in_flight)
+            lane.link.count(in_flight)
             lane.on_stream_lost()
             lane.link.add(lane)
             lane.link.on_ready(lane)
@@ -404,7 +407,6 @@ class ProducerCore:
             ],
         )
         lane.fencing = False
-        lane.link.restart()
         self.perform(lane, decisions)
         lane.link.on_ready(lane)
 
@@ -474,7 +476,7 @@ class ProducerCore:
         if lane.window is not None:
             for batch in lane.window.batches():
                 assert isinstance(batch.tag, Part)
-                lane.link.in_flight_bytes -= batch.size
+                lane.link.count(-batch.size)
                 self.settle(batch.tag, Outcome(error=error))
             lane.window = None
         if isinstance(error, UnknownTopic | UnknownQueue):

@@ -33,7 +33,7 @@ STANDING_VOTER: Standing
 STANDING_REMOVED: Standing
 
 class ProduceAck(_message.Message):
-    __slots__ = ("topic_id", "queue_id", "producer_id", "base_sequence", "last_sequence", "status", "base_offset", "append_time_us", "error")
+    __slots__ = ("topic_id", "queue_id", "producer_id", "base_sequence", "last_sequence", "status", "base_offset", "append_time_us", "error", "epoch", "session")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,8 @@ class ProduceAck(_message.Message):
     BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     APPEND_TIME_US_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     topic_id: int
     queue_id: int
     producer_id: int
@@ -52,7 +54,9 @@ class ProduceAck(_message.Message):
     base_offset: int
     append_time_us: int
     error: _errors_pb2.ErrorDetail
-    def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., base_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., status: _Optional[_Union[ProduceStatus, str]] = ..., base_offset: _Optional[int] = ..., append_time_us: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    epoch: int
+    session: int
+    def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., base_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., status: _Optional[_Union[ProduceStatus, str]] = ..., base_offset: _Optional[int] = ..., append_time_us: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
 
 class ProduceReply(_message.Message):
     __slots__ = ("acks", "term", "pong", "error")
