@@ -2,7 +2,9 @@
 
 How it works. Each topic has one *open* chunk that grows by a few list appends a message, and a
 line of *sealed* ones. The I/O thread is woken when a chunk is begun or sealed, never for each
-message. It takes sealed chunks as it can send them, and the open one when its linger says so.
+message. It takes sealed chunks as it can send them, and the open one when its linger says so. All
+messages of a chunk are due at one time: one with another time seals the open chunk, and bulk calls
+are sorted by their times.
 
 Invariants
 1. A message is in exactly one chunk, and chunks leave in the order in which they were begun.
@@ -20,12 +22,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from semel.client.config import ProducerConfig
-from semel.client.core.batching import NO_QUEUE, ROW_BYTES, Chunk, cuts, message_sizes
+from semel.client.core.batching import (
+    NO_QUEUE,
+    ROW_BYTES,
+    Chunk,
+    Rows,
+    cuts,
+    message_sizes,
+    take_rows,
+)
+from semel.client.core.dues import AT_ONCE, After, Run, When, due_at, due_column, due_of, runs_of
+from semel.client.core.message_ids import check_ids, id_bytes
 from semel.client.runtime import IO_THREAD
 from semel.protos.batch import MESSAGE_BYTES_MAX
 from semel.protos.columns import Columns
@@ -38,6 +51,35 @@ SEAL_BYTES_MAX: Final = 4 << 20
 """A chunk for many queues is at most so large before it is routed."""
 
 
+class Extra(NamedTuple):
+    """What few messages have, so that the others pay nothing for it."""
+
+    due_us: int
+    message_id: bytes | None
+
+
+NO_EXTRA: Final = Extra(AT_ONCE, None)
+
+
+def extra_of(
+    deliver_at: When | None, deliver_after: After | None, message_id: bytes | str | None
+) -> Extra | None:
+    """What one message has besides; None for nothing. Raises InvalidRequest."""
+    if deliver_at is None and deliver_after is None and message_id is None:
+        return None
+    due_us = due_of(deliver_at, deliver_after, time.time_ns() // 1000)
+    return Extra(due_us, None if message_id is None else id_bytes(message_id))
+
+
+class Piece(NamedTuple):
+    """Some messages of a bulk call, as many as one chunk takes."""
+
+    columns: Columns
+    positions: Rows | None
+    size: int
+    due_us: int
+
+
 class TopicIntake:
     """Messages of one topic that the I/O thread has not taken yet."""
 
@@ -46,6 +88,7 @@ class TopicIntake:
         "message_bytes_max",
         "name",
         "open",
+        "plain",
         "seal_bytes",
         "seal_bytes_routed",
         "sealed",
@@ -54,6 +97,8 @@ class TopicIntake:
     def __init__(self, name: str, batch_bytes: int) -> None:
         self.name = name
         self.open: Chunk | None = None
+        self.plain: Chunk | None = None
+        """The open one, if it takes a message without anything extra as it comes."""
         self.sealed: deque[Chunk] = deque()
         self.message_bytes_max = MESSAGE_BYTES_MAX
         self.seal_bytes = batch_bytes
@@ -109,6 +154,7 @@ class Intake:
         queue: int | None,
         position: int | None,
         block: bool,
+        extra: Extra | None = None,
     ) -> tuple[Chunk, int]:
         """One message: its chunk and row.
 
@@ -125,8 +171,8 @@ class Intake:
                 key = _as_bytes("key", key)
             size += len(key)
         if headers is not None:
-            headers, extra = _as_pairs(headers)
-            size += extra
+            headers, header_bytes = _as_pairs(headers)
+            size += header_bytes
         if timestamp_us is not None:
             _check_time(timestamp_us)
         if queue is not None:
@@ -138,6 +184,8 @@ class Intake:
                 limit_bytes=intake.message_bytes_max,
             )
         size += ROW_BYTES
+        if extra is not None and extra.message_id is not None:
+            size += len(extra.message_id)
         with self._lock:
             if self._failure is not None:
                 self.told = True
@@ -146,11 +194,10 @@ class Intake:
                 self._wait_for_room(block)
             if self._positions or position is not None:
                 self._check_position(intake, position)
-            chunk = intake.open
+            chunk = intake.plain
             wake = False
-            if chunk is None:
-                chunk = self._begin(intake)
-                wake = True
+            if chunk is None or extra is not None:
+                chunk, wake = self._open(intake, extra or NO_EXTRA)
             row = chunk.count
             chunk.values.append(value)
             if chunk.keys is not None:
@@ -177,7 +224,7 @@ class Intake:
                 or (chunk.keys is None and not self._positions)
             ):
                 intake.sealed.append(chunk)
-                intake.open = None
+                intake.open = intake.plain = None
                 wake = True
             if wake and not self._woken:
                 self._woken = True
@@ -195,26 +242,28 @@ class Intake:
         headers: Any,
         timestamps_us: Any,
         positions: Any,
-    ) -> tuple[TopicIntake, list[tuple[Columns, Any, int]]]:
-        """Many messages, checked and cut into pieces of about one chunk: columns, positions, size.
+        deliver_at: Any = None,
+        message_ids: Any = None,
+    ) -> tuple[TopicIntake, list[Piece]]:
+        """Many messages, checked and cut into pieces of about one chunk, each due at one time.
 
         Raises like `append`; nothing has come in then.
         """
         intake = self._topics.get(topic)
         if intake is None:
             intake = self._begin_topic(topic)
-        columns = Columns.from_arrow(values, keys=keys, headers=headers, timestamps=timestamps_us)
+        columns = Columns.from_arrow(
+            values,
+            keys=keys,
+            headers=headers,
+            timestamps=timestamps_us,
+            message_ids=message_ids,
+        )
         count = len(columns)
-        numbers = None
-        if positions is not None:
-            try:
-                numbers = np.asarray(positions, np.int64)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise InvalidRequest(f"positions must be whole numbers: {error}") from error
-            if numbers.shape != (count,):
-                raise InvalidRequest(f"{numbers.size} positions for {count} values")
-            if count and (numbers[0] < 0 or bool((np.diff(numbers) <= 0).any())):
-                raise InvalidRequest("positions must rise from message to message, from 0")
+        numbers = None if positions is None else _numbers(positions, count)
+        order, runs = None, [Run(AT_ONCE, 0, count)]
+        if deliver_at is not None:
+            order, runs = _runs(deliver_at, count, in_place=positions is not None)
         if (numbers is not None) != self._positions and count:
             self._check_position(intake, None if numbers is None else int(numbers[0]))
         if not count:
@@ -227,27 +276,34 @@ class Intake:
                 f" the limit for topic {topic!r} is {intake.message_bytes_max}",
                 limit_bytes=intake.message_bytes_max,
             )
+        sizes += ROW_BYTES
+        if columns.message_ids is not None:
+            sizes += check_ids(columns.message_ids)
+        if order is not None:
+            columns, sizes = take_rows(columns, order), sizes[order]
         routed = columns.keys is not None or self._positions
         limit = intake.seal_bytes_routed if routed else intake.seal_bytes
-        ends = np.concatenate(([0], np.cumsum(sizes + ROW_BYTES)))
+        ends = np.concatenate(([0], np.cumsum(sizes)))
         return intake, [
-            (
+            Piece(
                 columns.slice(start, end),
                 None if numbers is None else numbers[start:end],
                 int(ends[end] - ends[start]),
+                run.due_us,
             )
-            for start, end in cuts(ends, 0, count, limit)
+            for run in runs
+            for start, end in cuts(ends, run.start, run.end, limit)
         ]
 
     def append_piece(
         self,
         intake: TopicIntake,
-        piece: tuple[Columns, Any, int],
+        piece: Piece,
         queue: int | None,
         block: bool,
     ) -> tuple[Chunk, int, int]:
         """One piece of a bulk: its chunk, first row and end. Raises like `append`."""
-        columns, positions, size = piece
+        columns, positions, size, due_us = piece
         with self._lock:
             if self._failure is not None:
                 self.told = True
@@ -259,13 +315,14 @@ class Intake:
                 intake.last_position = int(positions[-1])
             if intake.open is not None:
                 intake.sealed.append(intake.open)
-            chunk = self._begin(intake)
-            intake.open = None
+            chunk = self._begin(intake, due_us)
+            intake.open = intake.plain = None
             intake.sealed.append(chunk)
             chunk.values = columns.values
             chunk.keys = columns.keys
             chunk.headers = columns.headers
             chunk.timestamps = columns.timestamps
+            chunk.message_ids = columns.message_ids
             chunk.positions = positions
             chunk.queues = queue
             chunk.count = len(columns)
@@ -308,7 +365,8 @@ class Intake:
             if intake.sealed:
                 return intake.sealed.popleft()
             if open_too and intake.open is not None:
-                chunk, intake.open = intake.open, None
+                chunk = intake.open
+                intake.open = intake.plain = None
                 return chunk
             return None
 
@@ -333,7 +391,7 @@ class Intake:
                 intake.sealed.clear()
                 if intake.open is not None:
                     left.append(intake.open)
-                    intake.open = None
+                    intake.open = intake.plain = None
             self._room.notify_all()
             return left
 
@@ -347,13 +405,27 @@ class Intake:
                 chunk = intake.open
                 if not intake.sealed and chunk is not None and chunk.deadline <= now:
                     found.append(chunk)
-                    intake.open = None
+                    intake.open = intake.plain = None
             return found
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _begin(self, intake: TopicIntake) -> Chunk:
-        chunk = Chunk(intake.name, time.time_ns() // 1000, time.monotonic() + self._timeout)
+    def _open(self, intake: TopicIntake, extra: Extra) -> tuple[Chunk, bool]:
+        """The open chunk for a message, which its id is added to; and whether it is a new one."""
+        chunk, begun = intake.open, False
+        if chunk is None or chunk.due_us != extra.due_us:
+            if chunk is not None:
+                intake.sealed.append(chunk)
+            chunk, begun = self._begin(intake, extra.due_us), True
+        if extra.message_id is not None or chunk.message_ids is not None:
+            _append(chunk, "message_ids", extra.message_id, None)
+        plain = chunk.due_us == AT_ONCE and chunk.message_ids is None
+        intake.plain = chunk if plain else None
+        return chunk, begun
+
+    def _begin(self, intake: TopicIntake, due_us: int) -> Chunk:
+        deadline = time.monotonic() + self._timeout
+        chunk = Chunk(intake.name, time.time_ns() // 1000, deadline, due_us)
         if self._positions:
             chunk.positions = []
         intake.open = chunk
@@ -412,6 +484,27 @@ class Intake:
             self._room.wait(0.5)
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
+
+
+def _numbers(positions: Any, count: int) -> Rows:
+    """Source positions of a bulk call."""
+    try:
+        numbers: Rows = np.asarray(positions, np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"positions must be whole numbers: {error}") from error
+    if numbers.shape != (count,):
+        raise InvalidRequest(f"{numbers.size} positions for {count} values")
+    if count and (numbers[0] < 0 or bool((np.diff(numbers) <= 0).any())):
+        raise InvalidRequest("positions must rise from message to message, from 0")
+    return numbers
+
+
+def _runs(deliver_at: Any, count: int, *, in_place: bool) -> tuple[Rows | None, list[Run]]:
+    """The rows of a bulk call by their due times: one for all, or a column."""
+    now_us = time.time_ns() // 1000
+    if isinstance(deliver_at, datetime | int | np.integer | str | float):
+        return None, [Run(due_at(deliver_at, now_us), 0, count)]
+    return runs_of(due_column(deliver_at, count, now_us), in_place=in_place)
 
 
 def _append(chunk: Chunk, name: str, item: Any, default: Any) -> None:
