@@ -1,7 +1,7 @@
 """What the log means: the replicated state machine, and the master's judge. Pure; no I/O."""
 
 from semel.broker.state.coordination import Begun, Coordination
-from semel.broker.state.delays import DELAY_LEVEL, RELEASE_BATCHES_MAX, Delays
+from semel.broker.state.delays import DELAY_LEVEL, RELEASE_BATCHES_MAX, DelayedExtent, Delays
 from semel.broker.state.extents import Extent
 from semel.broker.state.judge import Judge, batch_record_parts
 from semel.broker.state.lag import Progress, progress
@@ -82,6 +82,7 @@ __all__ = [
     "ConsumerGroups",
     "ControlVerdict",
     "Coordination",
+    "DelayedExtent",
     "DelayedReleased",
     "Delays",
     "Done",
