@@ -34,6 +34,11 @@ class Spans:
         self._firsts: list[int] = []
         self._lasts: list[int] = []
 
+    @property
+    def highest(self) -> int:
+        """Of at least one."""
+        return self._lasts[-1]
+
     def add(self, first: int, last: int) -> None:
         """Together with what it touches it becomes one range."""
         lo = bisect_left(self._lasts, first - 1)
@@ -86,8 +91,8 @@ class _Chain:
     """Everything that was read, by epoch."""
     late: Spans = field(default_factory=Spans)
     """What was delayed."""
-    tops: dict[int, int] = field(default_factory=dict)
-    """The highest delayed sequence of each epoch."""
+    late_of: dict[int, Spans] = field(default_factory=dict)
+    """The same by epoch."""
     founded: set[int] = field(default_factory=set)
     """Epochs in which a delayed batch began anew."""
     gaps: list[_Gap] = field(default_factory=list)
@@ -132,22 +137,24 @@ class Chains:
     def _follow_last(self, chain: _Chain, where: str, batch: BatchHeader) -> Iterator[str]:
         base, previous = batch.base_sequence, batch.previous_sequence
         before, last = chain.epoch, chain.last
-        late = chain.late.common(previous + 1, batch.last_sequence)
+        late = sum(
+            spans.common(previous + 1, batch.last_sequence)
+            for epoch, spans in chain.late_of.items()
+            if epoch >= batch.epoch or epoch > self._floor  # else of a life that has ended since
+        )
         chain.last = batch.last_sequence
         if last is None:
             if self._from_start and previous != -1 and chain.contiguous:
                 chain.gaps.append(_Gap(where, 0, previous, batch.epoch, batch.epoch))
         elif base <= last:
             expired = before <= self._floor and batch.epoch > before
-            if expired and previous == -1:
-                late = 0
-            else:
+            if not expired or previous != -1:
                 twice = min(batch.count, last - base + 1)
                 text = (
                     f"{where}: producer {batch.producer_id} stored {base} to {batch.last_sequence}"
                     f" after {last}"
                 )
-                late = 0
+                late = 0  # told already
                 if expired:
                     chain.twice.append(_Twice(text, twice, batch.epoch, before))
                 else:
@@ -157,8 +164,7 @@ class Chains:
         elif chain.contiguous and previous != last and chain.whole:
             chain.gaps.append(_Gap(where, last + 1, previous, batch.epoch, before))
         chain.whole = True
-        newest = max(chain.tops, default=0)
-        if late and not (newest <= self._floor and batch.epoch > newest):
+        if late:
             self.duplicates += min(batch.count, late)
             yield (
                 f"{where}: producer {batch.producer_id} stored {base} to {batch.last_sequence},"
@@ -178,7 +184,7 @@ class Chains:
                 )
                 break
         chain.late.add(batch.previous_sequence + 1, last)
-        chain.tops[batch.epoch] = max(last, chain.tops.get(batch.epoch, -1))
+        chain.late_of.setdefault(batch.epoch, Spans()).add(batch.previous_sequence + 1, last)
         if batch.previous_sequence == -1:
             chain.founded.add(batch.epoch)
 
@@ -207,14 +213,14 @@ class Chains:
         """What lies between the last batch that was not delayed and the last one that was."""
         last = -1 if chain.last is None and self._from_start else chain.last
         tops = [
-            top
-            for epoch, top in chain.tops.items()
+            spans.highest
+            for epoch, spans in chain.late_of.items()
             if epoch >= chain.epoch or epoch > self._floor  # else of a life that has ended since
         ]
         if chain.contiguous and chain.whole and last is not None and max(tops, default=-1) > last:
-            newest = max(chain.tops)
+            newest = max(chain.late_of)
             yield _Gap("what is delayed", last + 1, max(tops), newest, chain.epoch)
 
     def _began_anew(self, chain: _Chain, epoch: int, before: int) -> bool:
         """The producer's row expired in between, and the first it stored then was delayed."""
-        return before < epoch and before <= self._floor and epoch in chain.founded
+        return before <= self._floor and any(before < each <= epoch for each in chain.founded)
