@@ -276,14 +276,13 @@ class Intake:
                 f" the limit for topic {topic!r} is {intake.message_bytes_max}",
                 limit_bytes=intake.message_bytes_max,
             )
-        sizes += ROW_BYTES
         if columns.message_ids is not None:
             sizes += check_ids(columns.message_ids)
         if order is not None:
             columns, sizes = take_rows(columns, order), sizes[order]
         routed = columns.keys is not None or self._positions
         limit = intake.seal_bytes_routed if routed else intake.seal_bytes
-        ends = np.concatenate(([0], np.cumsum(sizes)))
+        ends = np.concatenate(([0], np.cumsum(sizes + ROW_BYTES)))
         return intake, [
             Piece(
                 columns.slice(start, end),
