@@ -714,6 +714,7 @@ class Replica:
             self._apply_frames(frames)
         self._after_apply()
 
+    @halting
     def _on_read_to_apply(self, reading: asyncio.Future[list[bytes]]) -> None:
         self._reading_to_apply = False
         if reading.cancelled():
