@@ -77,6 +77,7 @@ class ClientHost:
         self.value_bytes = 0
         self.bootstrap = CONTROLLER
         """The controllers' addresses."""
+        self.log_time_us: Callable[[], int] = lambda: 0
         world.crashes[name] = self._on_crash
 
     def start(self) -> None:
@@ -121,6 +122,13 @@ class ClientHost:
 
     def value(self, number: int) -> bytes:
         return f"{self.name}/{number}/".encode().ljust(self.value_bytes, b".")
+
+    def soon_us(self) -> int:
+        """A delivery time. Clocks are far apart in these worlds; the client's is set by the log."""
+        now_us = self.log_time_us()
+        PROCESS.get().wall_offset += (now_us - intake.time.time_ns() // 1000) / 1e6
+        self.world.count("message delayed")
+        return now_us + int(self.random.uniform(0, 2_500_000))
 
     async def pause(self, mean_s: float) -> None:
         await asyncio.sleep(self.random.uniform(0, 2 * mean_s))
@@ -285,20 +293,10 @@ class Sender(ClientHost):
 
 
 class Postponer(Sender):
-    """Most of its messages are delayed, for seconds at most. Clocks are far apart in these worlds;
-    its own is set by the time of the log."""
-
-    def __init__(self, world: World, name: str, mean_s: float, timeout_ms: int) -> None:
-        super().__init__(world, name, mean_s, timeout_ms)
-        self.log_time_us: Callable[[], int] = lambda: 0
+    """Most of its messages are delayed, for seconds at most."""
 
     def due_us(self) -> int:
-        if self.random.random() < 0.3:
-            return 0
-        now_us = self.log_time_us()
-        PROCESS.get().wall_offset += (now_us - intake.time.time_ns() // 1000) / 1e6
-        self.world.count("message delayed")
-        return now_us + int(self.random.uniform(0, 2_500_000))
+        return 0 if self.random.random() < 0.3 else self.soon_us()
 
 
 class Member(ClientHost):

@@ -488,5 +488,5 @@ def with_delays(plan: Plan) -> Plan:
         plan,
         steps=tuple(sorted((*plan.steps, *steps), key=lambda step: step.at_s)),
         duration_s=plan.duration_s + 2.5,
-        clients=(*plan.clients, "postponer 1", "postponer 2", "follower 1"),
+        clients=tuple(dict.fromkeys((*plan.clients, "postponer 1", "postponer 2", "follower 1"))),
     )

@@ -241,13 +241,13 @@ class Run:
                 client = Sender(world, host, plan.send_mean_s, plan.send_timeout_ms)
             elif kind == "postponer":
                 client = Postponer(world, host, plan.send_mean_s, plan.send_timeout_ms)
-                client.log_time_us = self._log_time_us
             elif kind == "hasty":
                 client = Hasty(world, host, plan.send_mean_s)
             elif kind == "doubter":
                 client = Doubter(world, host, plan.send_mean_s)
             elif kind == "teller":
                 client = Teller(world, host, plan.send_mean_s)
+                client.postpones = "postponer 1" in plan.clients
             elif kind == "follower":
                 client = Follower(world, host)
             elif kind == "member":
@@ -259,6 +259,7 @@ class Run:
                 client.addresses = lambda: [host.config.listen for host in self.hosts.values()]
             client.value_bytes = plan.value_bytes
             client.bootstrap = self.bootstrap
+            client.log_time_us = self._log_time_us
             self.clients.append(client)
         self.operator = Operator(world, "o1")
         self.operator.bootstrap = self.bootstrap
@@ -336,9 +337,12 @@ class Run:
         return bool(transactions.staging.pins or transactions.coordination.unpublished)
 
     def _log_time_us(self) -> int:
-        """Of the newest entry that some node has applied."""
-        replicas = (host.replica for host in self.hosts.values())
-        return max((one.state.log_time_us for one in replicas if one is not None), default=0)
+        """Of the newest entry that some node has applied, in the group that is furthest behind."""
+        times = []
+        for group in self.groups:
+            replicas = (host.replica for host in group.hosts.values())
+            times.append(max((one.state.log_time_us for one in replicas if one), default=0))
+        return min(times)
 
     @staticmethod
     def _delaying(host: BrokerHost) -> bool:
