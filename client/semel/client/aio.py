@@ -19,7 +19,7 @@ from semel.client.aio_reading import AsyncConsumer, AsyncReader
 from semel.client.config import ConsumerConfig, ReaderConfig, build
 from semel.client.consumer import ConsumerCore
 from semel.client.core.dues import After, When
-from semel.client.futures import BulkFuture, SendFuture
+from semel.client.futures import BulkFuture, SendFuture, new_future
 from semel.client.intake import Headers, extra_of
 from semel.client.offsets import Places
 from semel.client.producer import ProducerCore
@@ -198,7 +198,10 @@ class AsyncProducer:
         chunk, row = self._append(
             topic, value, key, headers, timestamp_us, queue, position, False, extra
         )
-        return SendFuture(chunk, row)
+        future = new_future(SendFuture)
+        future._chunk = chunk
+        future._row = row
+        return future
 
     async def send_many(
         self,

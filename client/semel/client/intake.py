@@ -139,8 +139,8 @@ class Intake:
         self.buffered = 0
         self.outstanding: dict[int, Chunk] = {}
         """Chunks that are not settled, by identity, oldest first."""
-        self.messages = 0
-        """Messages that came in."""
+        self._released = 0
+        """Messages of chunks that are settled."""
 
     # --- any thread -----------------------------------------------------------------------------
 
@@ -218,7 +218,6 @@ class Intake:
             chunk.count = row + 1
             chunk.bytes += size
             self.buffered += size
-            self.messages += 1
             if chunk.bytes >= intake.seal_bytes and (
                 chunk.bytes >= intake.seal_bytes_routed
                 or (chunk.keys is None and not self._positions)
@@ -327,12 +326,17 @@ class Intake:
             chunk.count = len(columns)
             chunk.bytes = size
             self.buffered += size
-            self.messages += chunk.count
             wake = not self._woken
             self._woken = True
         if wake:
             self._wake()
         return chunk, 0, chunk.count
+
+    @property
+    def messages(self) -> int:
+        """Messages that came in. They are counted by the chunk, for one costs more than it says."""
+        with self._lock:
+            return self._released + sum(chunk.count for chunk in self.outstanding.values())
 
     def snapshot(self) -> list[Chunk]:
         """Chunks that are not settled now."""
@@ -374,6 +378,7 @@ class Intake:
         with self._room:
             if self.outstanding.pop(id(chunk), None) is not None:
                 self.buffered -= chunk.bytes
+                self._released += chunk.count
                 self._room.notify_all()
 
     def has_room(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Self
 from semel.client.config import ConsumerConfig, ReaderConfig, build
 from semel.client.consumer import ConsumerCore
 from semel.client.core.dues import After, When
-from semel.client.futures import BulkFuture, SendFuture
+from semel.client.futures import BulkFuture, SendFuture, new_future
 from semel.client.intake import Headers, extra_of
 from semel.client.offsets import Places
 from semel.client.producer import ProducerCore
@@ -201,7 +201,10 @@ class Producer:
         chunk, row = self._append(
             topic, value, key, headers, timestamp_us, queue, position, True, extra
         )
-        return SendFuture(chunk, row)
+        future = new_future(SendFuture)
+        future._chunk = chunk
+        future._row = row
+        return future
 
     def send_many(
         self,
