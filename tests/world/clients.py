@@ -22,7 +22,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from semel.client import connect_async, intake
+from semel.broker.replica import wall_us
+from semel.client import connect_async
 from semel.client.connection import BROKER
 from semel.protos.errors import (
     DedupStateExpired,
@@ -126,7 +127,7 @@ class ClientHost:
     def soon_us(self) -> int:
         """A delivery time. Clocks are far apart in these worlds; the client's is set by the log."""
         now_us = self.log_time_us()
-        PROCESS.get().wall_offset += (now_us - intake.time.time_ns() // 1000) / 1e6
+        PROCESS.get().wall_offset += (now_us - wall_us()) / 1e6
         self.world.count("message delayed")
         return now_us + int(self.random.uniform(0, 2_500_000))
 

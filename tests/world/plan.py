@@ -477,8 +477,11 @@ def with_transactions(plan: Plan) -> Plan:
 def with_delays(plan: Plan) -> Plan:
     """The plan with programs that send delayed messages, which become due while faults strike."""
     random = Random(plan.seed * 2 + 17)
-    kinds = ("kill master",) * 3 + ("checkpoint", "client crash", "kill", "stop master", "heal")
-    kinds += ("all lose power", "planned restart", "transfer", "wall clock jump")
+    kinds = (
+        *("kill master",) * 3,
+        *("checkpoint", "client crash", "kill", "stop master", "heal"),
+        *("all lose power", "planned restart", "transfer", "wall clock jump"),
+    )
     steps = [
         Step(round(random.uniform(0.3, plan.duration_s + 2.5), 6), kind, random.getrandbits(32))
         for kind in random.choices(kinds, k=random.choice((3, 5, 8)))
