@@ -8,9 +8,9 @@ What is checked, beside what `raw_log.py` checks
 1. OK ⇒ exactly one row, at that offset, with that digest; FAIL ⇒ none; nobody ⇒ never two.
 2. Nothing invented: every row was sent by somebody.
 3. One queue holds a client's messages in the order in which it sent them, behind those that the
-   queues hold which were split to make it.
+   queues hold which were split to make it; delayed ones come when they are due.
 4. Real time: of two OK messages of a queue, the one that ended before the other began comes first;
-   so, too, across splits.
+   so, too, across splits; delayed ones aside.
 5. A confirmed end is never below what had been acknowledged before it was asked for.
 6. Deliveries equal the log, are dense and rise under each token from the committed offset on.
 7. Tokens have one owner; a stale owner's commit is refused; accepted commits stand in the log and
@@ -201,7 +201,7 @@ def _check_order(sends: Sequence[Send], folded: Fold, problems: list[str]) -> No
     held: dict[Queue, list[Send]] = defaultdict(list)
     for row in folded.rows:  # in the order of offsets, queue by queue
         send = by_digest.get(row.digest)
-        if send is not None:
+        if send is not None and not send.due_us:  # what is delayed comes when it is due
             held[row.queue].append(send)
     queues: dict[Queue, list[Send]] = {}
     for queue in held:
@@ -237,6 +237,8 @@ def _check_ends(
     acknowledged: dict[Queue, list[tuple[float, int]]] = defaultdict(list)
     for send in sends:
         row = where.get(send.digest)
+        if send.due_us:
+            continue
         if send.outcome is Outcome.OK and send.ended_s is not None and row is not None:
             acknowledged[row.queue].append((send.ended_s, row.offset + 1))
     for read in reads:

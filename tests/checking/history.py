@@ -74,6 +74,8 @@ class Send:
     """Kind of the error, for people."""
     transaction: str = ""
     """All messages of one are stored, or none."""
+    due_us: int = 0
+    """Not to be delivered before, by the machines' clock; 0: at once."""
 
     kind: ClassVar[str] = "send"
 

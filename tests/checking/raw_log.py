@@ -41,9 +41,11 @@ from semel.protos.batch import (
     decode_broker_header,
 )
 from semel.protos.columns import decode_columns
+from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptFrame
 from semel.protos.frames import RecordKind, check_frame, iter_records
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
+from tests.checking.delays import Delayed, DelayedBatch
 from tests.checking.history import digest_of
 from tests.checking.moves import Did, Journeys, Places
 from tests.checking.staged import Staged, StagedBatch
@@ -131,6 +133,7 @@ class Fold:
     copies: list[tuple[Queue, int, _Stored]] = field(default_factory=list)
     staged: Staged = field(default_factory=Staged)
     """By transactions."""
+    delayed: Delayed = field(default_factory=Delayed)
 
     def lineage(self, queue: Queue) -> list[Queue]:
         """The queue behind those it descends from, the oldest first."""
@@ -251,7 +254,10 @@ def _fold(result: Fold, frames: Mapping[int, bytes], tables_at: Collection[int])
                 control = control_pb2.ControlRecord.FromString(bytes(payload))
                 while _waits(result, control):
                     yield
-                _fold_control(result, control)
+                if control.HasField("release_delayed"):
+                    _fold_released(result, control.release_delayed, header.time_us)
+                else:
+                    _fold_control(result, control)
         result.last_index = index
         if index in tables_at:
             result.tables[index] = {
@@ -288,10 +294,13 @@ def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
         row.last = max(row.last, header.last_sequence)
     if header.flags & BatchFlags.POSITION_MARK:
         return
-    expected = result.end_offsets.get(queue, 0)
+    batch = bytes(payload[BROKER_HEADER_BYTES:])
+    expected = -1 if is_delayed(header) else result.end_offsets.get(queue, 0)
     if placed.base_offset != expected:
         result.problems.append(f"{who}: base offset {placed.base_offset}, not {expected}")
-    batch = bytes(payload[BROKER_HEADER_BYTES:])
+    if is_delayed(header):
+        result.delayed.on_batch(DelayedBatch(header, batch, index))
+        return
     if result.places is not None:
         stored = _Stored(_digest(batch), placed.append_time_us)
         result.batches[queue, placed.base_offset] = stored
@@ -322,8 +331,35 @@ def _fold_published(result: Fold, record: transaction_records_pb2.PublishTransac
         if queue in result.parents.values():
             result.problems.append(f"{record.transaction_id} is published after {queue} was split")
         for batch in batches:
+            if is_delayed(batch.header):
+                waits = DelayedBatch(batch.header, batch.body, batch.index)
+                result.delayed.on_batch(waits)
+                continue
             _take_rows_of(result, queue, base_offset, batch.header, batch.body, batch.index)
             base_offset += batch.header.count
+
+
+def _fold_released(result: Fold, record: control_pb2.ReleaseDelayed, time_us: int) -> None:
+    queue = _queue(record.queue)
+    where = f"entry {result.last_index + 1}"
+    _check_home(result, queue, "a release")
+    expected = result.end_offsets.get(queue, 0)
+    if record.base_offset != expected or queue in result.parents.values():
+        result.problems.append(
+            f"{where}: delayed messages of {queue} are released at {record.base_offset}, not"
+            f" {expected}, or after it was split"
+        )
+    base_offset = record.base_offset
+    for found in result.delayed.release(record, time_us):
+        if isinstance(found, str):
+            result.problems.append(f"{where}: {found}")
+            continue
+        header = found.header
+        if result.places is not None:
+            stored = _Stored(_digest(found.body), time_us)
+            result.batches[queue, base_offset] = stored
+        _take_rows_of(result, queue, base_offset, header, found.body, found.index)
+        base_offset += header.count
 
 
 def _take_rows_of(
@@ -389,6 +425,7 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
         case "delete_queue":
             queue = _queue(control.delete_queue.queue)
             _take_rows(result, queue)
+            result.delayed.on_deleted(queue)
             if result.places is not None:
                 result.places.on_deleted(queue)
         case "trim":

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from semel.protos.batch import BatchHeader
+from semel.protos.delays import is_delayed
 from semel.protos.ids import QueueKey
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import transaction_records_pb2
@@ -87,7 +88,7 @@ class Staged:
             batches = [
                 batch for stager in winners for batch in self.batches.pop((stager, queue), [])
             ]
-            count = sum(batch.header.count for batch in batches)
+            count = sum(batch.header.count for batch in batches if not is_delayed(batch.header))
             if count != part.messages:
                 yield f"{part.messages} messages of {name} are published, {count} were staged"
             yield queue, part.base_offset, batches

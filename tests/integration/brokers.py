@@ -275,6 +275,7 @@ def make_batch(
     session: int = 1,
     producer: int = 5,
     key: QueueKey = QUEUE,
+    deliver_at_us: int = 0,
 ) -> bytes:
     """A contiguous batch that follows `previous`."""
     return encode_batch(
@@ -289,4 +290,5 @@ def make_batch(
         last_sequence=Seq(previous + len(values)),
         codec=Codec.NONE,
         timestamp_us=1,
+        deliver_at_us=deliver_at_us,
     )

@@ -2,7 +2,8 @@
 
 How it works. A *loader* sends the messages of a source under a durable name with source positions;
 when it dies, the next one begins at the source's start again and relies on the exact resume. A
-*sender* is anonymous; every life of it makes new messages. A *member* consumes in a group, commits,
+*sender* is anonymous; every life of it makes new messages. A *postponer* is a sender of delayed
+ones. A *member* consumes in a group, commits,
 and sometimes sleeps beyond its lock. A *follower* reads without a group. A *watcher* asks for the
 ends of queues. All of them note what they do in the history; of the SDK nothing is exchanged but
 its I/O thread.
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from semel.broker.replica import wall_us
 from semel.client import connect_async
 from semel.client.connection import BROKER
 from semel.protos.errors import (
@@ -76,6 +78,7 @@ class ClientHost:
         self.value_bytes = 0
         self.bootstrap = CONTROLLER
         """The controllers' addresses."""
+        self.log_time_us: Callable[[], int] = lambda: 0
         world.crashes[name] = self._on_crash
 
     def start(self) -> None:
@@ -120,6 +123,13 @@ class ClientHost:
 
     def value(self, number: int) -> bytes:
         return f"{self.name}/{number}/".encode().ljust(self.value_bytes, b".")
+
+    def soon_us(self) -> int:
+        """A delivery time. Clocks are far apart in these worlds; the client's is set by the log."""
+        now_us = self.log_time_us()
+        PROCESS.get().wall_offset += (now_us - wall_us()) / 1e6
+        self.world.count("message delayed")
+        return now_us + int(self.random.uniform(0, 2_500_000))
 
     async def pause(self, mean_s: float) -> None:
         await asyncio.sleep(self.random.uniform(0, 2 * mean_s))
@@ -247,19 +257,25 @@ class Sender(ClientHost):
                 self.number += 1
                 value = self.value(self.number)
                 key = b"k%d" % self.random.randrange(4) if self.random.random() < 0.5 else None
+                due_us = self.due_us()
                 note = Send(
                     client=f"{self.name}#{self.starts}",
                     number=self.number,
                     digest=digest_of(value, key),
                     began_s=world.now,
                     topic=TOPIC,
+                    due_us=due_us,
                 )
                 world.history.begin_send(note)
-                future = producer.send(TOPIC, value, key=key)
+                future = producer.send(TOPIC, value, key=key, deliver_at=due_us or None)
                 futures.append(asyncio.ensure_future(self._settle(future, note)))
             await self.pause(self.mean_s)
         await asyncio.gather(*futures, return_exceptions=True)
         self.done = True
+
+    def due_us(self) -> int:
+        """When the next message is due; 0: at once."""
+        return 0
 
     async def _settle(self, future: Any, note: Send) -> None:
         world = self.world
@@ -275,6 +291,13 @@ class Sender(ClientHost):
         note.outcome, note.ended_s = Outcome.OK, world.now
         note.offset, note.sequence = found.offset, found.sequence
         world.tell(f"ok {note.number} at {found.queue}:{found.offset}")
+
+
+class Postponer(Sender):
+    """Most of its messages are delayed, for seconds at most."""
+
+    def due_us(self) -> int:
+        return 0 if self.random.random() < 0.3 else self.soon_us()
 
 
 class Member(ClientHost):

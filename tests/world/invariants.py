@@ -50,6 +50,7 @@ from semel.protos.batch import (
     decode_header,
 )
 from semel.protos.control_records import membership_nodes
+from semel.protos.delays import is_delayed
 from semel.protos.errors import SemelError
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import GroupId, NodeId, ProducerId, QueueId, QueueKey
@@ -465,6 +466,8 @@ class Invariants:
         if known is None:
             self._masters[term] = host.number
             self.world.count("election")
+            if replica.state.delays.queues:
+                self.world.count("election while something is delayed")
             note = Mastered(group=self.group_id, node=host.number, term=term, at_s=self.world.now)
             self.world.history.add(note)
             for at in {at for at, _ in self.places.places.values()} & {At.INCOMING, At.FROZEN}:
@@ -489,6 +492,8 @@ class Invariants:
             raise InvariantError(f"{host.name} applied {before}, and then {applied}")
         if log.first_index > before + 1:
             self.world.count("snapshot installed")
+            if replica.state.delays.queues:
+                self.world.count("snapshot with something delayed")
             self._first[host.number] = log.first_index
             self._durable_to[host.number] = max(self._durable_to[host.number], log.first_index - 1)
             self.check_table(host, replica, full=True)
@@ -556,7 +561,7 @@ class Invariants:
         for _, kind, payload in iter_records(frame):
             if kind is RecordKind.BATCH:
                 header = decode_header(payload, BROKER_HEADER_BYTES)
-                if not header.flags & BatchFlags.POSITION_MARK:
+                if not header.flags & BatchFlags.POSITION_MARK and not is_delayed(header):
                     consumption.on_batch(header.queue_key, header.count)
             elif kind is RecordKind.CONTROL:
                 record = control_pb2.ControlRecord.FromString(bytes(payload))
@@ -572,6 +577,9 @@ class Invariants:
                 elif which == "transaction":
                     for part in record.transaction.publish.parts:
                         consumption.on_batch(key_of(part.queue), part.messages)
+                elif which == "release_delayed":
+                    released = record.release_delayed
+                    consumption.on_batch(key_of(released.queue), released.messages)
                 elif which == "trim":
                     consumption.on_trim(key_of(record.trim.queue), record.trim.log_start_offset)
                 touched |= consumption.on_record(record)
@@ -645,6 +653,13 @@ class Invariants:
                     self.on_step("transaction", step)
                     for part in record.transaction.publish.parts:
                         self._require_home(key_of(part.queue), "a publication")
+                elif which == "release_delayed":
+                    self._require_home(key_of(record.release_delayed.queue), "a release")
+                    self.world.count("delayed messages released")
+                    require(
+                        record.release_delayed.until_us <= decode_frame_header(frame).time_us,
+                        f"group {self.group_id} releases early: {record}",
+                    )
                 elif which == "trim":
                     self.world.count("trim")
                 elif which == "release_lock":

@@ -472,3 +472,24 @@ def with_transactions(plan: Plan) -> Plan:
         for kind in (*random.choices(kinds, k=random.choice((3, 6, 10))), "heal")
     ]
     return _over_groups(plan, random, steps, size, second, ("teller 1", "teller 2", "watcher 1"))
+
+
+def with_delays(plan: Plan) -> Plan:
+    """The plan with programs that send delayed messages, which become due while faults strike."""
+    random = Random(plan.seed * 2 + 17)
+    kinds = (
+        *("kill master",) * 3,
+        *("checkpoint", "client crash", "kill", "stop master", "heal"),
+        *("all lose power", "planned restart", "transfer", "wall clock jump"),
+    )
+    steps = [
+        Step(round(random.uniform(0.3, plan.duration_s + 2.5), 6), kind, random.getrandbits(32))
+        for kind in random.choices(kinds, k=random.choice((3, 5, 8)))
+        if plan.size > 1 or kind not in _NEEDS_PEERS
+    ]
+    return replace(
+        plan,
+        steps=tuple(sorted((*plan.steps, *steps), key=lambda step: step.at_s)),
+        duration_s=plan.duration_s + 2.5,
+        clients=tuple(dict.fromkeys((*plan.clients, "postponer 1", "postponer 2", "follower 1"))),
+    )

@@ -28,6 +28,7 @@ from semel.broker.server import moves as serving_moves
 from semel.broker.state import make_slice
 from semel.broker.state.codec import Reader
 from semel.broker.state.coordination import Coordination
+from semel.broker.state.delays import DelayedQueue, Delays
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import SequenceTable
 from semel.broker.state.rows import ENTRY, Row
@@ -313,6 +314,40 @@ def decides_any_attempt() -> Any:
         return real(self, record, now_us)
 
     return _exchanged(Coordination, "decide", decide)
+
+
+def releases_early() -> Any:
+    """What is due within a second is taken for due."""
+    original = DelayedQueue.first
+
+    def first(self: Any, until_us: int, below_ordinal: int, batches_max: int) -> Any:
+        return original(self, until_us + 1_000_000, below_ordinal, batches_max)
+
+    return _exchanged(DelayedQueue, "first", first)
+
+
+def releases_twice() -> Any:
+    """The last batch of a release is delayed still."""
+    original = Delays._remove
+
+    def _remove(self: Any, key: Any, extents: Any) -> None:
+        original(self, key, extents[:-1] or extents)
+
+    return _exchanged(Delays, "_remove", _remove)
+
+
+def forgets_delays_in_checkpoints() -> Any:
+    original = Delays.read_parts.__func__  # type: ignore[attr-defined]
+
+    def read_parts(cls: Any, reader: Any) -> Any:
+        original(cls, reader)
+        return cls()
+
+    return _exchanged(Delays, "read_parts", classmethod(read_parts))
+
+
+def cleans_what_is_delayed() -> Any:
+    return _exchanged(Delays, "live_records", lambda *_: iter(()))
 
 
 @contextmanager

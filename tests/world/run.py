@@ -36,6 +36,7 @@ from tests.world.clients import (
     Follower,
     Loader,
     Member,
+    Postponer,
     Sender,
     SimRuntime,
     Watcher,
@@ -238,12 +239,15 @@ class Run:
                 client = Loader(world, host, plan.lines, plan.send_mean_s)
             elif kind == "sender":
                 client = Sender(world, host, plan.send_mean_s, plan.send_timeout_ms)
+            elif kind == "postponer":
+                client = Postponer(world, host, plan.send_mean_s, plan.send_timeout_ms)
             elif kind == "hasty":
                 client = Hasty(world, host, plan.send_mean_s)
             elif kind == "doubter":
                 client = Doubter(world, host, plan.send_mean_s)
             elif kind == "teller":
                 client = Teller(world, host, plan.send_mean_s)
+                client.postpones = "postponer 1" in plan.clients
             elif kind == "follower":
                 client = Follower(world, host)
             elif kind == "member":
@@ -255,6 +259,7 @@ class Run:
                 client.addresses = lambda: [host.config.listen for host in self.hosts.values()]
             client.value_bytes = plan.value_bytes
             client.bootstrap = self.bootstrap
+            client.log_time_us = self._log_time_us
             self.clients.append(client)
         self.operator = Operator(world, "o1")
         self.operator.bootstrap = self.bootstrap
@@ -301,7 +306,10 @@ class Run:
             {host.number for host in up} == group.invariants.voters
             and len({host.replica.state.applied_index for host in up if host.replica}) == 1
             and all(
-                self._only_topic(host) and not self._moving(host) and not self._undecided(host)
+                self._only_topic(host)
+                and not self._moving(host)
+                and not self._undecided(host)
+                and not self._delaying(host)
                 for host in up
             )
             for group in self.groups
@@ -327,6 +335,20 @@ class Run:
         assert host.replica is not None
         transactions = host.replica.state.transactions
         return bool(transactions.staging.pins or transactions.coordination.unpublished)
+
+    def _log_time_us(self) -> int:
+        """Of the newest entry that some node has applied, in the group that is furthest behind."""
+        times = []
+        for group in self.groups:
+            replicas = (host.replica for host in group.hosts.values())
+            times.append(max((one.state.log_time_us for one in replicas if one), default=0))
+        return min(times)
+
+    @staticmethod
+    def _delaying(host: BrokerHost) -> bool:
+        """Something is not due yet."""
+        assert host.replica is not None
+        return bool(host.replica.state.delays.queues)
 
     def _up(self, group: BrokerGroup) -> list[BrokerHost]:
         """Members that serve, whole, and have applied all they hold."""
@@ -393,6 +415,8 @@ class Run:
         for replica in masters:
             if replica is None:
                 return False
+            if replica.state.delays.queues:
+                return False  # it has still to come
             groups = replica.state.groups
             for key, queue in replica.state.queues.items():
                 held = groups.lookup("billing", key)

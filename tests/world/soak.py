@@ -22,6 +22,7 @@ from tests.world.plan import (
     Plan,
     make_plan,
     with_controllers,
+    with_delays,
     with_moves,
     with_splits,
     with_transactions,
@@ -38,6 +39,7 @@ MORE: Final[dict[str, Callable[[Plan], Plan]]] = {
     "controllers": with_controllers,
     "moves": with_moves,
     "transactions": with_transactions,
+    "delays": with_delays,
 }
 """What plans get on top, when it is asked for: as a part of every plan it would make other runs of
 all seeds."""
@@ -133,6 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--transactions", action="store_true", help="programs commit over one or two broker groups"
     )
+    parser.add_argument("--delays", action="store_true", help="programs send delayed messages, too")
     parser.add_argument(
         "--theme", choices=sorted(THEMES), help="faults in a row, which chance seldom brings about"
     )

@@ -29,6 +29,8 @@ class Teller(ClientHost):
         self.doubt: list[Send] = []
         """The newest transaction, as long as its fate is not known."""
         self.doubt_epoch = -1
+        self.postpones = False
+        """Some of its messages are delayed beyond their commit."""
 
     async def work(self, client: Any) -> None:
         producer = client.producer(linger_ms=1, delivery_timeout_ms=2_000)
@@ -57,6 +59,7 @@ class Teller(ClientHost):
         self.number += 1
         value = self.value(self.number)
         key = b"k%d" % self.random.randrange(16)
+        due_us = self.soon_us() if self.postpones and self.random.random() < 0.4 else 0
         note = Send(
             client=f"{self.name}#{self.starts}",
             number=self.number,
@@ -64,9 +67,10 @@ class Teller(ClientHost):
             began_s=self.world.now,
             topic=TOPIC,
             transaction=name,
+            due_us=due_us,
         )
         self.world.history.begin_send(note)
-        await transaction.send(TOPIC, value, key=key)
+        await transaction.send(TOPIC, value, key=key, deliver_at=due_us or None)
         return note
 
     async def _commit(self, transaction: Any) -> None:

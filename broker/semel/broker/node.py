@@ -27,6 +27,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.config import BrokerConfig
+from semel.broker.delays import DelayDuty
 from semel.broker.group_calls import GroupCalls
 from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles, check_identity
 from semel.broker.maintenance import Maintenance
@@ -167,6 +168,7 @@ class BrokerNode:
         self._start(self.registration.run())
         self._start(Maintenance(self.replica, self.checkpoints, self.changes).run())
         self._start(self._transactions.run())
+        self._start(DelayDuty(self.replica).run())
         self._start(Repair(self.replica, self.catch_up.rebuild).run())
         self._start(self.scrub.run())
         self._start(self._tick())

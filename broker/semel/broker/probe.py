@@ -120,6 +120,15 @@ METRICS: Final = (
         "seconds",
         "Age of the oldest pinned or unpublished transaction. Master only.",
     ),
+    # Delayed messages
+    _gauge(
+        "delayed_messages", "messages", "Messages that are stored and not due yet. Master only."
+    ),
+    _gauge("delayed_bytes", "bytes", "Bytes of their batches. Master only."),
+    _histogram(
+        "delayed_lateness_seconds",
+        "How long after its time the first message of a release came, by log time.",
+    ),
     # Fetch
     _counter("fetched_messages_total", "messages", "Messages in replies to fetches."),
     _counter("fetched_bytes_total", "bytes", "Bytes of the stored batches in those replies."),
@@ -200,6 +209,8 @@ class Probe:
         if self._replica.is_master:
             self._add_waiting(page)
             self._add_transactions(page)
+            page.add("semel_broker_delayed_messages", self._replica.state.delays.messages)
+            page.add("semel_broker_delayed_bytes", self._replica.state.delays.bytes)
             await self._add_topics(page)
             await self._add_consumers(page)
         return page
@@ -269,6 +280,7 @@ class Probe:
         page.add("semel_broker_fetch_seconds", fetched.seconds)
         page.add("semel_broker_fetch_streams", fetched.streams)
         page.add("semel_broker_fetch_unsent_bytes", self._fetch.unsent_bytes)
+        page.add("semel_broker_delayed_lateness_seconds", self._replica.lateness)
         page.add("semel_broker_queues", len(self._replica.state.queues))
         moved = self._replica.state.moves
         page.add("semel_broker_incoming_queues", len(moved.incoming))

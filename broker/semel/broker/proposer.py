@@ -24,11 +24,14 @@ from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from semel.broker.state import (
+    RELEASE_BATCHES_MAX,
     Accepted,
     ApplyResult,
     BatchApplied,
     BatchKey,
+    BatchVerdict,
     ControlVerdict,
+    DelayedReleased,
     Duplicate,
     Judge,
     Parked,
@@ -39,6 +42,7 @@ from semel.broker.state import (
     batch_record_parts,
 )
 from semel.protos.batch import BatchHeader
+from semel.protos.delays import time_trouble
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
 from semel.protos.ids import ProducerId, QueueKey, Term
@@ -49,6 +53,7 @@ from semel.protos.v1.control_pb2 import ControlRecord
 RecordParts = tuple[RecordKind, Sequence[bytes | memoryview]]
 _RECORD_OVERHEAD = 64
 _EXPIRY_BYTES = 64
+_RELEASE_BYTES = 64
 
 
 class AckSink(Protocol):
@@ -92,7 +97,14 @@ class _Expiry:
     rows_max: int
 
 
-_Item = _Batch | _Control | _Copy | _Expiry
+@dataclass(frozen=True, slots=True)
+class _Release:
+    """Delayed batches of a queue are due. Nobody waits for it, either."""
+
+    queue_key: QueueKey
+
+
+_Item = _Batch | _Control | _Copy | _Expiry | _Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +118,19 @@ class Entry:
 class Proposer:
     """Requests of one mastership; the node makes a new one for each."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(
+        self, judge: Judge, on_released: Callable[[DelayedReleased], None] = lambda _: None
+    ) -> None:
         self._judge = judge
+        self._on_released = on_released
         self._queue: deque[_Item] = deque()
         self._entries: dict[int, list[_Item]] = {}
         self._duplicates: dict[BatchKey, list[tuple[_Batch, int]]] = {}
         self._parked: dict[ParkKey, _Batch] = {}
+        self._releasing: set[QueueKey] = set()
+        """Queues whose release waits to be judged."""
+        self._released = 0
+        """Delayed batches that the entry being made releases."""
         self.pending_bytes = 0
         """Bytes of batches that wait to be judged."""
         self.unapplied_bytes = 0
@@ -167,9 +186,16 @@ class Proposer:
             _Expiry(queue_key=queue_key, now_us=now_us, idle_ms=idle_ms, rows_max=rows_max)
         )
 
+    def submit_release(self, queue_key: QueueKey) -> None:
+        """Gives offsets to what is due of a queue; asked again meanwhile, once."""
+        if queue_key not in self._releasing:
+            self._releasing.add(queue_key)
+            self._queue.append(_Release(queue_key))
+
     def refuse_pending(self, error: SemelError) -> None:
         """Answers all that was not judged yet; nothing of it is stored."""
         waiting, self._queue = self._queue, deque()
+        self._releasing.clear()
         self.pending_bytes = 0
         for item in waiting:
             _answer(item, error)
@@ -180,13 +206,15 @@ class Proposer:
         """Judges what waits, up to about `bytes_target` bytes; None when nothing was accepted."""
         records: list[RecordParts] = []
         owners: list[_Item] = []
-        size = 0
+        size = self._released = 0
         queue = self._queue
         while queue and len(records) < FRAME_RECORDS_MAX:
             item = queue[0]
             length = _size(item)
             if records and size + length > bytes_target:
                 break
+            if isinstance(item, _Release) and self._released >= RELEASE_BATCHES_MAX:
+                break  # the rest is the next entry's
             queue.popleft()
             if isinstance(item, _Batch):
                 self.pending_bytes -= length
@@ -195,6 +223,8 @@ class Proposer:
                 accepted = self._judge_control(item)
             elif isinstance(item, _Copy):
                 accepted = RecordKind.COPY, (item.stored,)
+            elif isinstance(item, _Release):
+                accepted = self._judge_release(item, time_us)
             else:
                 accepted = self._judge_expiry(item)
             if accepted is None:
@@ -214,7 +244,11 @@ class Proposer:
     ) -> RecordParts | None:
         header = item.header
         staged = header.producer_id >= STAGER_ID_MIN
-        if staged:
+        trouble = time_trouble(header.deliver_at_us, time_us)
+        verdict: BatchVerdict
+        if trouble is not None:
+            verdict = Refused(InvalidRequest(trouble))
+        elif staged:
             verdict = self._judge.judge_staged(header)
         else:
             verdict = self._judge.judge_batch(header, now_ms)
@@ -300,6 +334,17 @@ class Proposer:
         control = ControlRecord(expire_producers=record)
         return RecordKind.CONTROL, (control.SerializeToString(deterministic=True),)
 
+    def _judge_release(self, item: _Release, time_us: int) -> RecordParts | None:
+        self._releasing.discard(item.queue_key)
+        record = self._judge.judge_release(
+            item.queue_key, now_us=time_us, batches_max=RELEASE_BATCHES_MAX - self._released
+        )
+        if record is None:
+            return None
+        self._released += record.batches
+        control = ControlRecord(release_delayed=record)
+        return RecordKind.CONTROL, (control.SerializeToString(deterministic=True),)
+
     def on_applied(self, index: int, results: Sequence[ApplyResult]) -> None:
         """Answers those who wait for the records of this entry."""
         self._judge.on_applied(results)
@@ -310,6 +355,11 @@ class Proposer:
         assert len(owners) == len(results), f"entry {index} has {len(results)} results"
         for item, result in zip(owners, results, strict=True):
             if isinstance(item, _Expiry):
+                continue
+            if isinstance(item, _Release):
+                assert isinstance(result, DelayedReleased)
+                self._on_released(result)
+                self.submit_release(result.queue_key)  # more may be due
                 continue
             if isinstance(item, _Control | _Copy):
                 if not item.future.done():
@@ -338,6 +388,7 @@ class Proposer:
         for duplicates in self._duplicates.values():
             waiting += [item for item, _ in duplicates]
         self._queue.clear()
+        self._releasing.clear()
         self._parked.clear()
         self._entries.clear()
         self._duplicates.clear()
@@ -362,4 +413,6 @@ def _size(item: _Item) -> int:
         return len(item.stored)
     if isinstance(item, _Control):
         return item.record.ByteSize()
+    if isinstance(item, _Release):
+        return _RELEASE_BYTES
     return _EXPIRY_BYTES + 10 * item.rows_max

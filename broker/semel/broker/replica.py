@@ -56,7 +56,9 @@ from semel.broker.raft import (
     Role,
 )
 from semel.broker.state import (
+    DELAY_LEVEL,
     ApplyResult,
+    DelayedReleased,
     Judge,
     LockClock,
     LogClock,
@@ -68,6 +70,7 @@ from semel.protos.batch import BatchHeader
 from semel.protos.errors import DiskFull, NotMaster, SemelError, Throttled, Unavailable
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
 from semel.protos.ids import NodeId, QueueKey, Term
+from semel.protos.metrics import Histogram
 from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel
 
 logger = logging.getLogger(__name__)
@@ -130,6 +133,10 @@ class Replica:
         self.removed_at = 0
         """Index of the entry that removed this node, as a member told; 0 while it is not known."""
         self._unfit: set[str] = set()
+        self.delays_wanted = False
+        """A delayed batch came before the group had agreed on their rules."""
+        self.lateness = Histogram()
+        """Seconds from the time that messages were due to their release by this master."""
         self._hard_state_file = hard_state
         self.on_fatal = on_fatal
         self._core_log = CoreLog(
@@ -254,6 +261,8 @@ class Replica:
         if self.proposer is None:
             stream.refuse(header, self.not_master())  # type: ignore[attr-defined]
             return
+        if header.deliver_at_us and self.state.feature_level < DELAY_LEVEL:
+            self.delays_wanted = True  # it is refused, and the client comes back
         self.proposer.submit_batch(header, data, stream)  # type: ignore[arg-type]
         self._schedule_turn()
 
@@ -303,6 +312,17 @@ class Replica:
                     + f", and feature level {level} needs every member: start it, or upgrade it"
                 )
         await self.submit_control(ControlRecord(feature_level=FeatureLevel(level=level)))
+
+    def release_due(self, queues_max: int) -> None:
+        """Has delayed batches of so many queues get their offsets, if they are due by log time."""
+        proposer = self.proposer
+        if proposer is None or not self.state.delays.queues:
+            return
+        due = self.state.delays.due(self.log_time_us(), queues_max)
+        for key in due:
+            proposer.submit_release(key)
+        if due:
+            self._schedule_turn()
 
     def append_alone(
         self, kind: RecordKind, payload: bytes = b"", members: Members | None = None
@@ -694,6 +714,7 @@ class Replica:
             self._apply_frames(frames)
         self._after_apply()
 
+    @halting
     def _on_read_to_apply(self, reading: asyncio.Future[list[bytes]]) -> None:
         self._reading_to_apply = False
         if reading.cancelled():
@@ -749,13 +770,17 @@ class Replica:
                 term=Term(self.core.term),
                 park_bytes_max=self.config.park_bytes_max,
                 staged_bytes_max=self.config.staged_bytes_max,
-            )
+            ),
+            on_released=self._on_released,
         )
         self.lock_clock = LockClock()
         self.lock_clock.restore(self.state.groups.held(), self.state.queues, monotonic_ms())
         self._master_ready.set()
         logger.info("serving as master term=%d applied=%d", self.term, self.state.applied_index)
         self._tell_role()
+
+    def _on_released(self, released: DelayedReleased) -> None:
+        self.lateness.observe(released.late_us / 1_000_000)
 
     def _tell_role(self) -> None:
         waiters, self._role_waiters = self._role_waiters, []

@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from semel.broker.state import ApplyResult, BatchApplied, Done, MoveApplied, Published, Released
+from semel.broker.state import (
+    ApplyResult,
+    BatchApplied,
+    DelayedReleased,
+    Done,
+    MoveApplied,
+    Published,
+    Released,
+)
 from semel.protos.ids import QueueKey
 
 Growth = asyncio.Future[None]
@@ -44,7 +52,7 @@ class QueueWatchers:
                     for growth in self._waiting.get(part.queue_key, ()):
                         finish(growth)
             elif (
-                isinstance(result, BatchApplied | Released | Done | MoveApplied)
+                isinstance(result, BatchApplied | DelayedReleased | Released | Done | MoveApplied)
                 and result.queue_key is not None
             ):
                 for growth in self._waiting.get(result.queue_key, ()):

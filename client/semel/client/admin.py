@@ -218,6 +218,8 @@ class AdminCore:
                     log_start_offset=offsets[queue.key.queue_id].log_start_offset,
                     log_end_offset=offsets[queue.key.queue_id].log_end_offset,
                     bytes=offsets[queue.key.queue_id].bytes,
+                    delayed_messages=offsets[queue.key.queue_id].delayed_messages,
+                    next_due_us=offsets[queue.key.queue_id].next_due_us,
                     sealed=queue.sealed,
                     parent=queue.parent,
                 )

@@ -18,8 +18,10 @@ from semel.client.aio_admin import AsyncAdmin
 from semel.client.aio_reading import AsyncConsumer, AsyncReader
 from semel.client.config import ConsumerConfig, ReaderConfig, build
 from semel.client.consumer import ConsumerCore
-from semel.client.futures import BulkFuture, SendFuture
-from semel.client.intake import Headers
+from semel.client.core.dues import After, When
+from semel.client.core.fields import Headers
+from semel.client.futures import BulkFuture, SendFuture, new_future
+from semel.client.intake import extra_of
 from semel.client.offsets import Places
 from semel.client.producer import ProducerCore
 from semel.client.producer_topic import ProducerStats
@@ -179,6 +181,9 @@ class AsyncProducer:
         timestamp_us: int | None = None,
         queue: int | None = None,
         position: int | None = None,
+        deliver_at: When | None = None,
+        deliver_after: After | None = None,
+        message_id: bytes | str | None = None,
     ) -> SendFuture:
         """Puts one message on its way; await the future for its RecordMetadata.
 
@@ -188,8 +193,16 @@ class AsyncProducer:
         """
         if self._session.closed:
             self._session.check()
-        chunk, row = self._append(topic, value, key, headers, timestamp_us, queue, position, False)
-        return SendFuture(chunk, row)
+        extra = None
+        if deliver_at is not None or deliver_after is not None or message_id is not None:
+            extra = extra_of(deliver_at, deliver_after, message_id)
+        chunk, row = self._append(
+            topic, value, key, headers, timestamp_us, queue, position, False, extra
+        )
+        future = new_future(SendFuture)
+        future._chunk = chunk
+        future._row = row
+        return future
 
     async def send_many(
         self,
@@ -201,6 +214,8 @@ class AsyncProducer:
         timestamps_us: Any = None,
         positions: Any = None,
         queue: int | None = None,
+        deliver_at: Any = None,
+        message_ids: Any = None,
     ) -> BulkFuture:
         """Puts many messages on their way, awaiting room in the buffer; see `Producer.send_many`.
 
@@ -209,7 +224,9 @@ class AsyncProducer:
         self._session.check()
         await self.open(topic)
         intake = self._core.intake
-        door, pieces = intake.bulk_pieces(topic, values, keys, headers, timestamps_us, positions)
+        door, pieces = intake.bulk_pieces(
+            topic, values, keys, headers, timestamps_us, positions, deliver_at, message_ids
+        )
         ranges = []
         for piece in pieces:
             await self.drain()

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from semel.client.core.batching import Chunk, Outcome
 from semel.client.message import RecordMetadata
@@ -144,6 +144,10 @@ class SendFuture:
     def __repr__(self) -> str:
         state = "done" if self.done() else "pending"
         return f"<SendFuture {state} topic={self._chunk.topic!r}>"
+
+
+new_future: Final[Callable[[type[SendFuture]], SendFuture]] = object.__new__
+"""For `send`, which fills the handle in itself: a call of the class takes a third longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 How it works. Each topic has one *open* chunk that grows by a few list appends a message, and a
 line of *sealed* ones. The I/O thread is woken when a chunk is begun or sealed, never for each
-message. It takes sealed chunks as it can send them, and the open one when its linger says so.
+message. It takes sealed chunks as it can send them, and the open one when its linger says so. All
+messages of a chunk are due at one time: one with another time seals the open chunk, and bulk calls
+are sorted by their times.
 
 Invariants
 1. A message is in exactly one chunk, and chunks leave in the order in which they were begun.
@@ -19,24 +21,69 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from semel.client.config import ProducerConfig
-from semel.client.core.batching import NO_QUEUE, ROW_BYTES, Chunk, cuts, message_sizes
+from semel.client.core.batching import (
+    NO_QUEUE,
+    ROW_BYTES,
+    Chunk,
+    Rows,
+    cuts,
+    message_sizes,
+    take_rows,
+)
+from semel.client.core.dues import AT_ONCE, After, Run, When, due_at, due_column, due_of, runs_of
+from semel.client.core.fields import (
+    INT64_MAX,
+    Headers,
+    as_bytes,
+    as_pairs,
+    check_queue,
+    check_time,
+)
+from semel.client.core.message_ids import check_ids, id_bytes
 from semel.client.memory import ProducerMemory
 from semel.client.runtime import IO_THREAD
 from semel.protos.batch import MESSAGE_BYTES_MAX
 from semel.protos.columns import Columns
 from semel.protos.errors import BufferFull, Closed, InvalidRequest, MessageTooLarge
 
-Headers: TypeAlias = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
-
-INT64_MAX: Final = (1 << 63) - 1
 SEAL_BYTES_MAX: Final = 4 << 20
 """A chunk for many queues is at most so large before it is routed."""
+
+
+class Extra(NamedTuple):
+    """What few messages have, so that the others pay nothing for it."""
+
+    due_us: int
+    message_id: bytes | None
+
+
+NO_EXTRA: Final = Extra(AT_ONCE, None)
+
+
+def extra_of(
+    deliver_at: When | None, deliver_after: After | None, message_id: bytes | str | None
+) -> Extra | None:
+    """What one message has besides; None for nothing. Raises InvalidRequest."""
+    if deliver_at is None and deliver_after is None and message_id is None:
+        return None
+    due_us = due_of(deliver_at, deliver_after, time.time_ns() // 1000)
+    return Extra(due_us, None if message_id is None else id_bytes(message_id))
+
+
+class Piece(NamedTuple):
+    """Some messages of a bulk call, as many as one chunk takes."""
+
+    columns: Columns
+    positions: Rows | None
+    size: int
+    due_us: int
 
 
 class TopicIntake:
@@ -47,6 +94,7 @@ class TopicIntake:
         "message_bytes_max",
         "name",
         "open",
+        "plain",
         "seal_bytes",
         "seal_bytes_routed",
         "sealed",
@@ -55,6 +103,8 @@ class TopicIntake:
     def __init__(self, name: str, batch_bytes: int) -> None:
         self.name = name
         self.open: Chunk | None = None
+        self.plain: Chunk | None = None
+        """The open one, if it takes a message without anything extra as it comes."""
         self.sealed: deque[Chunk] = deque()
         self.message_bytes_max = MESSAGE_BYTES_MAX
         self.seal_bytes = batch_bytes
@@ -99,8 +149,8 @@ class Intake:
         self.buffered = 0
         self.outstanding: dict[int, Chunk] = {}
         """Chunks that are not settled, by identity, oldest first."""
-        self.messages = 0
-        """Messages that came in."""
+        self._released = 0
+        """Messages of chunks that are settled."""
 
     # --- any thread -----------------------------------------------------------------------------
 
@@ -114,6 +164,7 @@ class Intake:
         queue: int | None,
         position: int | None,
         block: bool,
+        extra: Extra | None = None,
     ) -> tuple[Chunk, int]:
         """One message: its chunk and row.
 
@@ -123,19 +174,19 @@ class Intake:
         if intake is None:
             intake = self._begin_topic(topic)
         if type(value) is not bytes:
-            value = _as_bytes("value", value)
+            value = as_bytes("value", value)
         size = len(value)
         if key is not None:
             if type(key) is not bytes:
-                key = _as_bytes("key", key)
+                key = as_bytes("key", key)
             size += len(key)
         if headers is not None:
-            headers, extra = _as_pairs(headers)
-            size += extra
+            headers, header_bytes = as_pairs(headers)
+            size += header_bytes
         if timestamp_us is not None:
-            _check_time(timestamp_us)
+            check_time(timestamp_us)
         if queue is not None:
-            _check_queue(queue)
+            check_queue(queue)
         if size > intake.message_bytes_max:
             raise MessageTooLarge(
                 f"message of {size} bytes for topic {topic!r}; the limit is"
@@ -143,19 +194,22 @@ class Intake:
                 limit_bytes=intake.message_bytes_max,
             )
         size += ROW_BYTES
+        if extra is not None and extra.message_id is not None:
+            size += len(extra.message_id)
         with self._lock:
             if self._failure is not None:
                 self.told = True
                 raise self._failure.with_traceback(None)
-            if self.buffered >= self._limit or (intake.open is None and self._crowded):
+            if self.buffered >= self._limit or (
+                (intake.open is None or extra is not None) and self._crowded
+            ):
                 self._wait_for_room(block)
             if self._positions or position is not None:
                 self._check_position(intake, position)
-            chunk = intake.open
+            chunk = intake.plain
             wake = False
-            if chunk is None:
-                chunk = self._begin(intake)
-                wake = True
+            if chunk is None or extra is not None:
+                chunk, wake = self._open(intake, extra or NO_EXTRA)
             row = chunk.count
             chunk.values.append(value)
             if chunk.keys is not None:
@@ -176,13 +230,12 @@ class Intake:
             chunk.count = row + 1
             chunk.bytes += size
             self.buffered += size
-            self.messages += 1
             if chunk.bytes >= intake.seal_bytes and (
                 chunk.bytes >= intake.seal_bytes_routed
                 or (chunk.keys is None and not self._positions)
             ):
                 intake.sealed.append(chunk)
-                intake.open = None
+                intake.open = intake.plain = None
                 wake = True
                 self._tell()
             if wake and not self._woken:
@@ -201,26 +254,28 @@ class Intake:
         headers: Any,
         timestamps_us: Any,
         positions: Any,
-    ) -> tuple[TopicIntake, list[tuple[Columns, Any, int]]]:
-        """Many messages, checked and cut into pieces of about one chunk: columns, positions, size.
+        deliver_at: Any = None,
+        message_ids: Any = None,
+    ) -> tuple[TopicIntake, list[Piece]]:
+        """Many messages, checked and cut into pieces of about one chunk, each due at one time.
 
         Raises like `append`; nothing has come in then.
         """
         intake = self._topics.get(topic)
         if intake is None:
             intake = self._begin_topic(topic)
-        columns = Columns.from_arrow(values, keys=keys, headers=headers, timestamps=timestamps_us)
+        columns = Columns.from_arrow(
+            values,
+            keys=keys,
+            headers=headers,
+            timestamps=timestamps_us,
+            message_ids=message_ids,
+        )
         count = len(columns)
-        numbers = None
-        if positions is not None:
-            try:
-                numbers = np.asarray(positions, np.int64)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise InvalidRequest(f"positions must be whole numbers: {error}") from error
-            if numbers.shape != (count,):
-                raise InvalidRequest(f"{numbers.size} positions for {count} values")
-            if count and (numbers[0] < 0 or bool((np.diff(numbers) <= 0).any())):
-                raise InvalidRequest("positions must rise from message to message, from 0")
+        numbers = None if positions is None else _numbers(positions, count)
+        order, runs = None, [Run(AT_ONCE, 0, count)]
+        if deliver_at is not None:
+            order, runs = _runs(deliver_at, count, in_place=positions is not None)
         if (numbers is not None) != self._positions and count:
             self._check_position(intake, None if numbers is None else int(numbers[0]))
         if not count:
@@ -233,27 +288,33 @@ class Intake:
                 f" the limit for topic {topic!r} is {intake.message_bytes_max}",
                 limit_bytes=intake.message_bytes_max,
             )
+        if columns.message_ids is not None:
+            sizes += check_ids(columns.message_ids)
+        if order is not None:
+            columns, sizes = take_rows(columns, order), sizes[order]
         routed = columns.keys is not None or self._positions
         limit = intake.seal_bytes_routed if routed else intake.seal_bytes
         ends = np.concatenate(([0], np.cumsum(sizes + ROW_BYTES)))
         return intake, [
-            (
+            Piece(
                 columns.slice(start, end),
                 None if numbers is None else numbers[start:end],
                 int(ends[end] - ends[start]),
+                run.due_us,
             )
-            for start, end in cuts(ends, 0, count, limit)
+            for run in runs
+            for start, end in cuts(ends, run.start, run.end, limit)
         ]
 
     def append_piece(
         self,
         intake: TopicIntake,
-        piece: tuple[Columns, Any, int],
+        piece: Piece,
         queue: int | None,
         block: bool,
     ) -> tuple[Chunk, int, int]:
         """One piece of a bulk: its chunk, first row and end. Raises like `append`."""
-        columns, positions, size = piece
+        columns, positions, size, due_us = piece
         with self._lock:
             if self._failure is not None:
                 self.told = True
@@ -265,25 +326,31 @@ class Intake:
                 intake.last_position = int(positions[-1])
             if intake.open is not None:
                 intake.sealed.append(intake.open)
-            chunk = self._begin(intake)
-            intake.open = None
+            chunk = self._begin(intake, due_us)
+            intake.open = intake.plain = None
             intake.sealed.append(chunk)
             chunk.values = columns.values
             chunk.keys = columns.keys
             chunk.headers = columns.headers
             chunk.timestamps = columns.timestamps
+            chunk.message_ids = columns.message_ids
             chunk.positions = positions
             chunk.queues = queue
             chunk.count = len(columns)
             chunk.bytes = size
             self.buffered += size
-            self.messages += chunk.count
             self._tell()
             wake = not self._woken
             self._woken = True
         if wake:
             self._wake()
         return chunk, 0, chunk.count
+
+    @property
+    def messages(self) -> int:
+        """Messages that came in. They are counted by the chunk, for one costs more than it says."""
+        with self._lock:
+            return self._released + sum(chunk.count for chunk in self.outstanding.values())
 
     def snapshot(self) -> list[Chunk]:
         """Chunks that are not settled now."""
@@ -315,7 +382,8 @@ class Intake:
             if intake.sealed:
                 return intake.sealed.popleft()
             if open_too and intake.open is not None:
-                chunk, intake.open = intake.open, None
+                chunk = intake.open
+                intake.open = intake.plain = None
                 self._tell()
                 return chunk
             return None
@@ -326,6 +394,7 @@ class Intake:
         with self._room:
             if self.outstanding.pop(id(chunk), None) is not None:
                 self.buffered -= chunk.bytes
+                self._released += chunk.count
                 others = self._tell()
                 self._room.notify_all()
         for room in others:
@@ -348,7 +417,7 @@ class Intake:
                 intake.sealed.clear()
                 if intake.open is not None:
                     left.append(intake.open)
-                    intake.open = None
+                    intake.open = intake.plain = None
             self._room.notify_all()
             return left
 
@@ -362,7 +431,7 @@ class Intake:
                 chunk = intake.open
                 if not intake.sealed and chunk is not None and chunk.deadline <= now:
                     found.append(chunk)
-                    intake.open = None
+                    intake.open = intake.plain = None
             return found
 
     # --- inside ---------------------------------------------------------------------------------
@@ -377,8 +446,22 @@ class Intake:
         change, self._told = self.buffered - self._told, self.buffered
         return self._memory.add(change)
 
-    def _begin(self, intake: TopicIntake) -> Chunk:
-        chunk = Chunk(intake.name, time.time_ns() // 1000, time.monotonic() + self._timeout)
+    def _open(self, intake: TopicIntake, extra: Extra) -> tuple[Chunk, bool]:
+        """The open chunk for a message, which its id is added to; and whether it is a new one."""
+        chunk, begun = intake.open, False
+        if chunk is None or chunk.due_us != extra.due_us:
+            if chunk is not None:
+                intake.sealed.append(chunk)
+            chunk, begun = self._begin(intake, extra.due_us), True
+        if extra.message_id is not None or chunk.message_ids is not None:
+            _append(chunk, "message_ids", extra.message_id, None)
+        plain = chunk.due_us == AT_ONCE and chunk.message_ids is None
+        intake.plain = chunk if plain else None
+        return chunk, begun
+
+    def _begin(self, intake: TopicIntake, due_us: int) -> Chunk:
+        deadline = time.monotonic() + self._timeout
+        chunk = Chunk(intake.name, time.time_ns() // 1000, deadline, due_us)
         if self._positions:
             chunk.positions = []
         intake.open = chunk
@@ -447,6 +530,27 @@ class Intake:
             self._memory.end_wait(self._room)
 
 
+def _numbers(positions: Any, count: int) -> Rows:
+    """Source positions of a bulk call."""
+    try:
+        numbers: Rows = np.asarray(positions, np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"positions must be whole numbers: {error}") from error
+    if numbers.shape != (count,):
+        raise InvalidRequest(f"{numbers.size} positions for {count} values")
+    if count and (numbers[0] < 0 or bool((np.diff(numbers) <= 0).any())):
+        raise InvalidRequest("positions must rise from message to message, from 0")
+    return numbers
+
+
+def _runs(deliver_at: Any, count: int, *, in_place: bool) -> tuple[Rows | None, list[Run]]:
+    """The rows of a bulk call by their due times: one for all, or a column."""
+    now_us = time.time_ns() // 1000
+    if isinstance(deliver_at, datetime | int | np.integer | str | float):
+        return None, [Run(due_at(deliver_at, now_us), 0, count)]
+    return runs_of(due_column(deliver_at, count, now_us), in_place=in_place)
+
+
 def _append(chunk: Chunk, name: str, item: Any, default: Any) -> None:
     column = getattr(chunk, name)
     if column is None:
@@ -463,40 +567,3 @@ def _mix_queues(chunk: Chunk, queue: int | None) -> None:
         before = NO_QUEUE if chunk.queues is None else chunk.queues
         chunk.queues = [before] * chunk.count
     chunk.queues.append(NO_QUEUE if queue is None else queue)
-
-
-def _as_bytes(name: str, value: Any) -> bytes:
-    if isinstance(value, str):
-        try:
-            return value.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{name} is not valid Unicode: {error}") from error
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise InvalidRequest(f"{name} must be bytes (or str, as UTF-8), not {type(value).__name__}")
-
-
-def _as_pairs(headers: Headers) -> tuple[list[tuple[str, bytes]], int]:
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    found: list[tuple[str, bytes]] = []
-    size = 0
-    try:
-        for name, value in pairs:
-            if not isinstance(name, str):
-                raise InvalidRequest(f"a header's name must be str, not {type(name).__name__}")
-            data = _as_bytes(f"header {name!r}", value)
-            size += len(_as_bytes("header name", name)) + len(data)
-            found.append((name, data))
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"headers must be (str, bytes) pairs or a mapping: {error}") from None
-    return found, size
-
-
-def _check_time(value: Any) -> None:
-    if not isinstance(value, int) or not -INT64_MAX <= value <= INT64_MAX:
-        raise InvalidRequest(f"timestamp_us must be whole microseconds, not {value!r}")
-
-
-def _check_queue(value: Any) -> None:
-    if value.__class__ is not int or not 0 <= value < 1 << 31:
-        raise InvalidRequest(f"queue must be a queue's number, not {value!r}")

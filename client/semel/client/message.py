@@ -28,15 +28,22 @@ from semel.protos.columns import (
     REPEATED_INT64,
     REPEATED_STRING,
     Columns,
+    Repeater,
     decode_columns,
     record_arrays,
 )
 from semel.protos.ids import QueueKey
 
 ARROW_SCHEMA: Final = pa.schema(
-    [*RECORD_SCHEMA, pa.field("topic", pa.string()), pa.field("queue", pa.int64())]
+    [
+        *RECORD_SCHEMA,
+        pa.field("topic", pa.string()),
+        pa.field("queue", pa.int64()),
+        pa.field("message_id", pa.binary()),
+    ]
 )
 """Columns of `poll_arrow`."""
+_NO_IDS: Final = Repeater(pa.binary())
 
 
 class RecordMetadata(NamedTuple):
@@ -45,7 +52,8 @@ class RecordMetadata(NamedTuple):
     topic: str
     queue: int
     offset: int
-    """-1 for a duplicate whose offset the queue does not remember."""
+    """-1 for a message that is delayed, which gets one when it is due, and for a duplicate whose
+    offset the queue does not remember."""
     sequence: int
     duplicate: bool
     """It was stored by an earlier attempt."""
@@ -59,6 +67,7 @@ class Rows:
     __slots__ = (
         "_columns",
         "_headers",
+        "_ids",
         "_keys",
         "_sequences",
         "_stamps",
@@ -103,6 +112,7 @@ class Rows:
         self._values: list[bytes] | None = None
         self._keys: list[bytes | None] | None = None
         self._headers: list[list[tuple[str, bytes]]] | None = None
+        self._ids: list[bytes | None] | None = None
         self._stamps: list[int] | None = None
         self._sequences: list[int] | None = None
 
@@ -157,6 +167,13 @@ class Rows:
         return self._headers
 
     @property
+    def message_ids(self) -> list[bytes | None]:
+        if self._ids is None:
+            ids = self.columns.message_ids
+            self._ids = [None] * self.count if ids is None else ids.to_pylist()
+        return self._ids
+
+    @property
     def stamps(self) -> list[int]:
         if self._stamps is None:
             stamps = self.columns.timestamps
@@ -189,6 +206,7 @@ class Rows:
         if start:
             columns = columns.slice(start, self.count)
         count = self.count - start
+        ids = columns.message_ids
         return pa.RecordBatch.from_arrays(
             [
                 *record_arrays(
@@ -196,6 +214,7 @@ class Rows:
                 ),
                 REPEATED_STRING(self.topic, count),
                 REPEATED_INT64(self.queue.queue_id, count),
+                _NO_IDS(None, count) if ids is None else ids,
             ],
             schema=ARROW_SCHEMA,
         )
@@ -274,6 +293,11 @@ class Message:
         return self._rows.stamps[self._row]
 
     @property
+    def message_id(self) -> bytes | None:
+        """The producer's own id of it, if it was given one. Others may have the same."""
+        return self._rows.message_ids[self._row]
+
+    @property
     def producer_id(self) -> int:
         return self._rows.header.producer_id
 
@@ -295,6 +319,7 @@ class Message:
             "key": self.key,
             "value": self.value,
             "headers": self.headers,
+            "message_id": self.message_id,
             "producer_id": self.producer_id,
             "sequence": self.sequence,
         }

@@ -69,6 +69,10 @@ class QueueDescription(Described):
     """It was split: it takes nothing new."""
     parent: int | None = None
     """The queue that was split to make it."""
+    delayed_messages: int = 0
+    """Stored and not due yet: they have no offsets, and are not among `messages`."""
+    next_due_us: int = 0
+    """When the first of them is due, microseconds since the epoch; 0 when there is none."""
 
     @property
     def messages(self) -> int:
@@ -309,6 +313,8 @@ class VerifiedQueue(Described):
     missing: int
     digest: str
     """SHA-256 over offsets and stored bytes, the same on every node."""
+    delayed: int = 0
+    """Stored and not due yet; not among `messages`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,3 +332,5 @@ class VerifyResult(Described):
     nodes_compared: int
     """Nodes whose whole log was read; every queue on all nodes of its group."""
     problems: list[str]
+    delayed: int = 0
+    """Messages that are stored and not due yet; not among `messages`."""

@@ -37,6 +37,10 @@ class QueueOffsets:
     time_offset: int
     """First offset at or after the time asked for."""
     bytes: int
+    delayed_messages: int
+    """Stored and not due yet: they have no offsets."""
+    next_due_us: int
+    """When the first of them is due; 0 when there is none."""
 
 
 async def list_offsets(
@@ -77,6 +81,8 @@ async def _list_offsets(
                 log_end_offset=offsets.high_watermark,
                 time_offset=offsets.time_offset,
                 bytes=offsets.bytes,
+                delayed_messages=offsets.delayed_messages,
+                next_due_us=offsets.next_due_us,
             )
     return found
 

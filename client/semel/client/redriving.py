@@ -352,6 +352,7 @@ class _Run:
                     message.headers, source=Origin(self._topic, message.queue, message.offset)
                 ),
                 timestamp_us=message.timestamp_us,
+                message_id=message.message_id,
             )
             for message, target in round_
         ]

@@ -49,7 +49,7 @@ import numpy as np
 
 from semel.client.cluster import Cluster
 from semel.client.config import ProducerConfig, ReaderConfig
-from semel.client.core.batching import ROW_BYTES, Chunk, Rows, message_sizes
+from semel.client.core.batching import Chunk, Rows, row_sizes
 from semel.client.core.letters import Headers
 from semel.client.core.routing import TopicRoute
 from semel.client.futures import await_settled
@@ -88,6 +88,7 @@ class Copy(NamedTuple):
     value: bytes
     headers: Headers
     timestamp_us: int
+    message_id: bytes | None = None
 
 
 async def relay_id(cluster: Cluster, name: str) -> ProducerId:
@@ -116,10 +117,11 @@ class _RelayProducer(ProducerCore):
         chunk = Chunk(name, time.time_ns() // 1000, self._deadline())
         chunk.values, chunk.keys = columns.values, columns.keys
         chunk.headers, chunk.timestamps = columns.headers, columns.timestamps
+        chunk.message_ids = columns.message_ids
         chunk.positions = positions
         chunk.message_bytes_max = MESSAGE_BYTES_MAX + COPY_BYTES_MAX
         chunk.count = len(columns)
-        chunk.bytes = int((message_sizes(columns) + ROW_BYTES).sum())
+        chunk.bytes = int(row_sizes(columns).sum())
         self._keep(chunk)
         self._route(topic, chunk, 0)
         return chunk
@@ -253,6 +255,7 @@ class Relay:
                 keys=[copy.key for copy in some],
                 headers=[copy.headers for copy in some],
                 timestamps=[copy.timestamp_us for copy in some],
+                message_ids=_ids_of(some),
             )
             positions = np.arange(self._position, self._position + len(some), dtype=np.int64)
             self._position += len(some)
@@ -308,6 +311,12 @@ class Relay:
         if self._core is not None:
             self._core.close()
             self._core = None
+
+
+def _ids_of(copies: Sequence[Copy]) -> list[bytes | None] | None:
+    """None when none has an id: then the batch has no column of them."""
+    ids = [copy.message_id for copy in copies]
+    return ids if any(each is not None for each in ids) else None
 
 
 def _marked_later(

@@ -274,4 +274,5 @@ class Retrying:
                 source_offset=message.offset,
             ),
             timestamp_us=message.timestamp_us,
+            message_id=message.message_id,
         )

@@ -16,8 +16,10 @@ from typing import Any, Self
 
 from semel.client.config import ConsumerConfig, ReaderConfig, build
 from semel.client.consumer import ConsumerCore
-from semel.client.futures import BulkFuture, SendFuture
-from semel.client.intake import Headers
+from semel.client.core.dues import After, When
+from semel.client.core.fields import Headers
+from semel.client.futures import BulkFuture, SendFuture, new_future
+from semel.client.intake import extra_of
 from semel.client.offsets import Places
 from semel.client.producer import ProducerCore
 from semel.client.producer_topic import ProducerStats
@@ -163,6 +165,9 @@ class Producer:
         timestamp_us: int | None = None,
         queue: int | None = None,
         position: int | None = None,
+        deliver_at: When | None = None,
+        deliver_after: After | None = None,
+        message_id: bytes | str | None = None,
     ) -> SendFuture:
         """Puts one message on its way; the future resolves to its RecordMetadata.
 
@@ -171,11 +176,36 @@ class Producer:
         (`source_positions=True`). Blocks while the buffer is full, and for the topic's route
         before its first message. Raises UnknownTopic, MessageTooLarge, InvalidRequest,
         BufferFull, ProducerFenced, Closed.
+
+        `deliver_at` (a datetime with a time zone, or microseconds since 1970) or `deliver_after`
+        (a timedelta, or seconds) hold the message back: it is stored as safely as any, and readers
+        meet it when it is due, rounded up to a whole second. Until then it has no offset: its
+        RecordMetadata has offset -1. `message_id`, up to 1,024 bytes, travels with the message;
+        brokers do not compare ids.
+
+            >>> with connect(bootstrap) as client, client.producer() as producer:
+            ...     client.admin.create_topic("reminders", queues=1)
+            ...     sent = producer.send("reminders", b"tea", deliver_after=0.5, message_id="tea-1")
+            ...     sent.result().offset
+            ...     with client.reader("reminders") as reader:
+            ...         found = reader.poll(timeout=10)
+            ...     [(message.offset, message.value, message.message_id) for message in found]
+            True
+            -1
+            [(0, b'tea', b'tea-1')]
         """
         if self._session.closed:
             self._session.check()
-        chunk, row = self._append(topic, value, key, headers, timestamp_us, queue, position, True)
-        return SendFuture(chunk, row)
+        extra = None
+        if deliver_at is not None or deliver_after is not None or message_id is not None:
+            extra = extra_of(deliver_at, deliver_after, message_id)
+        chunk, row = self._append(
+            topic, value, key, headers, timestamp_us, queue, position, True, extra
+        )
+        future = new_future(SendFuture)
+        future._chunk = chunk
+        future._row = row
+        return future
 
     def send_many(
         self,
@@ -187,15 +217,24 @@ class Producer:
         timestamps_us: Any = None,
         positions: Any = None,
         queue: int | None = None,
+        deliver_at: Any = None,
+        message_ids: Any = None,
     ) -> BulkFuture:
         """Puts many messages on their way: lists, or Arrow arrays, of one length.
 
         Nothing is made per message, so this is the way to load much. The future resolves to a
         BulkSummary. Raises like `send`; MessageTooLarge and InvalidRequest before anything is sent.
+
+        `deliver_at` is one time for all, or a column: Arrow timestamps with a time zone, whole
+        microseconds, or a list, where null is at once. Messages of one due time are sent together,
+        so those of one key keep their order among themselves; with `positions` all stay as they
+        stand. `message_ids` is a column where null is none.
         """
         self._session.check()
         intake = self._core.intake
-        door, pieces = intake.bulk_pieces(topic, values, keys, headers, timestamps_us, positions)
+        door, pieces = intake.bulk_pieces(
+            topic, values, keys, headers, timestamps_us, positions, deliver_at, message_ids
+        )
         return BulkFuture([intake.append_piece(door, piece, queue, True) for piece in pieces])
 
     def transaction(

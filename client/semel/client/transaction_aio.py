@@ -8,7 +8,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from semel.client.config import ProducerConfig, build
-from semel.client.intake import Headers
+from semel.client.core.dues import After, When
+from semel.client.core.fields import Headers
+from semel.client.intake import extra_of
 from semel.client.session import Session
 from semel.client.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
 from semel.client.transaction_api import Told
@@ -34,11 +36,15 @@ class AsyncProducerTransaction(Told):
         headers: Headers | None = None,
         timestamp_us: int | None = None,
         queue: int | None = None,
+        deliver_at: When | None = None,
+        deliver_after: After | None = None,
+        message_id: bytes | str | None = None,
     ) -> None:
         """Stages one message, awaiting room in the buffer. See `ProducerTransaction.send`."""
         stage = self._work.open_stage()
         await _room(self._session, stage)
-        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, False)
+        extra = extra_of(deliver_at, deliver_after, message_id)
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, False, extra)
 
     async def send_many(
         self,
@@ -49,10 +55,23 @@ class AsyncProducerTransaction(Told):
         headers: Any = None,
         timestamps_us: Any = None,
         queue: int | None = None,
+        deliver_at: Any = None,
+        message_ids: Any = None,
     ) -> None:
         """Stages many messages. See `ProducerTransaction.send_many`."""
         stage = self._work.open_stage()
-        await append_many(self._session, stage, topic, values, keys, headers, timestamps_us, queue)
+        await append_many(
+            self._session,
+            stage,
+            topic,
+            values,
+            keys,
+            headers,
+            timestamps_us,
+            queue,
+            deliver_at,
+            message_ids,
+        )
 
     async def commit(self) -> Committed:
         """See `ProducerTransaction.commit`."""
@@ -96,11 +115,16 @@ class AsyncStage:
         headers: Headers | None = None,
         timestamp_us: int | None = None,
         queue: int | None = None,
+        deliver_at: When | None = None,
+        deliver_after: After | None = None,
+        message_id: bytes | str | None = None,
     ) -> None:
         """Stages one message, awaiting room in the buffer. See `ProducerTransaction.send`."""
         self._session.check()
-        await _room(self._session, self._work.core)
-        self._work.core.intake.append(topic, value, key, headers, timestamp_us, queue, None, False)
+        stage = self._work.core
+        await _room(self._session, stage)
+        extra = extra_of(deliver_at, deliver_after, message_id)
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, False, extra)
 
     async def send_many(
         self,
@@ -111,11 +135,22 @@ class AsyncStage:
         headers: Any = None,
         timestamps_us: Any = None,
         queue: int | None = None,
+        deliver_at: Any = None,
+        message_ids: Any = None,
     ) -> None:
         """Stages many messages. See `ProducerTransaction.send_many`."""
         self._session.check()
         await append_many(
-            self._session, self._work.core, topic, values, keys, headers, timestamps_us, queue
+            self._session,
+            self._work.core,
+            topic,
+            values,
+            keys,
+            headers,
+            timestamps_us,
+            queue,
+            deliver_at,
+            message_ids,
         )
 
     async def receipt(self) -> StageReceipt:
@@ -206,9 +241,13 @@ async def append_many(
     headers: Any,
     timestamps_us: Any,
     queue: int | None,
+    deliver_at: Any,
+    message_ids: Any,
 ) -> None:
     await session.await_run(stage.opened(topic))
-    door, pieces = stage.intake.bulk_pieces(topic, values, keys, headers, timestamps_us, None)
+    door, pieces = stage.intake.bulk_pieces(
+        topic, values, keys, headers, timestamps_us, None, deliver_at, message_ids
+    )
     for piece in pieces:
         await _room(session, stage)
         stage.intake.append_piece(door, piece, queue, False)

@@ -15,7 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from semel.client.config import ProducerConfig, build
-from semel.client.intake import Headers
+from semel.client.core.dues import After, When
+from semel.client.core.fields import Headers
+from semel.client.intake import extra_of
 from semel.client.session import Session
 from semel.client.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
 from semel.client.transaction_core import Committed
@@ -63,10 +65,17 @@ class ProducerTransaction(Told):
         headers: Headers | None = None,
         timestamp_us: int | None = None,
         queue: int | None = None,
+        deliver_at: When | None = None,
+        deliver_after: After | None = None,
+        message_id: bytes | str | None = None,
     ) -> None:
-        """Stages one message. Blocks while the buffer is full. Raises like `Producer.send`."""
+        """Stages one message. Blocks while the buffer is full. Raises like `Producer.send`.
+
+        One with a due time becomes visible at that time, if the transaction is committed by then.
+        """
+        extra = extra_of(deliver_at, deliver_after, message_id)
         self._work.open_stage().intake.append(
-            topic, value, key, headers, timestamp_us, queue, None, True
+            topic, value, key, headers, timestamp_us, queue, None, True, extra
         )
 
     def send_many(
@@ -78,10 +87,14 @@ class ProducerTransaction(Told):
         headers: Any = None,
         timestamps_us: Any = None,
         queue: int | None = None,
+        deliver_at: Any = None,
+        message_ids: Any = None,
     ) -> None:
         """Stages many messages: lists, or Arrow arrays. Raises like `Producer.send_many`."""
         stage = self._work.open_stage()
-        _append_many(stage, topic, values, keys, headers, timestamps_us, queue)
+        _append_many(
+            stage, topic, values, keys, headers, timestamps_us, queue, deliver_at, message_ids
+        )
 
     def commit(self) -> Committed:
         """Makes everything that was sent visible, all or nothing; leaving the context does it, too.
@@ -130,10 +143,16 @@ class Stage:
         headers: Headers | None = None,
         timestamp_us: int | None = None,
         queue: int | None = None,
+        deliver_at: When | None = None,
+        deliver_after: After | None = None,
+        message_id: bytes | str | None = None,
     ) -> None:
         """See `ProducerTransaction.send`."""
         self._session.check()
-        self._work.core.intake.append(topic, value, key, headers, timestamp_us, queue, None, True)
+        extra = extra_of(deliver_at, deliver_after, message_id)
+        self._work.core.intake.append(
+            topic, value, key, headers, timestamp_us, queue, None, True, extra
+        )
 
     def send_many(
         self,
@@ -144,10 +163,15 @@ class Stage:
         headers: Any = None,
         timestamps_us: Any = None,
         queue: int | None = None,
+        deliver_at: Any = None,
+        message_ids: Any = None,
     ) -> None:
         """See `ProducerTransaction.send_many`."""
         self._session.check()
-        _append_many(self._work.core, topic, values, keys, headers, timestamps_us, queue)
+        stage = self._work.core
+        _append_many(
+            stage, topic, values, keys, headers, timestamps_us, queue, deliver_at, message_ids
+        )
 
     def receipt(self) -> StageReceipt:
         """Blocks until everything is staged, and closes the stage. Raises TransactionAborted."""
@@ -249,7 +273,11 @@ def _append_many(
     headers: Any,
     timestamps_us: Any,
     queue: int | None,
+    deliver_at: Any,
+    message_ids: Any,
 ) -> None:
-    door, pieces = stage.intake.bulk_pieces(topic, values, keys, headers, timestamps_us, None)
+    door, pieces = stage.intake.bulk_pieces(
+        topic, values, keys, headers, timestamps_us, None, deliver_at, message_ids
+    )
     for piece in pieces:
         stage.intake.append_piece(door, piece, queue, True)

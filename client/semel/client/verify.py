@@ -30,6 +30,14 @@ from semel.protos.v1 import broker_pb2
 PROBLEMS_MAX: Final = 50
 STATUS_S: Final = 2.0
 SILENT_S: Final = 30.0
+_COMPARED: Final = (
+    "log_start_offset",
+    "log_end_offset",
+    "messages",
+    "delayed",
+    "digest",
+    "table_digest",
+)
 """Longer than a node takes to start."""
 
 
@@ -94,6 +102,7 @@ class Verification:
             queues=queues,
             nodes_compared=len(found),
             problems=self._problems,
+            delayed=sum(queue.delayed for queue in queues),
         )
 
     def _problem(self, text: str) -> None:
@@ -181,7 +190,7 @@ class Verification:
         if not views:
             self._problem(f"queue {number} of {route.name!r} was verified on no node")
         first = views[0] if views else broker_pb2.VerifiedQueue()
-        for field in ("log_start_offset", "log_end_offset", "messages", "digest", "table_digest"):
+        for field in _COMPARED:
             if any(getattr(view, field) != getattr(first, field) for view in views):
                 shown = ", ".join(
                     f"node {node}: {_shown(getattr(view, field))}"
@@ -197,6 +206,7 @@ class Verification:
             duplicates=max((view.duplicates for view in views), default=0),
             missing=max((view.missing for view in views), default=0),
             digest=first.digest.hex(),
+            delayed=first.delayed,
         )
 
 

@@ -229,6 +229,8 @@ def _json_lines(messages: Iterable[Message], producer_name: Callable[[int], str]
             header: texts[0] if len(texts) == 1 else texts
             for header, texts in line["headers"].items()
         }
+        if message.message_id is not None:
+            line |= _bytes("message_id", message.message_id)
         line["producer"] = producer_name(message.producer_id)
         line["sequence"] = message.sequence
         lines.append(json.dumps(line, ensure_ascii=False))

@@ -20,18 +20,32 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from semel.client.core.dues import due_at
+from semel.client.core.message_ids import id_bytes
 from semel.protos.errors import InvalidRequest, MessageTooLarge
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 _NEWLINE: Final = 10
+_FIELDS: Final = {
+    "value",
+    "value_base64",
+    "key",
+    "key_base64",
+    "headers",
+    "deliver_at",
+    "message_id",
+    "message_id_base64",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +62,10 @@ class Block:
     """Headers of each message; None when no message of the block has any."""
     read_bytes: int
     """Bytes of the input that the block took."""
+    deliver_at: list[int | None] | None = None
+    """When each message is due, microseconds since 1970; None when none of the block says so."""
+    message_ids: list[bytes | None] | None = None
+    """Ids of each message; None when no message of the block has any."""
 
 
 def read_lines(
@@ -157,7 +175,8 @@ def _too_long(line: int, limit: int) -> MessageTooLarge:
 
 
 def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Messages of JSON objects, one a line, with `value`, `key` (or `…_base64`) and `headers`.
+    """Messages of JSON objects, one a line, with `value`, `key`, `message_id` (or `…_base64`),
+    `headers` and `deliver_at`.
 
     Raises InvalidRequest for a line that is no such object, MessageTooLarge for a message over the
     limit.
@@ -168,6 +187,8 @@ def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> 
         values: list[bytes] = []
         keys: list[bytes | None] = []
         headers: list[dict[str, bytes]] = []
+        dues: list[int | None] = []
+        ids: list[bytes | None] = []
         failure: Exception | None = None
         for line in text[:-1].split(b"\n"):
             number = first + len(values)
@@ -175,7 +196,9 @@ def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> 
                 failure = _too_long(number, limit)
                 break
             try:
-                value, key, own = _message(line, number)
+                table = _table(line, number)
+                value, key, own = _message(table, number)
+                due_us, message_id = _due(table, number), _id(table, number)
             except InvalidRequest as error:
                 failure = error
                 break
@@ -186,6 +209,8 @@ def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> 
             values.append(value)
             keys.append(key)
             headers.append(own)
+            dues.append(due_us)
+            ids.append(message_id)
         if values:
             yield Block(
                 first=first,
@@ -193,23 +218,30 @@ def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> 
                 keys=pa.array(keys, pa.binary()) if any(k is not None for k in keys) else None,
                 headers=headers if any(headers) else None,
                 read_bytes=len(text),
+                deliver_at=dues if any(each is not None for each in dues) else None,
+                message_ids=ids if any(each is not None for each in ids) else None,
             )
         if failure is not None:
             raise failure
         first += len(values)
 
 
-def _message(line: bytes, number: int) -> tuple[bytes, bytes | None, dict[str, bytes]]:
-    """Value, key and headers of one JSON line."""
+def _table(line: bytes, number: int) -> dict[str, Any]:
+    """One JSON line as an object that has no other fields than there are."""
     try:
         table = json.loads(line)
     except ValueError as error:
         raise _bad(number, f"is no JSON ({error})") from error
     if not isinstance(table, dict):
         raise _bad(number, "is no JSON object")
-    unknown = table.keys() - {"value", "value_base64", "key", "key_base64", "headers"}
+    unknown = table.keys() - _FIELDS
     if unknown:
         raise _bad(number, f"has an unknown field {min(unknown)!r}")
+    return table
+
+
+def _message(table: dict[str, Any], number: int) -> tuple[bytes, bytes | None, dict[str, bytes]]:
+    """Value, key and headers of one JSON object."""
     value = _bytes(table, "value", number)
     if value is None:
         raise _bad(number, 'has neither "value" nor "value_base64"')
@@ -217,6 +249,29 @@ def _message(line: bytes, number: int) -> tuple[bytes, bytes | None, dict[str, b
     if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
         raise _bad(number, 'has "headers" that are no object of strings')
     return value, _bytes(table, "key", number), {n: v.encode() for n, v in headers.items()}
+
+
+def _due(table: dict[str, Any], number: int) -> int | None:
+    """When the message is due, if the object says so: in ISO 8601, or in microseconds."""
+    told = table.get("deliver_at")
+    try:
+        if isinstance(told, str):
+            told = datetime.fromisoformat(told)
+            told = told if told.tzinfo is not None else told.replace(tzinfo=UTC)
+        return None if told is None else due_at(told, time.time_ns() // 1000)
+    except ValueError as error:
+        raise _bad(number, f'has a "deliver_at" that is no time ({error})') from error
+    except InvalidRequest as error:
+        raise _bad(number, f"cannot be delayed ({error.message})") from error
+
+
+def _id(table: dict[str, Any], number: int) -> bytes | None:
+    """The message's id, if the object has one."""
+    found = _bytes(table, "message_id", number)
+    try:
+        return None if found is None else id_bytes(found)
+    except InvalidRequest as error:
+        raise _bad(number, f"has an id that is none ({error.message})") from error
 
 
 def _bytes(table: dict[str, Any], name: str, number: int) -> bytes | None:

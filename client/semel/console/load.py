@@ -84,9 +84,17 @@ class Load:
     """One load of one topic."""
 
     def __init__(
-        self, producer: Producer, topic: str, *, named: bool, on_progress: Callable[[], None]
+        self,
+        producer: Producer,
+        topic: str,
+        *,
+        named: bool,
+        on_progress: Callable[[], None],
+        due_us: Callable[[], int] | None = None,
     ) -> None:
+        """`due_us` says when messages are due that have no time of their own; else at once."""
         self._producer = producer
+        self._due_us = due_us
         self._topic = topic
         self._named = named
         self._on_progress = on_progress
@@ -122,6 +130,13 @@ class Load:
             options["keys"] = block.keys
         if block.headers is not None:
             options["headers"] = block.headers
+        if block.message_ids is not None:
+            options["message_ids"] = block.message_ids
+        due_us: Any = None if self._due_us is None else self._due_us()
+        if block.deliver_at is not None:
+            due_us = [due_us if each is None else each for each in block.deliver_at]
+        if due_us is not None:
+            options["deliver_at"] = due_us
         if self._named:
             options["positions"] = np.arange(block.first, end)
         self._pending.append(self._producer.send_many(self._topic, block.values, **options))

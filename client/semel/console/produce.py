@@ -14,18 +14,21 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
 from semel.console import completion, render
 from semel.console.options import client_options, examples, open_client
-from semel.console.units import Size
+from semel.console.units import Duration, Place, Size
 from semel.protos.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from semel.console.lines import Block
     from semel.console.load import Load
 
 _SLICES_A_SECOND: Final = 100
@@ -37,6 +40,7 @@ _SLICES_A_SECOND: Final = 100
         "semel produce orders orders.txt --producer loader-1",
         "tail -f app.log | semel produce logs",
         "semel produce orders orders.jsonl --format jsonl --compression zstd",
+        "echo tea | semel produce reminders --deliver-after 5m --message-id tea-1",
     )
 )
 @click.argument("topic", shell_complete=completion.topics)
@@ -56,7 +60,7 @@ _SLICES_A_SECOND: Final = 100
     type=click.Choice(["lines", "jsonl"]),
     default="lines",
     show_default=True,
-    help="jsonl: objects with value or value_base64, key or key_base64, headers.",
+    help="jsonl: objects with value, key, message_id (or …_base64), headers, deliver_at.",
 )
 @click.option(
     "--compression",
@@ -72,6 +76,22 @@ _SLICES_A_SECOND: Final = 100
     show_default=True,
     help="When the cluster has forgotten how far --producer came: stop, or store all from the "
     "first line on.",
+)
+@click.option(
+    "--deliver-at",
+    type=Place(time_only=True),
+    metavar="ISO-TIME",
+    help="Readers meet the messages at this time, not before; UTC unless it has a zone. A line of"
+    " jsonl may have its own.",
+)
+@click.option(
+    "--deliver-after",
+    type=Duration(),
+    metavar="DURATION",
+    help="The same, so long after each was read, such as 90s or 5m.",
+)
+@click.option(
+    "--message-id", metavar="ID", help="An id of your own, for an input that is one message."
 )
 @click.option("--rate", type=Size(), help="Read at most so many bytes a second, such as 5M.")
 @click.option(
@@ -89,6 +109,9 @@ def produce(
     kind: str,
     compression: str,
     after_expiry: str,
+    deliver_at: datetime | None,
+    deliver_after: int | None,
+    message_id: str | None,
     rate: int | None,
     progress: float | None,
     bootstrap: str,
@@ -98,6 +121,9 @@ def produce(
     separator = _separator(key_separator, kind)
     if producer == "":
         raise click.UsageError("--producer: a name must not be empty")
+    if message_id is not None and kind == "jsonl":
+        raise click.UsageError("--message-id: give the JSON object a message_id")
+    due_us = _due(deliver_at, deliver_after)
     out = render.Output(as_json=as_json)
     began = time.monotonic()
     with _opened(file) as (source, size), open_client(bootstrap) as client:
@@ -115,6 +141,8 @@ def produce(
             if kind == "jsonl"
             else read_lines(reader, separator=separator, **options)
         )
+        if message_id is not None:
+            blocks = _one_message(blocks, message_id)
         sender = client.producer(
             producer,
             source_positions=producer is not None,
@@ -123,7 +151,13 @@ def produce(
         )
         with out.progress(f"to {topic}", size) as bar:
             meter = _Meter(out, progress if as_json else None)
-            load = Load(sender, topic, named=producer is not None, on_progress=meter.on_progress)
+            load = Load(
+                sender,
+                topic,
+                named=producer is not None,
+                on_progress=meter.on_progress,
+                due_us=due_us,
+            )
             meter.load = load
 
             def counted() -> Iterator[Any]:
@@ -161,6 +195,31 @@ class _Meter:
         self._next = now + self._every
         line = {"event": "progress", **self.load.tally.as_dict()}
         self._out.emit({**line, "seconds": round(now - self._began, 3)})
+
+
+def _due(at: datetime | None, after_ms: int | None) -> Callable[[], int] | None:
+    """When messages are due that are read now; None for at once."""
+    if after_ms is not None:
+        if at is not None:
+            raise click.UsageError("--deliver-at and --deliver-after contradict each other")
+        return lambda: time.time_ns() // 1000 + after_ms * 1000
+    if at is None:
+        return None
+    at_us = max(0, (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1))
+    return lambda: at_us
+
+
+def _one_message(blocks: Iterator[Block], message_id: str) -> Iterator[Block]:
+    """The only message of an input, with its id. Raises InvalidRequest when there are more."""
+    first = next(blocks, None)
+    if first is None:
+        return
+    if len(first.values) > 1 or next(blocks, None) is not None:
+        raise InvalidRequest(
+            "--message-id is for an input of one message, and this one has more: nothing was sent;"
+            " use --format jsonl with a message_id in each object"
+        )
+    yield replace(first, message_ids=[message_id.encode("utf-8", "surrogateescape")])
 
 
 def _separator(text: str | None, kind: str) -> bytes:

@@ -110,7 +110,10 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
 @click.argument("name", shell_complete=completion.topics)
 @client_options
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
-    """Shows a topic's settings and its queues: owner, slots, offsets."""
+    """Shows a topic's settings and its queues: owner, slots, offsets.
+
+    Of messages that are not due yet it tells how many there are, and when the first is due.
+    """
     with open_client(bootstrap) as client:
         found = client.admin.describe_topic(name)
         moves = client.admin.list_moves(name)
@@ -153,14 +156,18 @@ def alter(name: str, bootstrap: str, as_json: bool, **settings: Any) -> None:
 def queue_table(
     queues: list[QueueDescription], moves: Sequence[QueueMove] = (), *, title: str
 ) -> RenderableType:
-    """Queues with their slots and offsets; with their state once any of them was split or moves."""
+    """Queues with their slots and offsets; what is delayed once anything is, and their state once
+    any of them was split or moves."""
+    delayed = any(queue.delayed_messages for queue in queues)
     split = bool(moves) or any(queue.sealed for queue in queues)
     moving = {move.queue: move for move in moves}
     children: dict[int | None, list[int]] = {}
     for queue in queues:
         children.setdefault(queue.parent, []).append(queue.queue)
     return render.table(
-        ["queue", "group", "slots", "start", "end", "messages", "size"] + ["state"] * split,
+        ["queue", "group", "slots", "start", "end", "messages", "size"]
+        + ["delayed", "next due (UTC)"] * delayed
+        + ["state"] * split,
         [
             [
                 queue.queue,
@@ -171,11 +178,18 @@ def queue_table(
                 queue.messages,
                 render.size(queue.bytes),
             ]
+            + _delayed(queue) * delayed
             + [_state(queue, children, moving.get(queue.queue))] * split
             for queue in queues
         ],
         title=title,
     )
+
+
+def _delayed(queue: QueueDescription) -> list[object]:
+    if not queue.delayed_messages:
+        return [0, ""]
+    return [queue.delayed_messages, render.when(queue.next_due_us)]
 
 
 def _state(

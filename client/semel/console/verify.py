@@ -75,6 +75,7 @@ def _draw(out: render.Output, result: VerifyResult) -> None:
         f" {result.duplicates:,} duplicates, {result.missing:,} missing,"
         f" {result.nodes_compared} nodes compared"
     )
+    text += f", {result.delayed:,} not due yet" if result.delayed else ""
     out.draw(Text(text, "bold green" if result.ok else "bold red"), table)
     for problem in result.problems:
         out.draw(Text(f"  {problem}", "red"))

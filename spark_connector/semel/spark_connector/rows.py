@@ -53,6 +53,9 @@ ROW_SCHEMA: Final = StructType(
         StructField("sequence", LongType()),
     ]
 )
+"""What a read has unless its user names columns."""
+EVERY_COLUMN: Final = StructType([*ROW_SCHEMA.fields, StructField("message_id", BinaryType())])
+"""What a user may name."""
 
 
 def row_schema(*, include_headers: bool) -> StructType:
@@ -65,16 +68,16 @@ def check_schema(schema: StructType) -> None:
     if not schema.fields:
         raise InvalidRequest(f"the schema has no columns; give some of {_names()}")
     for column in schema.fields:
-        if column.name not in ROW_SCHEMA.names:
+        if column.name not in EVERY_COLUMN.names:
             raise InvalidRequest(f"format semel has no column {column.name!r}; it has {_names()}")
-        wanted = ROW_SCHEMA[column.name].dataType.simpleString()
+        wanted = EVERY_COLUMN[column.name].dataType.simpleString()
         given = column.dataType.simpleString()
         if given != wanted:
             raise InvalidRequest(f"column {column.name!r} is {wanted}, not {given}; cast it later")
 
 
 def _names() -> str:
-    return ", ".join(ROW_SCHEMA.names)
+    return ", ".join(EVERY_COLUMN.names)
 
 
 class Projection:

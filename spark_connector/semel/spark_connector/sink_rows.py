@@ -2,14 +2,15 @@
 
 How it works. `check_write_schema` looks at the columns once, before anything runs. A task then cuts
 each Arrow batch into *lots*, one for each topic and queue that rows name, with a stable sort of
-numbers; a batch with one destination passes through as it is. No row is touched by itself.
+numbers; a batch with one destination passes through as it is. No row is touched by itself. What
+is due when is for the SDK, which stages the rows of a lot by due second.
 
 Invariants
 1. Every row of a batch is in exactly one lot, and rows of one lot keep their order; or the whole
    batch is refused with the column's name.
 2. A column that could not be stored is refused, never left out.
 
-Not here: sending (`writer.py`).
+Not here: sending (`writer.py`), times and ids that are out of range (`semel.client`).
 """
 
 from __future__ import annotations
@@ -29,11 +30,10 @@ _TYPES: Final = {
     "topic": ("string",),
     "headers": ("array<struct<key:string,value:binary>>",),
     "queue": ("int", "bigint", "smallint", "tinyint"),
+    "deliver_at": ("timestamp", "bigint"),
+    "message_id": ("string", "binary"),
 }
-_LATER: Final = {
-    "deliver_at": "brokers cannot hold messages back",
-    "message_id": "brokers do not look for messages that were sent before under the same id",
-}
+_BODY: Final = ("value", "key", "headers", "deliver_at", "message_id")
 _QUEUES_MAX: Final = 65_536
 
 
@@ -46,6 +46,9 @@ class Lot(NamedTuple):
     values: pa.Array
     keys: pa.Array | None
     headers: pa.Array | None
+    deliver_at: pa.Array | None
+    """Timestamps, or microseconds since 1970; null is at once."""
+    message_ids: pa.Array | None
 
 
 def check_write_schema(schema: StructType, topic: str) -> None:
@@ -53,14 +56,10 @@ def check_write_schema(schema: StructType, topic: str) -> None:
     seen: set[str] = set()
     for column in schema.fields:
         name = column.name.lower()
-        if name in _LATER:
-            raise InvalidRequest(
-                f"column {column.name!r} is not supported yet: {_LATER[name]}; leave it out"
-            )
         if name not in _TYPES:
             raise InvalidRequest(
                 f"a message has no column {column.name!r}; select value and, if there are any,"
-                " key, headers, topic and queue"
+                " key, headers, topic, queue, deliver_at and message_id"
             )
         if name in seen:
             raise InvalidRequest(f"column {name!r} is there twice")
@@ -87,7 +86,7 @@ def lots(batch: pa.RecordBatch, topic: str) -> Iterator[Lot]:
     _require(columns["value"], "value")
     if "headers" in columns:
         _check_headers(columns["headers"])
-    body = {name: columns.get(name) for name in ("value", "key", "headers")}
+    body = {name: columns.get(name) for name in _BODY}
     names, by_topic = _topics(columns, topic, batch.num_rows)
     by_queue = _queues(columns, batch.num_rows)
     places = by_topic * (_QUEUES_MAX + 1) + by_queue
@@ -107,6 +106,8 @@ def lots(batch: pa.RecordBatch, topic: str) -> Iterator[Lot]:
             picked["value"],
             picked["key"],
             picked["headers"],
+            picked["deliver_at"],
+            picked["message_id"],
         )
 
 

@@ -152,7 +152,13 @@ def stage_rows(
             for batch in batches:
                 for lot in lots(batch, options.topic):
                     stage.send_many(
-                        lot.topic, lot.values, keys=lot.keys, headers=lot.headers, queue=lot.queue
+                        lot.topic,
+                        lot.values,
+                        keys=lot.keys,
+                        headers=lot.headers,
+                        queue=lot.queue,
+                        deliver_at=lot.deliver_at,
+                        message_ids=lot.message_ids,
                     )
             return stage.receipt()
     except BaseException:

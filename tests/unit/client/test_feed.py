@@ -115,6 +115,7 @@ def test_messages_come_in_pieces_and_are_whole() -> None:
             "key": b"k",
             "value": b"b",
             "headers": [("h", b"1")],
+            "message_id": None,
             "producer_id": 5,
             "sequence": 111,
         },
@@ -126,6 +127,7 @@ def test_messages_come_in_pieces_and_are_whole() -> None:
             "key": b"",
             "value": b"c",
             "headers": [("x", b""), ("x", b"2")],
+            "message_id": None,
             "producer_id": 5,
             "sequence": 112,
         },
@@ -159,6 +161,19 @@ def test_small_batches_are_gathered_as_columns() -> None:
     assert batch.schema == ARROW_SCHEMA
     assert batch.column("value").to_pylist() == [b"1", b"2", b"3", b"4"]
     assert box.puller.arrow() is None
+
+
+def test_ids_are_read_where_a_batch_has_them() -> None:
+    box = Box()
+    box.put([b"a"], 0)
+    box.put([b"b", b"c", b"d"], 1, message_ids=[b"1", None, b"3"])
+    box.put([b"e"], 4)
+    first = box.puller.messages(2)
+    assert [message.message_id for message in first] == [None, b"1"]
+    batch = box.puller.arrow()
+    assert batch is not None
+    assert batch.schema == ARROW_SCHEMA
+    assert batch.column("message_id").to_pylist() == [None, b"3", None]
 
 
 def test_an_iteration_that_is_left_goes_on_where_it_was() -> None:

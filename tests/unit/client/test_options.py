@@ -145,7 +145,7 @@ def test_bulk_is_cut_and_keeps_its_place() -> None:
     intake = door(batch_bytes=100)
     append(intake, b"first")
     topic, pieces = intake.bulk_pieces("t", [b"x" * 42] * 5, None, None, None, None)
-    assert [len(columns) for columns, _, _ in pieces] == [2, 2, 1]
+    assert [len(piece.columns) for piece in pieces] == [2, 2, 1]
     for piece in pieces:
         intake.append_piece(topic, piece, None, True)
     append(intake, b"last")

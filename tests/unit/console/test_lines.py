@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -119,6 +121,24 @@ def test_json_text_and_headers() -> None:
     assert block.headers == [{"trace": "ä".encode()}]
 
 
+def test_json_times_and_ids() -> None:
+    due_us = (time.time_ns() // 1_000_000_000 + 600) * 1_000_000
+    iso = datetime.fromtimestamp(due_us // 1_000_000, UTC).replace(tzinfo=None).isoformat()
+    lines = [
+        {"value": "a"},
+        {"value": "b", "deliver_at": due_us - 1, "message_id": "ä"},
+        {"value": "c", "deliver_at": iso, "message_id_base64": "/w=="},
+        {"value": "d", "deliver_at": iso + "+00:00"},
+        {"value": "e", "deliver_at": "1999-12-31T00:00:00"},
+    ]
+    text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    [block] = read_json(io.BytesIO(text), limit=LIMIT)
+    assert block.deliver_at == [None, due_us, due_us, due_us, 0]
+    assert block.message_ids == [None, "ä".encode(), b"\xff", None, None]
+    [block] = read_json(io.BytesIO(b'{"value": "a"}'), limit=LIMIT)
+    assert (block.deliver_at, block.message_ids) == (None, None)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -134,6 +154,12 @@ def test_json_text_and_headers() -> None:
         b'{"value": "a", "headers": ["x"]}',
         b'{"value": "a", "headers": {"x": 1}}',
         b'{"value": "a", "key": {}}',
+        b'{"value": "a", "deliver_at": "soon"}',
+        b'{"value": "a", "deliver_at": -1}',
+        b'{"value": "a", "deliver_at": true}',
+        b'{"value": "a", "message_id": 5}',
+        b'{"value": "a", "message_id": ""}',
+        b'{"value": "a", "message_id": "b", "message_id_base64": "YQ=="}',
         b'\xff{"value": "a"}',
     ],
 )

@@ -6,7 +6,7 @@ import datetime
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from semel.client import ARROW_SCHEMA
 from semel.protos.errors import InvalidRequest
@@ -105,6 +105,19 @@ def test_other_columns_need_one(name):
     assert not Projection(StructType([ROW_SCHEMA["offset"], ROW_SCHEMA[name]])).needs_no_bodies
 
 
+def test_ids_are_read_by_those_who_name_them():
+    schema = StructType([ROW_SCHEMA["value"], StructField("message_id", BinaryType())])
+    check_schema(schema)
+    batch = stored(100, 3)
+    ids = pa.array([b"a", None, b"c"], pa.binary())
+    batch = batch.set_column(batch.schema.get_field_index("message_id"), "message_id", ids)
+    found = Projection(schema).apply(batch)
+    assert found.schema.equals(to_arrow_schema(schema, timezone="UTC"))
+    assert found.column("message_id").to_pylist() == [b"a", None, b"c"]
+    assert not Projection(schema).needs_no_bodies
+    assert "message_id" not in row_schema(include_headers=True).names
+
+
 def test_headers_are_a_choice():
     assert "headers" in row_schema(include_headers=True).names
     assert "headers" not in row_schema(include_headers=False).names
@@ -116,6 +129,8 @@ def test_headers_are_a_choice():
         (StructType([]), "no columns"),
         (StructType([StructField("partition", LongType())]), "no column 'partition'; it has key"),
         (StructType([StructField("value", StringType())]), "'value' is binary, not string"),
+        (StructType([StructField("message_id", StringType())]), "'message_id' is binary, not str"),
+        (StructType([StructField("deliver_at", LongType())]), "no column 'deliver_at'"),
     ],
 )
 def test_schemas_that_cannot_be_read(schema, message):

@@ -9,12 +9,15 @@ from pyspark.sql.types import (
     BinaryType,
     ByteType,
     DataType,
+    DateType,
     IntegerType,
     LongType,
     ShortType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from semel.protos.errors import InvalidRequest
@@ -35,6 +38,9 @@ def test_schemas_that_fit():
     for queue in (ByteType(), ShortType(), INT, LongType()):
         columns = {"key": STRING, "value": BINARY, "topic": STRING, "headers": HEADERS_TYPE}
         check_write_schema(of(**columns, queue=queue), "")
+    for due in (TimestampType(), LongType()):
+        for kind in (STRING, BINARY):
+            check_write_schema(of(value=BINARY, deliver_at=due, Message_ID=kind), "orders")
 
 
 @pytest.mark.parametrize(
@@ -48,8 +54,11 @@ def test_schemas_that_fit():
         ({"value": BINARY, "headers": ArrayType(STRING)}, "column 'headers' must be array<struct"),
         ({"value": BINARY, "Value": STRING}, "column 'value' is there twice"),
         ({"value": BINARY, "offset": LongType()}, "a message has no column 'offset'"),
-        ({"value": BINARY, "deliver_at": LongType()}, "'deliver_at' is not supported yet"),
-        ({"value": BINARY, "message_id": STRING}, "'message_id' is not supported yet"),
+        ({"value": BINARY, "deliver_at": INT}, "'deliver_at' must be timestamp or bigint, not int"),
+        ({"value": BINARY, "deliver_at": TimestampNTZType()}, "not timestamp_ntz; cast it"),
+        ({"value": BINARY, "deliver_at": DateType()}, "not date; cast it"),
+        ({"value": BINARY, "deliver_at": STRING}, "not string; cast it"),
+        ({"value": BINARY, "message_id": INT}, "'message_id' must be string or binary, not int"),
     ],
 )
 def test_schemas_that_do_not(columns, message):
@@ -71,6 +80,7 @@ def test_one_destination_passes_as_it_is():
     values = pa.array([b"a", b"b"])
     (lot,) = lots(batch(Value=values, topic=pa.array(["x", None])), "orders")
     assert (lot.topic, lot.queue, lot.keys, lot.headers) == ("orders", None, None, None)
+    assert (lot.deliver_at, lot.message_ids) == (None, None)
     assert lot.values.buffers()[2].address == values.buffers()[2].address  # no copy
     assert list(lots(batch(value=values.slice(0, 0)), "orders")) == []
 
@@ -83,12 +93,16 @@ def test_every_row_is_in_one_lot_and_in_order(seed):
     queues = [chance.choice([None, 0, 1, 65_535]) for _ in range(count)]
     headers = [[{"key": "n", "value": b"%d" % n}] * chance.randrange(3) for n in range(count)]
     keys = [chance.choice([None, b"k%d" % n]) for n in range(count)]
+    dues = [chance.choice([None, n]) for n in range(count)]
+    ids = [chance.choice([None, f"id{n}"]) for n in range(count)]
     whole = batch(
         value=pa.array([b"%d" % n for n in range(count)]),
         key=pa.array(keys, pa.binary()),
         topic=pa.array(topics),
         queue=pa.array(queues, pa.int32()),
         headers=pa.array(headers, PAIRS),
+        deliver_at=pa.array(dues, pa.timestamp("us", "UTC")),
+        message_id=pa.array(ids, pa.string()),
     )
     seen = []
     start = chance.randrange(count)  # sliced, as Spark may hand it over
@@ -99,6 +113,8 @@ def test_every_row_is_in_one_lot_and_in_order(seed):
         assert {queues[n] for n in numbers} == {lot.queue}
         assert lot.keys.to_pylist() == [keys[n] for n in numbers]
         assert lot.headers.to_pylist() == [headers[n] for n in numbers]
+        assert lot.deliver_at.cast(pa.int64()).to_pylist() == [dues[n] for n in numbers]
+        assert lot.message_ids.to_pylist() == [ids[n] for n in numbers]
         seen += numbers
     assert sorted(seen) == list(range(start, count))
 

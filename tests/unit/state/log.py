@@ -15,8 +15,14 @@ from semel.broker.state import (
     State,
     batch_record_parts,
 )
-from semel.protos.batch import BatchFlags, BatchHeader, Codec
-from semel.protos.frames import RecordKind, build_frame
+from semel.protos.batch import (
+    BROKER_HEADER_BYTES,
+    BatchFlags,
+    BatchHeader,
+    Codec,
+    decode_header,
+)
+from semel.protos.frames import RecordKind, build_frame, iter_records
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
 from semel.protos.v1 import common_pb2, control_pb2
 
@@ -43,6 +49,7 @@ def header(
     crc: int = 1,
     key: QueueKey = KEY,
     body: bytes = BODY,
+    due_us: int = 0,
 ) -> BatchHeader:
     """Contiguous by default; with a `count` it has source positions, with 0 it is a mark."""
     base = previous + 1 if base is None else base
@@ -72,7 +79,7 @@ def header(
         last_sequence=Sequence(last),
         first_timestamp_us=0,
         max_timestamp_us=0,
-        deliver_at_us=0,
+        deliver_at_us=due_us,
     )
 
 
@@ -170,6 +177,41 @@ class Group:
             if commit:
                 self.commit()
         return verdict
+
+    def raise_level(self, level: int) -> None:
+        self.entry.append(control(feature_level=control_pb2.FeatureLevel(level=level)))
+        self.commit()
+
+    def release(
+        self, key: QueueKey = KEY, *, batches_max: int = 1_000, commit: bool = True
+    ) -> control_pb2.ReleaseDelayed | None:
+        """What the judge proposes of what is due now; None when it proposes nothing."""
+        record = self.judge.judge_release(key, now_us=self.now_us, batches_max=batches_max)
+        if record is not None:
+            self.entry.append(control(release_delayed=record))
+            if commit:
+                self.commit()
+        return record
+
+    def stored_batches(self, key: QueueKey = KEY) -> list[tuple[int, BatchHeader]]:
+        """Offset and header of each of the queue's batches, read from the log; asserts that offsets
+        are dense."""
+        queue = self.state.queues[key]
+        found = []
+        end = queue.log_start_offset
+        for extent in queue.extents_from(end, 1 << 40):
+            assert extent.base_offset == end
+            batch = decode_header(self.payload(extent.index, extent.position), BROKER_HEADER_BYTES)
+            assert (batch.queue_key, batch.count) == (key, extent.count)
+            found.append((end, batch))
+            end += extent.count
+        assert queue.log_end_offset == end
+        return found
+
+    def payload(self, index: int, position: int) -> bytes:
+        """A record of the log."""
+        records = {at: bytes(data) for at, _, data in iter_records(self.frames[index - 1])}
+        return records[position]
 
     def replayed(self) -> State:
         """A second node that folds all frames."""

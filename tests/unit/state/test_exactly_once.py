@@ -19,16 +19,17 @@ from hypothesis.stateful import (
 )
 
 from semel.broker.state import Duplicate, Judge, Refused, StateDiverged
+from semel.broker.state.delays import DELAYED_EXTENT, DelayedQueue, Delays
 from semel.broker.state.expired import Expired
 from semel.broker.state.rows import ENTRY, Row
-from semel.broker.state.spec import Spec
+from semel.broker.state.spec import RecordUse, Spec
 from semel.protos.errors import OutOfOrderSequence
 from semel.protos.ids import Offset
 from tests.unit.state.world import KEYS, PRODUCERS, World
 
 producers = st.sampled_from(PRODUCERS)
 keys = st.sampled_from(KEYS)
-kinds = st.sampled_from(["contiguous", "contiguous", "positions", "mark"])
+kinds = st.sampled_from(["contiguous", "contiguous", "late", "late positions", "positions", "mark"])
 picks = st.integers(0, 1 << 16)
 
 
@@ -109,9 +110,17 @@ class Histories(RuleBasedStateMachine):
         self.world.cut_entry()
         self.world.pass_time(ms)
 
+    @rule(key=keys, batches_max=st.integers(1, 4))
+    def release(self, key: Any, batches_max: int) -> None:
+        self.world.release(key, batches_max)
+
     @rule()
     def restart_replica(self) -> None:
         self.world.restart_replica()
+
+    @rule()
+    def verify(self) -> None:
+        self.world.verify()
 
     @invariant()
     def agree(self) -> None:
@@ -137,7 +146,7 @@ def walk(seed: int, steps: int) -> World:
     for _ in range(steps):
         producer, key = chance.choice(PRODUCERS), chance.choice(KEYS)
         recent = world.network[-12:]
-        match chance.choices(range(13), WEIGHTS)[0]:
+        match chance.choices(range(14), WEIGHTS)[0]:
             case 0:
                 world.make(producer, key, chance.randint(1, 4), chance.choice(KINDS))
                 if chance.random() < 0.8:
@@ -168,11 +177,17 @@ def walk(seed: int, steps: int) -> World:
                 world.resend(producer, key)
             case 12:
                 world.wake_old_connections()
+            case 13:
+                world.release(key, chance.choice([1, 3, 100]))
         if chance.random() < 0.02:
             world.restart_replica()
             world.check()
     world.commit(99)
     world.check()
+    world.verify()
+    world.settle()
+    world.check()
+    world.verify()
     return world
 
 
@@ -181,9 +196,9 @@ def walks(seeds: int = 24, steps: int = 1_200) -> set[str]:
     return set().union(*(walk(seed, steps).seen for seed in range(seeds)))
 
 
-WEIGHTS = (160, 120, 30, 40, 90, 8, 10, 10, 2, 40, 6, 40, 4)
+WEIGHTS = (160, 120, 30, 40, 90, 8, 10, 10, 2, 40, 6, 40, 4, 60)
 FORGERIES = ("same", "wider", "before")
-KINDS = ("contiguous", "contiguous", "contiguous", "positions", "mark")
+KINDS = ("contiguous", "contiguous", "contiguous", "late", "late", "positions", "mark")
 
 
 def test_long_walks_meet_every_answer() -> None:
@@ -199,6 +214,7 @@ def test_long_walks_meet_every_answer() -> None:
         "SequenceConflict",
         "Throttled",
         "expired",
+        "released",
     }
 
 
@@ -289,6 +305,81 @@ def rows_not_in_snapshots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Row, "pack", windowless)
 
 
+def released_twice(patch: pytest.MonkeyPatch) -> None:
+    def stays(self: Delays, key: Any, extents: Any) -> None:
+        pass
+
+    patch.setattr(Delays, "_remove", stays)
+
+
+def released_early(patch: pytest.MonkeyPatch) -> None:
+    first = DelayedQueue.first
+
+    def early(self: DelayedQueue, until_us: int, below: int, most: int) -> Any:
+        return first(self, until_us + 1_000_000, below, most)
+
+    patch.setattr(DelayedQueue, "first", early)
+
+
+def delays_forgotten_by_snapshots(patch: pytest.MonkeyPatch) -> None:
+    read = Delays.read_parts.__func__  # type: ignore[attr-defined]
+
+    def forgetful(cls: type[Delays], reader: Any) -> Delays:
+        read(cls, reader)
+        return cls()
+
+    patch.setattr(Delays, "read_parts", classmethod(forgetful))
+
+
+def release_in_flight_ignored(patch: pytest.MonkeyPatch) -> None:
+    def nothing(self: Spec, queue: Any) -> None:
+        self.use(RecordUse.RELEASE, (queue,), ())
+        queue.releasing = False
+
+    patch.setattr(Spec, "use_release", nothing)
+
+
+def delayed_in_flight_not_foreseen(patch: pytest.MonkeyPatch) -> None:
+    first = DelayedQueue.first
+
+    def all_of_them(self: DelayedQueue, until_us: int, below: int, most: int) -> Any:
+        return first(self, until_us, 1 << 60, most)
+
+    patch.setattr(DelayedQueue, "first", all_of_them)
+
+
+def delayed_not_in_the_window(patch: pytest.MonkeyPatch) -> None:
+    append = Row.append
+
+    def windowless(self: Row, base: int, last: int, base_offset: int, *rest: int) -> None:
+        append(self, base, last, base_offset, *rest)
+        if base_offset < 0:
+            del self.window[-ENTRY.size :]  # type: ignore[union-attr]
+
+    patch.setattr(Row, "append", windowless)
+
+
+def due_out_of_order(patch: pytest.MonkeyPatch) -> None:
+    def at_the_end(self: DelayedQueue, extent: Any) -> None:
+        if not self._blocks:
+            self._blocks.append(bytearray())
+        self._blocks[-1] += DELAYED_EXTENT.pack(*extent)
+        self._count(extent, 1)
+
+    patch.setattr(DelayedQueue, "add", at_the_end)
+
+
+def heap_forgets_the_next(patch: pytest.MonkeyPatch) -> None:
+    remove = Delays._remove
+
+    def only_the_first(self: Delays, key: Any, extents: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Delays, "_push", lambda *_: None)
+            remove(self, key, extents)
+
+    patch.setattr(Delays, "_remove", only_the_first)
+
+
 PLANTED = [
     gap_check_first,
     window_of_one,
@@ -299,6 +390,14 @@ PLANTED = [
     fence_ignored,
     gaps_are_duplicates,
     rows_not_in_snapshots,
+    released_twice,
+    released_early,
+    delays_forgotten_by_snapshots,
+    release_in_flight_ignored,
+    delayed_in_flight_not_foreseen,
+    delayed_not_in_the_window,
+    due_out_of_order,
+    heap_forgets_the_next,
 ]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from semel.broker.state import (
     coordination,
+    delays,
     expired,
     extents,
     locks,
@@ -41,6 +42,9 @@ DOCUMENT = "state.md"
         ("Transaction", 0, coordination.HEAD),
         ("Transaction", 1, coordination.ROW),
         ("Move", 0, moves._PLACE),
+        ("Delayed", 0, delays.HEAD),
+        ("Delayed", 1, delays.DELAYED_QUEUE),
+        ("Delayed", 2, delays.DELAYED_EXTENT),
     ],
 )
 def test_parts_have_the_documented_layout(heading: str, table: int, code: struct.Struct) -> None:

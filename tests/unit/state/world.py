@@ -11,7 +11,9 @@ What is checked
 - a batch that follows the last one under the current incarnation is accepted;
 - fenced, expired and conflicting requests get exactly their error, and nothing of a fenced
   incarnation lands later;
-- a replica that restarts from canonical bytes at any time has the same bytes.
+- what is delayed comes once, not before its time, by its time, in the order in which it was stored;
+- a replica that restarts from canonical bytes at any time has the same bytes;
+- `semel verify` finds the queues whole, read from the log alone.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from semel.broker.state import (
+    DELAY_LEVEL,
     Accepted,
     BatchApplied,
+    BatchVerifier,
+    DelayedReleased,
     Done,
     Duplicate,
     FenceApplied,
@@ -76,6 +81,18 @@ class Entry:
     heads: list[BatchHeader]
 
 
+@dataclass(frozen=True)
+class Late:
+    """A batch that is stored and has no offsets yet."""
+
+    due_us: int
+    arrival: int
+    """Number among all that were stored."""
+    head: BatchHeader
+    place: tuple[int, int]
+    """Entry and position."""
+
+
 class World:
     def __init__(self) -> None:
         self.state, self.replica = State(), State()
@@ -90,6 +107,9 @@ class World:
         self.log: dict[QueueKey, list[tuple[BatchHeader, int]]] = {key: [] for key in KEYS}
         self.stored: dict[int, int] = {}
         """Content number to offset, for ever."""
+        self.late: dict[QueueKey, list[Late]] = {key: [] for key in KEYS}
+        self.payloads: dict[tuple[int, int], bytes] = {}
+        """Stored batches by entry and position."""
         self.clients = {producer: Client() for producer in PRODUCERS}
         self.network: list[BatchHeader] = []
         self.fences: list[control_pb2.Fence] = []
@@ -104,6 +124,8 @@ class World:
         self.seen: set[str] = set()
         """Which answers came up, to prove that the world is not too tame."""
         self.become_master(0)
+        level = control_pb2.FeatureLevel(level=DELAY_LEVEL)
+        self.building.append(control(feature_level=level))
         for key in KEYS:
             record = control_pb2.CreateQueue(queue=ref(key), topic="t", slot_end=65_536)
             assert isinstance(self.judge.judge_create_queue(record), Accepted)
@@ -151,10 +173,14 @@ class World:
         self.table.feed(entry.frame)
         heads = iter(entry.heads)
         records = iter_records(entry.frame)
-        for result, (_, _, payload) in zip(results, records, strict=True):
+        for result, (position, _, payload) in zip(results, records, strict=True):
             match result:
                 case BatchApplied():
-                    self.on_stored(next(heads), result)
+                    place = self.state.applied_index, position
+                    self.payloads[place] = bytes(payload)
+                    self.on_stored(next(heads), result, place)
+                case DelayedReleased():
+                    self.on_released(result)
                 case FenceApplied(rows=rows):
                     fence = control_pb2.ControlRecord.FromString(bytes(payload)).fence
                     self.on_fenced(rows, after_expiry=fence.after_expiry)
@@ -188,17 +214,44 @@ class World:
             if gone.stored:
                 self.forgotten.add((key, producer))
 
-    def on_stored(self, head: BatchHeader, result: BatchApplied) -> None:
+    def on_stored(self, head: BatchHeader, result: BatchApplied, place: tuple[int, int]) -> None:
         key = head.queue_key
         row = self.rows[key, head.producer_id]
         assert head.content_crc not in self.stored, "stored twice"
         assert (head.epoch, head.session) == (row.epoch, row.session), "landed after a fence"
         assert head.previous_sequence == row.last < head.base_sequence, "out of order"
-        assert result.base_offset == sum(h.count for h, _ in self.log[key]), "offsets not dense"
         row.last = head.last_sequence
         row.stored.append((head, result.base_offset))
-        self.log[key].append((head, result.base_offset))
         self.stored[head.content_crc] = result.base_offset
+        if head.deliver_at_us:
+            assert result.base_offset == -1, "delayed, and it has an offset"
+            self.late[key].append(Late(head.deliver_at_us, len(self.stored), head, place))
+            return
+        assert result.base_offset == sum(h.count for h, _ in self.log[key]), "offsets not dense"
+        self.log[key].append((head, result.base_offset))
+
+    def on_released(self, result: DelayedReleased) -> None:
+        """What got offsets is read from the queue's own extents."""
+        key = result.queue_key
+        waiting = {late.place: late for late in self.late[key]}
+        end = sum(h.count for h, _ in self.log[key])
+        queue = self.state.queues[key]
+        came = []
+        for extent in queue.extents_from(result.base_offset, 1 << 40):
+            if extent.base_offset >= result.base_offset + result.messages:
+                break  # of a later record of the entry
+            late = waiting.pop((extent.index, extent.position), None)
+            assert late is not None, "it was not delayed, or it came before"
+            assert late.due_us <= self.state.log_time_us, "early"
+            assert (extent.base_offset, extent.count) == (end, late.head.count)
+            assert extent.length == len(self.payloads[late.place])
+            end += extent.count
+            came.append((late.due_us, late.arrival))
+            self.log[key].append((late.head, extent.base_offset))
+        assert came == sorted(came), "not in order"
+        assert came, "nothing came"
+        self.late[key] = [late for late in self.late[key] if late.place in waiting]
+        self.seen.add("released")
 
     # --- clients ----------------------------------------------------------------------------
 
@@ -207,21 +260,26 @@ class World:
         client = self.clients[producer]
         self.contents += 1
         last = client.made_last.get(key, -1)
+        due_us = 0
+        if kind.startswith("late"):
+            kind = "contiguous" if kind == "late" else "positions"
+            due_us = self.now_us + self.contents * 7_919 % 5_000_000 - 500_000
         base, end, count = last + 1, last + size, size
         if kind == "positions":
             base, end = last + 1 + size, last + 4 * size
-        elif kind == "mark":
+        elif kind == "mark" and key != KEYS[0]:
             base, end, count = last + 1, last + 3 * size, 0
         head = header(
             last,
             base=base,
             last=end,
-            count=None if kind == "contiguous" else count,
+            count=None if (base, count) == (last + 1, size) else count,
             producer=producer,
             epoch=client.epoch,
             session=client.session,
             crc=self.contents,
             key=key,
+            due_us=due_us,
         )
         client.made_last[key] = end
         client.open.setdefault(key, []).append(head)
@@ -249,6 +307,7 @@ class World:
                 session=original.session,
                 crc=self.contents,
                 key=original.queue_key,
+                due_us=original.deliver_at_us if count else 0,
             )
         )
 
@@ -444,6 +503,22 @@ class World:
             self.seen.add("expired")
             self.building.append(control(expire_producers=record))
 
+    def release(self, key: QueueKey, batches_max: int) -> None:
+        """The master looks for what is due."""
+        record = self.judge.judge_release(key, now_us=self.now_us, batches_max=batches_max)
+        if record is not None:
+            self.building.append(control(release_delayed=record))
+
+    def settle(self) -> None:
+        """Everything accepted is applied, and all that is delayed becomes due."""
+        self.commit(99)
+        self.pass_time(60_000)
+        for key in KEYS:
+            for _ in range(1 + len(self.late[key])):
+                self.release(key, 100)
+                self.commit(99)
+            assert not self.late[key], "delayed for ever"
+
     def restart_replica(self) -> None:
         """The other node continues from a checkpoint; its bytes stay the same."""
         data = b"".join(self.replica.to_parts())
@@ -457,6 +532,12 @@ class World:
         self.checked_index = self.state.applied_index
         assert self.state.digest() == self.replica.digest()
         assert not self.table.problems, self.table.problems
+        delays = self.state.delays
+        late = [each for key in KEYS for each in self.late[key]]
+        assert delays.messages == sum(each.head.count for each in late)
+        assert delays.bytes == sum(len(self.payloads[each.place]) for each in late)
+        due = {key for key in KEYS for each in self.late[key] if each.due_us <= self.now_us}
+        assert set(delays.due(self.now_us, 9)) == due
         for key in KEYS:
             digest = self.state.producers.queue_digest(key)
             assert digest == self.table.queue_digest(key)
@@ -468,3 +549,24 @@ class World:
                 row.session,
                 row.last,
             )
+
+    def verify(self) -> None:
+        """The queue without marks is read as `semel verify` reads it: what lies before a mark it
+        cannot see, and contiguous batches behind one look as if some were lost."""
+        for key in KEYS[:1]:
+            queue = self.state.queues[key]
+            verifier = BatchVerifier(
+                key, 0, queue.log_end_offset, expired_epoch_floor=queue.expired_epoch_floor
+            )
+            for extent in queue.extents_from(0, 1 << 40):
+                stored = self.payloads[extent.index, extent.position]
+                verifier.feed(extent.base_offset, extent.count, stored, 0, extent.append_time_us)
+            for one in self.state.delays.queues.get(key, ()):
+                stored = self.payloads[one.entry, one.position]
+                verifier.feed_delayed(one.entry, one.messages, stored)
+            if not self.expired:  # a new row does not remember what an ended one stored
+                verifier.hold_against(self.table.windows(key))
+            report = verifier.finish()
+            assert report.ok, report.problems
+            assert report.messages == queue.log_end_offset
+            assert report.delayed == sum(late.head.count for late in self.late[key])

@@ -325,6 +325,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
                 reply.queues.add(queue=ref, error=to_detail(error))
                 continue
             self._check_settled(queue.key)
+            delayed = self._replica.state.delays.queues.get(queue.key)
             reply.queues.add(
                 queue=ref,
                 log_start_offset=queue.log_start_offset,
@@ -335,6 +336,8 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
                     else queue.log_end_offset
                 ),
                 bytes=queue.bytes,
+                delayed_messages=delayed.messages if delayed else 0,
+                next_due_us=delayed.first_due_us if delayed else 0,
             )
         return reply
 

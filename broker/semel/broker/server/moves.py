@@ -69,6 +69,8 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         if (trouble := move_trouble(self._replica.state.queues, queue)) is not None:
             raise trouble
         if request.figures_only:
+            if (held := self._replica.state.delays.held(queue.key)) is not None:
+                raise InvalidRequest(f"{held}: the queue stays until they are delivered")
             await self._replica.raise_feature_level(MOVE_LEVEL)  # else told before it is begun
             return reply
         at = max(request.offset, queue.log_start_offset)

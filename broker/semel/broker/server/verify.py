@@ -23,6 +23,7 @@ from semel.broker.log import IndexUnavailable, Log
 from semel.broker.replica import Replica
 from semel.broker.state import (
     BatchVerifier,
+    DelayedExtent,
     Extent,
     QueueReport,
     QueueState,
@@ -30,7 +31,9 @@ from semel.broker.state import (
     TableVerifier,
 )
 from semel.broker.state.verify_moves import Entry
-from semel.protos.errors import CorruptSegment, InvalidRequest, StorageError
+from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
+from semel.protos.delays import is_delayed
+from semel.protos.errors import CorruptBatch, CorruptSegment, InvalidRequest, StorageError
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
@@ -48,6 +51,8 @@ class _Wanted:
     log_end_offset: int
     expired_epoch_floor: int
     extents: tuple[Extent, ...]
+    delayed: tuple[DelayedExtent, ...]
+    """Without offsets."""
     inherited: dict[int, tuple[int, int]]
     """Of a child: epoch and last sequence of each row that its parent ended with."""
     live_table_digest: bytes
@@ -67,6 +72,7 @@ async def verify_queues(
     loop = asyncio.get_running_loop()
     base = await loop.run_in_executor(replica.readers, _base, replica.log, index)
     total = sum(extent.length for one in wanted for extent in one.extents)
+    total += sum(extent.length for one in wanted for extent in one.delayed)
     replies: asyncio.Queue[broker_pb2.VerifyQueuesReply | None] = asyncio.Queue()
     cancelled = False
 
@@ -102,6 +108,7 @@ def _capture(state: State, key: QueueKey) -> _Wanted:
         log_end_offset=queue.log_end_offset,
         expired_epoch_floor=queue.expired_epoch_floor,
         extents=tuple(queue.extents_from(queue.log_start_offset, 1 << 62)),
+        delayed=tuple(state.delays.queues.get(key, ())),
         inherited=_inherited(state, queue),
         live_table_digest=state.producers.queue_digest(key),
     )
@@ -148,7 +155,7 @@ def _verify(
         for frame in _frames(log, table.index + 1, index + 1):
             table.feed(frame)
         digests = {one.key: table.queue_digest(one.key) for one in wanted}
-        wanted = [_cut(one, table.log_end_offset(one.key)) for one in wanted]
+        wanted = [_cut(log, one, table.log_end_offset(one.key), index) for one in wanted]
         windows = {one.key: table.windows(one.key) for one in wanted}
         for frame in _frames(log, index + 1, applied + 1):
             table.feed(frame)
@@ -177,6 +184,7 @@ def _verify(
             table_digest=digests.get(one.key, b""),
             table_matches=(not broken and table.queue_digest(one.key) == one.live_table_digest),
             problems=problems,
+            delayed=found.delayed,
         )
         report(
             broker_pb2.VerifyQueuesReply(
@@ -185,12 +193,28 @@ def _verify(
         )
 
 
-def _cut(one: _Wanted, end: int) -> _Wanted:
+def _cut(log: Log, one: _Wanted, end: int, index: int) -> _Wanted:
     """The queue as it ended then. An extent's own entry does not tell when it got its offsets: a
-    transaction publishes what was stored before."""
+    transaction publishes what was stored before, and what was delayed is released."""
     end = max(end, one.log_start_offset)
     extents = tuple(extent for extent in one.extents if extent.base_offset < end)
-    return replace(one, log_end_offset=end, extents=extents)
+    delayed = [extent for extent in one.delayed if extent.entry <= index]
+    for extent in one.extents[len(extents) :]:
+        if extent.index <= index and (due_us := _due_us(log, extent)):
+            delayed.append(
+                DelayedExtent(due_us, 0, extent.index, extent.position, extent.length, extent.count)
+            )
+    return replace(one, log_end_offset=end, extents=extents, delayed=tuple(delayed))
+
+
+def _due_us(log: Log, extent: Extent) -> int:
+    """When a batch was due that was released since; 0 for any other, or an unreadable one."""
+    try:
+        stored = log.read_record(extent.index, extent.position, extent.length)
+        batch = decode_header(bytes(stored), BROKER_HEADER_BYTES)
+    except (StorageError, IndexUnavailable, CorruptBatch):
+        return 0
+    return batch.deliver_at_us if is_delayed(batch) else 0
 
 
 def _read_queue(
@@ -211,8 +235,18 @@ def _read_queue(
             stored = bytes(log.read_record(extent.index, extent.position, extent.length))
         except (StorageError, IndexUnavailable):
             continue  # the verifier counts the offsets as missing
-        verifier.feed(extent.base_offset, extent.count, stored, extent.first_row)
+        verifier.feed(
+            extent.base_offset, extent.count, stored, extent.first_row, extent.append_time_us
+        )
         progress(extent.length)
+    for delayed in one.delayed:
+        try:
+            stored = bytes(log.read_record(delayed.entry, delayed.position, delayed.length))
+        except (StorageError, IndexUnavailable) as error:
+            verifier.miss_delayed(delayed.entry, delayed.messages, str(error))
+            continue
+        verifier.feed_delayed(delayed.entry, delayed.messages, stored)
+        progress(delayed.length)
     verifier.hold_against(windows)
     return verifier.finish()
 

@@ -1,6 +1,7 @@
 """What the log means: the replicated state machine, and the master's judge. Pure; no I/O."""
 
 from semel.broker.state.coordination import Begun, Coordination
+from semel.broker.state.delays import DELAY_LEVEL, RELEASE_BATCHES_MAX, DelayedExtent, Delays
 from semel.broker.state.extents import Extent
 from semel.broker.state.judge import Judge, batch_record_parts
 from semel.broker.state.lag import Progress, progress
@@ -23,6 +24,7 @@ from semel.broker.state.results import (
     BatchApplied,
     CommitApplied,
     CommitOutcome,
+    DelayedReleased,
     Done,
     FenceApplied,
     LockGranted,
@@ -60,8 +62,10 @@ from semel.broker.state.verdicts import (
 from semel.broker.state.verify import BatchVerifier, QueueReport, TableVerifier
 
 __all__ = [
+    "DELAY_LEVEL",
     "FEATURE_LEVEL_MAX",
     "MOVE_LEVEL",
+    "RELEASE_BATCHES_MAX",
     "SPLIT_LEVEL",
     "TRANSACTION_LEVEL",
     "WINDOW_BATCHES",
@@ -78,6 +82,9 @@ __all__ = [
     "ConsumerGroups",
     "ControlVerdict",
     "Coordination",
+    "DelayedExtent",
+    "DelayedReleased",
+    "Delays",
     "Done",
     "Duplicate",
     "Extent",

@@ -23,7 +23,9 @@ Invariants
 4. At most 64 batches of a row are in flight, so each of them can still be found in the window.
 5. A queue whose split is accepted accepts nothing more, and QueueSealed is said of applied splits
    only: what gets that answer is not in the queue and never will be.
-6. A queue that a move has sealed changes in nothing, and no final answer is given that its table
+6. Whether a batch is delayed follows from its header alone. What is released is chosen from the
+   applied state, one record a queue at a time: nothing that is in flight changes the choice.
+7. A queue that a move has sealed changes in nothing, and no final answer is given that its table
    does not hold for ever: who comes with something new comes back, here or at its new group.
 
 Not here: the overlay (`spec.py`), parked batches and their order (`parking.py`), locks and commits
@@ -35,6 +37,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Final
 
+from semel.broker.state.delays import (
+    RELEASE_BATCHES_MAX,
+    delay_refusal,
+    held_by_delays,
+    judge_release,
+)
 from semel.broker.state.expired import Expired
 from semel.broker.state.machine import FEATURE_LEVEL_MAX, State
 from semel.broker.state.moves import MOVE_LEVEL, level_error
@@ -46,6 +54,7 @@ from semel.broker.state.spec import InFlight, RecordUse, Spec, SpecQueue, SpecRo
 from semel.broker.state.splits import SPLIT_LEVEL, children_of, sealed_error, split_trouble
 from semel.broker.state.transactions import judge_staged, judge_step
 from semel.broker.state.verdicts import (
+    NO_OFFSET,
     Accepted,
     BatchKey,
     BatchVerdict,
@@ -57,6 +66,7 @@ from semel.broker.state.verdicts import (
     Refused,
 )
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
+from semel.protos.delays import is_delayed
 from semel.protos.errors import (
     DedupStateExpired,
     InvalidRequest,
@@ -140,6 +150,8 @@ class Judge:
                     limit_bytes=queue.batch_bytes_max,
                 )
             )
+        if (unknown := delay_refusal(header, self._state.feature_level)) is not None:
+            return unknown
         row = self._spec.row(queue, header.producer_id)
         if not row.exists or header.epoch != row.epoch or header.session != row.session:
             return Refused(_incarnation_error(header, queue, row))
@@ -173,9 +185,13 @@ class Judge:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
             return _come_back(f"{len(row.in_flight)} batches of this producer are in flight")
         base, last, offset = header.base_sequence, header.last_sequence, queue.log_end_offset
+        if is_delayed(header):
+            offset = NO_OFFSET
+            queue.delaying += 1
+        else:
+            queue.log_end_offset = offset + header.count
         row.in_flight.append(InFlight(base, last, header.count, header.content_crc, offset))
         row.last = last
-        queue.log_end_offset = offset + header.count
         self._spec.use(RecordUse.BATCH, (queue,), (row,))
         return Accepted(Offset(offset))
 
@@ -366,6 +382,8 @@ class Judge:
             self._spec.may_pin or self._state.transactions.staging.is_pinned(key)
         ):
             return _come_back("a transaction is being committed to the queue")
+        if not applied.sealed and (held := held_by_delays(self._state.delays, queue)) is not None:
+            return held
         if applied.sealed:
             if applied.children != children:
                 return Refused(sealed_error(applied))
@@ -389,6 +407,8 @@ class Judge:
             return Refused(self._state.absent(header.queue_key))
         if queue.frozen:
             return _come_back("the queue is sealed by a move")
+        if (unknown := delay_refusal(header, self._state.feature_level)) is not None:
+            return unknown
         verdict = judge_staged(self._state.transactions, header, queue, room_bytes=room)
         if isinstance(verdict, Accepted):
             self._staging_bytes += header.batch_length + BROKER_HEADER_BYTES
@@ -419,6 +439,8 @@ class Judge:
                 return _come_back("the queue is being sealed already")
             if self._spec.may_pin or self._state.transactions.staging.is_pinned(key):
                 return _come_back("a transaction is being committed to the queue")
+            if (held := held_by_delays(self._state.delays, queue)) is not None:
+                return held
             queue.sealing = True
             self._spec.use(RecordUse.SEAL, (queue,), ())
         return Accepted()
@@ -489,6 +511,16 @@ class Judge:
         record = control_pb2.ExpireProducers(producer_ids=[row.producer_id for row in rows])
         record.queue.topic_id, record.queue.queue_id = queue_key
         return record
+
+    def judge_release(
+        self, queue_key: QueueKey, *, now_us: int, batches_max: int = RELEASE_BATCHES_MAX
+    ) -> control_pb2.ReleaseDelayed | None:
+        """The record that gives offsets to what is due, already counted on: append it to an entry
+        of that time. None when nothing is, or not now."""
+        queue = self._spec.queue(queue_key)
+        if queue is None or self._ended(queue) is not None:
+            return None
+        return judge_release(self._state.delays, self._spec, queue, now_us, batches_max)
 
     def append_time_us(self, queue_key: QueueKey, time_us: int) -> int:
         """When a batch that was just accepted counts as appended: the entry's time, but not before

@@ -1,10 +1,10 @@
 """The replicated state machine: folds committed frames, one after the other, into one state.
 
 How it works. `apply_frame` walks over the records of one Raft entry. Batches and fences were
-decided by the master's judge before they were proposed; here they are re-checked (incarnation,
-chain, offset, time) and a mismatch is `StateDiverged`, which halts the node. Locks, commits and
-resets are decided here. Nothing else enters the state: no clock, no file, no random number, no
-message.
+decided by the master's judge before they were proposed, and so were releases of delayed batches;
+here they are re-checked (incarnation, chain, offset, time) and a mismatch is `StateDiverged`, which
+halts the node. Locks, commits and resets are decided here. Nothing else enters the state: no
+clock, no file, no random number, no message.
 
 Invariants
 1. Two states that applied the same frames have the same canonical bytes, whether they replayed all
@@ -28,6 +28,7 @@ import google_crc32c
 from google.protobuf.message import DecodeError
 
 from semel.broker.state.codec import Reader, pack_text
+from semel.broker.state.delays import COLUMN_FLAG, DELAY_LEVEL, Delays
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.moves import MOVE_LEVEL, Moves
 from semel.broker.state.producers import SequenceTable
@@ -36,6 +37,7 @@ from semel.broker.state.results import (
     ApplyResult,
     BatchApplied,
     CommitApplied,
+    DelayedReleased,
     Done,
     FenceApplied,
     Membership,
@@ -68,10 +70,10 @@ from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 
 STATE_MAGIC: Final = b"SMST"
-STATE_VERSION_MAX: Final = 4
-FEATURE_LEVEL_MAX: Final = 4
+STATE_VERSION_MAX: Final = 5
+FEATURE_LEVEL_MAX: Final = 5
 """The highest level whose rules this version knows."""
-_STORED: Final = struct.Struct("<qqQ8x8xI8xIQIIQIIqqq48x")
+_STORED: Final = struct.Struct("<qqQ8x6xHI8xIQIIQIIqqq16xq24x")
 """What the fold needs of both headers of a stored batch. Their CRCs were checked with the frame,
 and a dataclass of all fields would double the cost of a batch."""
 _HEAD: Final = struct.Struct("<4sIQQqI")
@@ -88,6 +90,7 @@ class State:
         "_handlers",
         "applied_index",
         "applied_term",
+        "delays",
         "feature_level",
         "groups",
         "log_time_us",
@@ -109,6 +112,7 @@ class State:
         self.groups = ConsumerGroups()
         self.transactions = Transactions()
         self.moves = Moves()
+        self.delays = Delays()
         self._handlers: dict[str, Callable[..., ApplyResult]] = {
             "create_queue": self._create_queue,
             "delete_queue": self._delete_queue,
@@ -125,6 +129,7 @@ class State:
             "feature_level": self._raise_feature_level,
             "transaction": self._transaction,
             "move_queue": self._move_queue,
+            "release_delayed": self._release_delayed,
         }
 
     # --- the fold ---------------------------------------------------------------------------
@@ -178,6 +183,7 @@ class State:
             base_offset,
             append_time_us,
             term,
+            flags,
             body_length,
             content_crc,
             topic_id,
@@ -189,7 +195,10 @@ class State:
             previous,
             base,
             last,
+            due_us,
         ) = _STORED.unpack_from(payload)
+        if self.feature_level < DELAY_LEVEL:
+            flags = due_us = 0  # a program that knew nothing of delivery times has taken it
         queue = self.queues.get((topic_id, queue_id))  # type: ignore[call-overload]
         row = None if queue is None else self.producers.change(queue.key, producer_id)
         length = len(payload)
@@ -201,7 +210,8 @@ class State:
             or previous != row.last_sequence
             or base <= previous
             or last < base
-            or base_offset != queue.log_end_offset
+            or base_offset != (-1 if due_us else queue.log_end_offset)
+            or flags & COLUMN_FLAG
             or queue.children
             or queue.frozen
             or term != frame.term
@@ -212,7 +222,9 @@ class State:
         ):
             raise StateDiverged(self._why_not(frame, position, payload))
         row.append(base, last, base_offset, count, content_crc, frame.time_us)
-        if count:
+        if due_us:
+            self.delays.add(queue.key, due_us, frame.index, position, length, count)
+        elif count:
             queue.append(count, frame.index, position, length, append_time_us)
         return BatchApplied(
             queue_key=queue.key,
@@ -272,6 +284,7 @@ class State:
             self.producers.remove_queue(key)
             self.groups.remove_queue(key)
             self.transactions.staging.remove_queue(key)
+            self.delays.remove_queue(key)
         self.moves.forget(key)
         return Done(what="delete_queue", queue_key=key)
 
@@ -291,9 +304,9 @@ class State:
         if not queue.sealed or queue.children != children:
             trouble = split_trouble(children, key.queue_id, queue.slot_start, queue.slot_end)
             keys = [QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children]
-            pinned = self.transactions.staging.is_pinned(key)
+            bound = self.transactions.staging.is_pinned(key) or key in self.delays.queues
             taken = any(child in self.queues for child in keys)
-            if queue.sealed or trouble or taken or pinned:
+            if queue.sealed or trouble or taken or bound:
                 raise StateDiverged(f"queue {key} of {queue.children} cannot become {children}")
             queue.children = children
             made = [self._make_child(queue, child) for child in children]
@@ -324,6 +337,11 @@ class State:
                 )
             queue.trim(record.log_start_offset)
         return Done(what="trim", queue_key=key)
+
+    def _release_delayed(self, record: control_pb2.ReleaseDelayed) -> DelayedReleased:
+        self._check_level(DELAY_LEVEL)
+        queue = self.queues.get(queue_key_of(record.queue))
+        return self.delays.release(record, queue, self.applied_index + 1, self.log_time_us)
 
     # --- the sequence table -----------------------------------------------------------------
 
@@ -379,12 +397,14 @@ class State:
     def _stage(self, frame: FrameHeader, position: int, payload: memoryview) -> ApplyResult:
         self._check_level(TRANSACTION_LEVEL)
         return self.transactions.stage(
-            payload, self.queues, frame.index, position, self.log_time_us
+            payload, self.queues, frame.index, position, self.log_time_us, self.feature_level
         )
 
     def _transaction(self, step: transaction_records_pb2.TransactionRecord) -> ApplyResult:
         self._check_level(TRANSACTION_LEVEL)
-        return self.transactions.apply(step, self.queues, self.applied_index + 1, self.log_time_us)
+        return self.transactions.apply(
+            step, self.queues, self.delays, self.applied_index + 1, self.log_time_us
+        )
 
     def _check_level(self, level: int) -> None:
         if self.feature_level < level:
@@ -459,16 +479,18 @@ class State:
 
     def live_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
         """(index, position, length) of every record in entries `[lo_index, hi_index)` that some
-        queue still needs, by queue, then offset, and that transactions have staged. `length` is
-        the payload's."""
+        queue still needs, by queue, then offset, that transactions have staged, or that is delayed.
+        `length` is the payload's."""
         for queue in self.stored_queues():
             yield from queue.live_records(lo_index, hi_index)
         yield from self.transactions.staging.live_records(lo_index, hi_index)
+        yield from self.delays.live_records(lo_index, hi_index)
 
     @property
     def live_bytes(self) -> int:
-        """Stored bytes that queues and transactions still need."""
-        return sum(queue.bytes for queue in self.stored_queues()) + self.transactions.staging.bytes
+        """Stored bytes that queues and transactions still need, or will."""
+        on_hold = self.transactions.staging.bytes + self.delays.bytes
+        return sum(queue.bytes for queue in self.stored_queues()) + on_hold
 
     def stored_queues(self) -> Iterator[QueueState]:
         """Every queue whose batches are needed, also those on their way here."""
@@ -504,9 +526,11 @@ class State:
         parts += self.producers.parts()
         parts += self.groups.parts()
         if version >= 3:
-            parts += self.transactions.parts()
+            parts += self.transactions.parts(dues=version >= DELAY_LEVEL)
         if version >= MOVE_LEVEL:
             parts += self.moves.parts()
+        if version >= DELAY_LEVEL:
+            parts += self.delays.parts()
         crc = 0
         for part in parts:
             crc = google_crc32c.extend(crc, part)
@@ -544,9 +568,11 @@ class State:
         state.producers = SequenceTable.read_parts(reader)
         state.groups = ConsumerGroups.read_parts(reader)
         if version >= 3:
-            state.transactions = Transactions.read_parts(reader)
+            state.transactions = Transactions.read_parts(reader, dues=version >= DELAY_LEVEL)
         if version >= MOVE_LEVEL:
             state.moves = Moves.read_parts(reader, state.queues)
+        if version >= DELAY_LEVEL:
+            state.delays = Delays.read_parts(reader)
         reader.finish()
         return state
 

@@ -36,6 +36,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
 from semel.broker.state.codec import Reader
+from semel.broker.state.delays import Delays
 from semel.broker.state.extents import Extents
 from semel.broker.state.locks import ConsumerGroups, unknown_queue
 from semel.broker.state.producers import SequenceTable
@@ -109,6 +110,7 @@ class Home(Protocol):
     groups: ConsumerGroups
     feature_level: int
     transactions: Transactions
+    delays: Delays
 
 
 class Moves:
@@ -213,6 +215,8 @@ class Moves:
         if queue is None:
             return self.absent(key)
         error = self._over(record, key) or self.frozen(key) or move_trouble(home.queues, queue)
+        if error is None and (held := home.delays.held(key)) is not None:
+            error = Throttled(f"not sealed: {held}; ask again", retry_after_ms=SEALED_RETRY_MS)
         if error is None and home.transactions.staging.is_pinned(key):
             error = Throttled(
                 f"a transaction is being committed to queue {key.queue_id}; ask again",

@@ -31,14 +31,14 @@ class WindowEntry:
     base_sequence: Sequence
     last_sequence: Sequence
     base_offset: Offset
-    """-1 in an inherited entry."""
+    """-1 in an inherited entry, and of a delayed batch, also once it is released."""
     count: int
     content_crc: int
 
     @property
     def inherited(self) -> bool:
         """It stands for everything that the parent had stored when it was split."""
-        return self.base_offset < 0
+        return self.base_offset < 0 and not self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchApplied:
-    """A batch is stored at `[base_offset, base_offset + count)`."""
+    """A batch is stored at `[base_offset, base_offset + count)`; at -1 when it is delayed."""
 
     queue_key: QueueKey
     producer_id: ProducerId
@@ -207,6 +207,18 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedReleased:
+    """Delayed batches have become `[base_offset, base_offset + messages)` of their queue."""
+
+    queue_key: QueueKey
+    base_offset: int
+    messages: int
+    batches: int
+    late_us: int
+    """How long after its time the first of them came, by log time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoveApplied:
     """A step of a move was taken, or a copy; or refused with `error`: InvalidRequest, Throttled,
     QueueMoved, UnknownQueue."""
@@ -238,6 +250,7 @@ ApplyResult = (
     | Staged
     | TransactionApplied
     | Published
+    | DelayedReleased
     | MoveApplied
     | MembershipApplied
 )

@@ -14,7 +14,8 @@ Invariants
 1. Sequences in a window rise strictly; the last entry ends at the row's last sequence.
 2. A window with fewer than 64 entries holds everything the row ever stored.
 3. A row that a split copied begins with one *inherited* entry: sequences up to its last one were
-   decided at the parent, which knows their offsets; here they are stored, at offset -1.
+   decided at the parent, which knows their offsets; here they are stored, at offset -1. Its count
+   is 0; a delayed batch has offset -1 and its own count, for ever.
 4. What a block keeps are the bytes of its rows: a row is changed by whoever has it from `change`,
    before anything else is asked of the queue's rows.
 
@@ -53,7 +54,7 @@ class OutcomeKind(Enum):
 
     COMMITTED = "committed"
     """Stored, or inside the range of a stored batch that jumps: then the offset is -1, and the
-    chain makes sure that it can never be stored by another batch."""
+    chain makes sure that it can never be stored by another batch. A delayed batch's are -1, too."""
     NOT_COMMITTED = "not_committed"
     """Not stored. Above the last sequence it may still come."""
     TOO_OLD = "too_old"
@@ -141,9 +142,9 @@ class Row:
         if sequence > end or not count:
             return Outcome(OutcomeKind.NOT_COMMITTED, -1, last)
         if count == end - base + 1 or sequence == base:
-            offset = entry.base_offset + sequence - base
+            offset = entry.base_offset + sequence - base if entry.base_offset >= 0 else -1
         elif sequence == end:
-            offset = entry.base_offset + count - 1
+            offset = entry.base_offset + count - 1 if entry.base_offset >= 0 else -1
         elif count == 2:
             return Outcome(OutcomeKind.NOT_COMMITTED, -1, last)
         else:

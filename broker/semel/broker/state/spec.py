@@ -24,6 +24,7 @@ from semel.broker.state.machine import State
 from semel.broker.state.results import (
     ApplyResult,
     BatchApplied,
+    DelayedReleased,
     Done,
     FenceApplied,
     MoveApplied,
@@ -43,6 +44,7 @@ class InFlight(NamedTuple):
     messages: int
     content_crc: int
     base_offset: int
+    """-1: it is delayed."""
 
 
 class SpecRow:
@@ -77,10 +79,12 @@ class SpecQueue:
 
     __slots__ = (
         "batch_bytes_max",
+        "delaying",
         "deleted",
         "expired",
         "key",
         "log_end_offset",
+        "releasing",
         "rows",
         "sealing",
         "splitting",
@@ -100,6 +104,10 @@ class SpecQueue:
         """A split of it was accepted; whether it is applied, the state says."""
         self.sealing = False
         """A move's seal was accepted, and is not applied."""
+        self.delaying = 0
+        """Delayed batches that are accepted and not applied."""
+        self.releasing = False
+        """A release of delayed batches was accepted, and is not applied."""
         self.rows: dict[int, SpecRow] = {}
         self.uses = 0
         """Accepted, unapplied records that concern the queue or one of its rows."""
@@ -116,6 +124,7 @@ class RecordUse(Enum):
     EXPIRE = "expire_producers"
     PIN = "pin"
     PUBLISH = "publish"
+    RELEASE = "release_delayed"
     SEAL = "move_queue"
     """Of the steps of a move only the seal."""
 
@@ -211,6 +220,10 @@ class Spec:
         self.use(RecordUse.PUBLISH, queues, ())
         self._publishing.append(transaction_id)
 
+    def use_release(self, queue: SpecQueue) -> None:
+        """A release is accepted that moves the queue's end."""
+        self.use(RecordUse.RELEASE, (queue,), ())
+
     def is_publishing(self, transaction_id: str) -> bool:
         """A publication of the transaction is accepted and not applied."""
         return transaction_id in self._publishing
@@ -226,10 +239,15 @@ class Spec:
                     result.base_sequence,
                     result.base_offset,
                 ), "batches are applied in the order in which they were judged"
+                if batch.base_offset < 0:
+                    done.queues[0].delaying -= 1
             elif isinstance(result, FenceApplied):
                 done = self._next(RecordUse.FENCE)
                 for queue, row in zip(done.queues, done.rows, strict=True):
                     row.applied = self._state.producers.find(queue.key, row.producer_id)
+            elif isinstance(result, DelayedReleased):
+                done = self._next(RecordUse.RELEASE)
+                done.queues[0].releasing = False
             elif isinstance(result, MoveApplied) and result.step == MOVE_STEP_SEAL:
                 done = self._next(RecordUse.SEAL)
                 done.queues[0].sealing = False

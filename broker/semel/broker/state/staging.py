@@ -13,7 +13,8 @@ Invariants
 
 Format. docs/formats/state.md.
 
-Not here: who wins (`coordination.py`), offsets (`queues.py`), order of records (`transactions.py`).
+Not here: who wins (`coordination.py`), offsets (`queues.py`), order of records (`transactions.py`),
+what is due later than it is published (`delays.py`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from semel.protos.v1 import transaction_records_pb2
 STAGER: Final = struct.Struct("<QQIQqII")
 STAGED_QUEUE: Final = struct.Struct("<QIIqQQI")
 STAGED_EXTENT: Final = struct.Struct("<qqIIqI")
+DUE: Final = struct.Struct("<q")
 PIN: Final = struct.Struct("<QQIqI")
 _ID: Final = struct.Struct("<Q")
 _COUNT: Final = struct.Struct("<I")
@@ -62,6 +64,8 @@ class StagedExtent(NamedTuple):
     messages: int
     base_sequence: int
     content_crc: int
+    due_us: int = 0
+    """When its messages are due once it is published; 0: at once."""
 
 
 @dataclass(slots=True)
@@ -209,13 +213,21 @@ class Staging:
             )
         return False
 
-    def add(self, batch: BatchHeader, index: int, position: int, length: int, now_us: int) -> None:
+    def add(
+        self,
+        batch: BatchHeader,
+        index: int,
+        position: int,
+        length: int,
+        now_us: int,
+        due_us: int = 0,
+    ) -> None:
         """A batch for which `check` said False."""
         stager = self.stagers[batch.producer_id]
         staged = stager.queues[batch.queue_key]
         staged.extents.append(
             StagedExtent(
-                index, position, length, batch.count, batch.base_sequence, batch.content_crc
+                index, position, length, batch.count, batch.base_sequence, batch.content_crc, due_us
             )
         )
         staged.last_sequence = batch.last_sequence
@@ -409,11 +421,12 @@ class Staging:
                     if lo_index <= extent.entry < hi_index:
                         yield extent.entry, extent.position, extent.length
 
-    def parts(self) -> list[bytes]:
-        """Canonical bytes: stagers by rising id, then pins by transaction id."""
+    def parts(self, *, dues: bool) -> list[bytes]:
+        """Canonical bytes: stagers by rising id, then pins by transaction id; with due times from
+        version 5 of the state on."""
         parts = [_COUNT.pack(len(self.stagers))]
         for number in sorted(self.stagers):
-            parts.append(_pack_stager(self.stagers[number]))
+            parts.append(_pack_stager(self.stagers[number], dues=dues))
         parts.append(_COUNT.pack(len(self.pins)))
         for name in sorted(self.pins):
             pin = self.pins[name]
@@ -425,11 +438,11 @@ class Staging:
         return parts
 
     @classmethod
-    def read_parts(cls, reader: Reader) -> Staging:
+    def read_parts(cls, reader: Reader, *, dues: bool) -> Staging:
         """The inverse of `parts`. Raises CorruptSegment."""
         staging = cls()
         for _ in range(reader.unpack(_COUNT)[0]):
-            stager = _read_stager(reader)
+            stager = _read_stager(reader, dues=dues)
             staging.stagers[stager.stager_id] = stager
             staging.bytes += stager.bytes
         for _ in range(reader.unpack(_COUNT)[0]):
@@ -457,7 +470,7 @@ def _known(batch: BatchHeader, staged: StagedQueue) -> SemelError | bool:
     )
 
 
-def _pack_stager(stager: Stager) -> bytes:
+def _pack_stager(stager: Stager, *, dues: bool) -> bytes:
     head = STAGER.pack(
         stager.stager_id,
         stager.epoch,
@@ -481,11 +494,14 @@ def _pack_stager(stager: Stager) -> bytes:
                 len(staged.extents),
             )
         )
-        parts += [STAGED_EXTENT.pack(*extent) for extent in staged.extents]
+        for extent in staged.extents:
+            parts.append(STAGED_EXTENT.pack(*extent[:-1]))
+            if dues:
+                parts.append(DUE.pack(extent.due_us))
     return b"".join(parts)
 
 
-def _read_stager(reader: Reader) -> Stager:
+def _read_stager(reader: Reader, *, dues: bool) -> Stager:
     number, epoch, writer, ttl_us, expires_us, pinned, count = reader.unpack(STAGER)
     if pinned > 1:
         raise CorruptSegment(f"state has {pinned} where a stager says 0 or 1")
@@ -497,7 +513,10 @@ def _read_stager(reader: Reader) -> Stager:
             last,
             messages,
             digest,
-            [StagedExtent(*reader.unpack(STAGED_EXTENT)) for _ in range(extents)],
+            [
+                StagedExtent(*reader.unpack(STAGED_EXTENT), *(reader.unpack(DUE) if dues else ()))
+                for _ in range(extents)
+            ],
         )
     return stager
 

@@ -6,7 +6,7 @@ gives out offsets; the fold checks it and halts on a mismatch. A PIN in flight k
 splitting queues, and something pinned does, too: so what is pinned can always be published.
 
 Invariants
-1. A publication takes all of a pin or nothing, in one record.
+1. A publication takes all of a pin or nothing, in one record: what is due later is delayed by it.
 2. A queue is never split while something is pinned for it.
 
 Not here: the rules of stagers and pins (`staging.py`) and of the coordinator (`coordination.py`);
@@ -15,10 +15,12 @@ who asks whom (`semel.broker.transactions`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from semel.broker.state.codec import Reader
 from semel.broker.state.coordination import Begun, Coordination
+from semel.broker.state.delays import DELAY_LEVEL, Delays
 from semel.broker.state.queues import QueueState
 from semel.broker.state.results import (
     ApplyResult,
@@ -29,9 +31,10 @@ from semel.broker.state.results import (
     TransactionApplied,
 )
 from semel.broker.state.splits import sealed_error
-from semel.broker.state.staging import Staging
+from semel.broker.state.staging import StagedExtent, Staging
 from semel.broker.state.verdicts import Accepted, BatchVerdict, ControlVerdict, Duplicate, Refused
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, decode_header
+from semel.protos.delays import is_delayed
 from semel.protos.errors import (
     MessageTooLarge,
     SemelError,
@@ -68,14 +71,21 @@ class Transactions:
     # --- the fold ---------------------------------------------------------------------------
 
     def stage(
-        self, payload: memoryview, queues: Queues, index: int, position: int, now_us: int
+        self,
+        payload: memoryview,
+        queues: Queues,
+        index: int,
+        position: int,
+        now_us: int,
+        level: int,
     ) -> Staged:
         """A STAGED record. Raises CorruptBatch."""
         batch = decode_header(payload, BROKER_HEADER_BYTES)
         length = len(payload)
         found = self.staging.check(batch, queues.get(batch.queue_key))
         if found is False:
-            self.staging.add(batch, index, position, length, now_us)
+            due_us = batch.deliver_at_us if level >= DELAY_LEVEL and is_delayed(batch) else 0
+            self.staging.add(batch, index, position, length, now_us, due_us)
         return Staged(
             queue_key=batch.queue_key,
             length=length,
@@ -83,7 +93,9 @@ class Transactions:
             error=found if isinstance(found, SemelError) else None,
         )
 
-    def apply(self, step: Step, queues: Queues, index: int, now_us: int) -> ApplyResult:
+    def apply(
+        self, step: Step, queues: Queues, delays: Delays, index: int, now_us: int
+    ) -> ApplyResult:
         """A step that a control record holds. Raises StateDiverged."""
         name = step.WhichOneof("step")
         staging, coordination = self.staging, self.coordination
@@ -98,7 +110,7 @@ class Transactions:
             case "pin":
                 error = staging.pin(step.pin, queues, now_us)
             case "publish":
-                return self._publish(step.publish, queues, index, now_us)
+                return self._publish(step.publish, queues, delays, index, now_us)
             case "drop_pin":
                 staging.drop_pin(step.drop_pin.transaction_id, step.drop_pin.attempt)
             case "drop_stagers":
@@ -126,6 +138,7 @@ class Transactions:
         self,
         record: transaction_records_pb2.PublishTransaction,
         queues: Queues,
+        delays: Delays,
         index: int,
         now_us: int,
     ) -> Published:
@@ -136,9 +149,7 @@ class Transactions:
             for part in record.parts
         )
         expected = tuple(
-            PublishedPart(
-                key, queues[key].log_end_offset, sum(extent.messages for extent in extents)
-            )
+            PublishedPart(key, queues[key].log_end_offset, _messages_at_once(extents))
             for key, extents in found.items()
         )
         if (
@@ -153,22 +164,25 @@ class Transactions:
             )
         for key, extents in found.items():
             queue = queues[key]
-            for extent in extents:
-                queue.append(extent.messages, extent.entry, extent.position, extent.length, now_us)
+            for entry, position, length, messages, _, _, due_us in extents:
+                if due_us:
+                    delays.add(key, due_us, entry, position, length, messages)
+                else:
+                    queue.append(messages, entry, position, length, now_us)
         self.staging.drop_pin(record.transaction_id, record.attempt)
         return Published(transaction_id=record.transaction_id, attempt=record.attempt, parts=parts)
 
     # --- canonical bytes --------------------------------------------------------------------
 
-    def parts(self) -> list[bytes]:
-        """Canonical bytes: staging, then coordination."""
-        return [*self.staging.parts(), *self.coordination.parts()]
+    def parts(self, *, dues: bool) -> list[bytes]:
+        """Canonical bytes: staging, then coordination; with due times from version 5 on."""
+        return [*self.staging.parts(dues=dues), *self.coordination.parts()]
 
     @classmethod
-    def read_parts(cls, reader: Reader) -> Transactions:
+    def read_parts(cls, reader: Reader, *, dues: bool) -> Transactions:
         """The inverse of `parts`. Raises CorruptSegment."""
         made = cls()
-        made.staging = Staging.read_parts(reader)
+        made.staging = Staging.read_parts(reader, dues=dues)
         made.coordination = Coordination.read_parts(reader)
         return made
 
@@ -241,7 +255,7 @@ def judge_step(transactions: Transactions, spec: Spec, level: int, step: Step) -
                 if queue is None:
                     continue  # its end is accepted, and comes first
                 assert not queue.splitting, "a queue is not split while something is pinned for it"
-                messages = sum(extent.messages for extent in extents)
+                messages = _messages_at_once(extents)
                 record.parts.add(
                     queue=common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id),
                     base_offset=queue.log_end_offset,
@@ -253,6 +267,11 @@ def judge_step(transactions: Transactions, spec: Spec, level: int, step: Step) -
         case None:
             return Refused(Unavailable("this version does not know that step of a transaction"))
     return Accepted()
+
+
+def _messages_at_once(extents: Iterable[StagedExtent]) -> int:
+    """What gets offsets with the publication; the rest is due later."""
+    return sum(extent.messages for extent in extents if not extent.due_us)
 
 
 def _split(

@@ -7,7 +7,8 @@ the fold and the judge: plain dicts, no shared rules.
   around them are gone: offsets dense, every CRC good, each producer's sequences rising without a
   repetition, contiguous ones without a gap, incarnations never going back. A child of a split is
   read after what its parent had stored: whatever is in both was stored twice. What a transaction
-  published was stored without offsets; its stager's sequences begin at 0 in each queue.
+  published was stored without offsets; its stager's sequences begin at 0 in each queue. Delayed
+  batches were, too: they come late (and never early), or are told last, while they have none.
 - `TableVerifier` reads whole entries from a checkpoint's state (or the first one) on and rebuilds
   the sequence table; its digests must equal `SequenceTable.queue_digest` at the same index. It also
   follows position marks, which leave no batch behind, so it checks every link of every chain.
@@ -29,17 +30,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from semel.broker.state.delays import DELAY_LEVEL
 from semel.broker.state.machine import State
 from semel.broker.state.results import ProducerState
+from semel.broker.state.verify_chains import Chains
 from semel.broker.state.verify_moves import Entry, MovedTables, window_problems
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
-    BatchFlags,
-    BatchHeader,
     check_batch,
     decode_broker_header,
     decode_header,
 )
+from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptSegment
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import QueueId, QueueKey
@@ -69,21 +71,12 @@ class QueueReport:
     """SHA-256 over each extent's offset (i64) and stored batch."""
     problems: tuple[str, ...]
     """The first ones, for people."""
+    delayed: int = 0
+    """Messages that are stored and have no offsets yet; not among `messages`."""
 
     @property
     def ok(self) -> bool:
         return not (self.duplicates or self.missing or self.problems)
-
-
-@dataclass(slots=True)
-class _Seen:
-    """One producer so far."""
-
-    epoch: int
-    session: int
-    last: int
-    whole: bool = True
-    """Everything since `last` was read, too."""
 
 
 class BatchVerifier:
@@ -103,13 +96,10 @@ class BatchVerifier:
         self._key = key
         self._start = log_start_offset
         self._end = log_end_offset
-        self._floor = expired_epoch_floor
         self._next = log_start_offset
-        self._seen = {
-            producer: _Seen(epoch, 0, last, whole=not log_start_offset)
-            for producer, (epoch, last) in (inherited or {}).items()
-        }
+        self._chains = Chains(log_start_offset, expired_epoch_floor, inherited or {})
         self._messages = 0
+        self._delayed = 0
         self._duplicates = 0
         self._missing = 0
         self._digest = hashlib.sha256()
@@ -117,9 +107,16 @@ class BatchVerifier:
         self._newest: dict[int, deque[Entry]] = {}
         """Each producer's newest batches, as many as a window holds."""
 
-    def feed(self, offset: int, count: int, stored: bytes, first_row: int = 0) -> None:
-        """The next extent: offsets `[offset, offset + count)` and its stored batch. The first one
-        may begin before the queue's start."""
+    def feed(
+        self,
+        offset: int,
+        count: int,
+        stored: bytes,
+        first_row: int = 0,
+        append_time_us: int | None = None,
+    ) -> None:
+        """The next extent: offsets `[offset, offset + count)`, its stored batch, and when it got
+        them. The first one may begin before the queue's start."""
         self._digest.update(_OFFSET.pack(offset))
         self._digest.update(stored)
         begin = max(offset, self._start) if self._next == self._start else offset
@@ -140,57 +137,59 @@ class BatchVerifier:
         self._messages += offset + count - begin
         if batch.queue_key != self._key:
             self._problem(f"offset {offset} holds a batch of {batch.queue_key}")
-        # What a transaction published was stored before it had offsets, and always whole.
-        staged = batch.producer_id >= STAGER_ID_MIN and head.base_offset == -1
-        base = offset if staged and not first_row else head.base_offset
+        # What a transaction published, or was delayed, was stored before it had offsets, and whole.
+        delayed = is_delayed(batch)
+        waited = head.base_offset == -1 and (delayed or batch.producer_id >= STAGER_ID_MIN)
+        base = offset if waited and not first_row else head.base_offset
         if base + first_row != offset or first_row + count > batch.count:
             self._problem(
                 f"offset {offset}, {count} rows from {first_row}: the batch there says"
                 f" {head.base_offset}, {batch.count} rows"
             )
-        self._newest.setdefault(batch.producer_id, deque(maxlen=_WINDOW)).append(
-            (batch.base_sequence, batch.last_sequence, offset, batch.count, batch.content_crc)
-        )
-        self._follow(offset, batch)
+        if not delayed:  # the table does not learn the offset that it gets
+            self._newest.setdefault(batch.producer_id, deque(maxlen=_WINDOW)).append(
+                (batch.base_sequence, batch.last_sequence, offset, batch.count, batch.content_crc)
+            )
+        elif append_time_us is not None and append_time_us < batch.deliver_at_us:
+            self._problem(f"offset {offset}: delivered before its time, {batch.deliver_at_us}")
+        for problem in self._chains.follow(f"offset {offset}", batch, delayed=delayed):
+            self._problem(problem)
+
+    def feed_delayed(self, index: int, count: int, stored: bytes) -> None:
+        """A delayed batch without offsets, of entry `index`; after all extents."""
+        try:
+            head = decode_broker_header(stored)
+            batch = check_batch(stored, BROKER_HEADER_BYTES)
+        except CorruptBatch as error:
+            self.miss_delayed(index, count, str(error))
+            return
+        if batch.queue_key != self._key or head.base_offset != -1 or not is_delayed(batch):
+            self._problem(f"entry {index} holds another batch than a delayed one of the queue")
+        if batch.count != count:
+            self._problem(f"entry {index}: {count} messages are delayed of {batch.count}")
+        self._delayed += batch.count
+        for problem in self._chains.follow(f"entry {index}", batch, delayed=True):
+            self._problem(problem)
+
+    def miss_delayed(self, index: int, count: int, why: str) -> None:
+        """A delayed batch that cannot be read."""
+        self._missing += count
+        self._problem(f"entry {index}, {count} delayed messages: {why}")
 
     def hold_against(self, windows: Mapping[int, list[Entry]]) -> None:
         """Compares the windows of the sequence table, once every extent was fed."""
         for problem in window_problems(windows, self._newest, self._start):
             self._problem(problem)
-
-    def _follow(self, offset: int, batch: BatchHeader) -> None:
-        """The producer's chain, as far as batches tell it."""
-        producer = batch.producer_id
-        contiguous = not batch.flags & BatchFlags.SOURCE_POSITIONS
-        seen = self._seen.get(producer)
-        incarnation = batch.epoch, batch.session
-        self._seen[producer] = _Seen(batch.epoch, batch.session, batch.last_sequence)
-        if seen is None:
-            if contiguous and self._start == 0 and batch.previous_sequence != -1:
-                self._gap(offset, batch, -1)
-            return
-        if incarnation < (seen.epoch, seen.session):
-            self._problem(f"offset {offset}: producer {producer} wrote after it was fenced")
-        if batch.base_sequence <= seen.last:
-            restarted = batch.previous_sequence == -1 and batch.epoch > seen.epoch
-            if restarted and seen.epoch <= self._floor:
-                return
-            twice = min(batch.count, seen.last - batch.base_sequence + 1)
-            self._duplicates += twice
-            self._problem(
-                f"offset {offset}: producer {producer} stored {batch.base_sequence} to"
-                f" {batch.last_sequence} after {seen.last}"
-            )
-            self._seen[producer].last = max(seen.last, batch.last_sequence)
-        elif contiguous and batch.previous_sequence != seen.last and seen.whole:
-            self._gap(offset, batch, seen.last)
-
-    def _gap(self, offset: int, batch: BatchHeader, last: int) -> None:
-        self._missing += abs(batch.previous_sequence - last)
-        self._problem(
-            f"offset {offset}: producer {batch.producer_id} goes on after"
-            f" {batch.previous_sequence}, stored was {last}"
-        )
+        if self._start:
+            return  # what was delayed may have been released and trimmed
+        for producer, window in sorted(windows.items()):
+            for base, last, offset, count, _ in window:
+                if offset < 0 and count and not self._chains.knows(producer, base, last):
+                    self._missing += count
+                    self._problem(
+                        f"the window of producer {producer} remembers {base} to {last} as delayed,"
+                        " and the queue does not have them"
+                    )
 
     def _problem(self, text: str) -> None:
         if len(self._problems) < PROBLEMS_MAX:
@@ -203,15 +202,18 @@ class BatchVerifier:
             self._problem(f"offsets {self._next} to {self._end - 1} are missing")
         elif self._next > self._end:
             self._problem(f"offsets {self._end} to {self._next - 1} lie behind the end")
+        for problem in self._chains.finish():
+            self._problem(problem)
         return QueueReport(
             queue_key=self._key,
             log_start_offset=self._start,
             log_end_offset=self._end,
             messages=self._messages,
-            duplicates=self._duplicates,
-            missing=self._missing,
+            duplicates=self._duplicates + self._chains.duplicates,
+            missing=self._missing + self._chains.missing,
             digest=self._digest.digest(),
             problems=tuple(self._problems),
+            delayed=self._delayed,
         )
 
 
@@ -251,6 +253,8 @@ class TableVerifier:
         self._tables: dict[QueueKey, dict[int, _TableRow]] = {}
         self._ends: dict[QueueKey, int] = {}
         self._sealed: set[QueueKey] = set()
+        self._delays = start is not None and start.feature_level >= DELAY_LEVEL
+        """Delivery times mean something."""
         self._moved = MovedTables(start)
         if start is not None:
             self._sealed = {key for key, queue in start.queues.items() if queue.sealed}
@@ -288,9 +292,11 @@ class TableVerifier:
             self._problem(f"{where}: a batch after the queue was split")
         if batch.previous_sequence != row.last:
             self._problem(f"{where}: {batch.base_sequence} follows {row.last}, chain broken")
-        if offset != self._ends.get(key):
+        delayed = self._delays and is_delayed(batch)
+        if offset != (-1 if delayed else self._ends.get(key)):
             self._problem(f"{where}: stored at {offset}, the end was {self._ends.get(key)}")
-        self._ends[key] = offset + batch.count
+        if not delayed:
+            self._ends[key] = offset + batch.count
         row.last = batch.last_sequence
         row.time_us = time_us
         entry = (batch.base_sequence, row.last, offset, batch.count, batch.content_crc)
@@ -315,6 +321,10 @@ class TableVerifier:
             self._split(record.split_queue)
         elif record.transaction.HasField("publish"):
             self._publish(record.transaction.publish)
+        elif record.HasField("release_delayed"):
+            self._release(record.release_delayed, time_us)
+        elif record.HasField("feature_level"):
+            self._delays |= record.feature_level.level >= DELAY_LEVEL
         elif record.HasField("move_queue"):
             self._move(record.move_queue)
         elif record.HasField("delete_queue"):
@@ -336,6 +346,19 @@ class TableVerifier:
                     f" {self._ends.get(key)}"
                 )
             self._ends[key] = part.base_offset + part.messages
+
+    def _release(self, record: control_pb2.ReleaseDelayed, time_us: int) -> None:
+        """Delayed batches get offsets; which ones these are, `BatchVerifier` reads."""
+        key = queue_key_of(record.queue)
+        where = f"entry {self.index + 1}, queue {key.queue_id}"
+        if record.until_us > time_us:
+            self._problem(f"{where}: at {time_us} was released what is due by {record.until_us}")
+        if key in self._sealed or record.base_offset != self._ends.get(key):
+            self._problem(
+                f"{where}: delayed messages were released at {record.base_offset}, the end was"
+                f" {self._ends.get(key)}"
+            )
+        self._ends[key] = record.base_offset + record.messages
 
     def _split(self, record: control_pb2.SplitQueue) -> None:
         """Children begin with their parent's rows, which know that all was stored, not where."""

@@ -8,6 +8,7 @@ through its chunk: row -> place in the sorted order -> part -> outcome, when som
 Invariants
 1. Rows of one queue keep their order, within a part and from part to part.
 2. Every row is in exactly one part. A part is at most `batch_bytes` large unless it is one message.
+   All rows of a chunk, and so of a part, are due at the same time.
 3. With source positions the queue of a row is a pure function of its key or position, and rows at
    or below what the queue held when the producer was opened are *skipped*: they are parts that are
    settled as duplicates and never sent.
@@ -85,10 +86,12 @@ class Chunk:
         "count",
         "created_us",
         "deadline",
+        "due_us",
         "headers",
         "inverse",
         "keys",
         "message_bytes_max",
+        "message_ids",
         "open_parts",
         "order",
         "outcome",
@@ -102,11 +105,13 @@ class Chunk:
         "waiters",
     )
 
-    def __init__(self, topic: str, created_us: int, deadline: float) -> None:
+    def __init__(self, topic: str, created_us: int, deadline: float, due_us: int = 0) -> None:
         self.topic = topic
         self.created_us = created_us
         self.deadline = deadline
         """On the clock of the shell."""
+        self.due_us = due_us
+        """When all of its messages are due; 0 at once."""
         self.message_bytes_max = MESSAGE_BYTES_MAX
         self.count = 0
         self.bytes = 0
@@ -114,6 +119,7 @@ class Chunk:
         self.keys: Any = None
         self.headers: Any = None
         self.timestamps: Any = None
+        self.message_ids: Any = None
         self.positions: Any = None
         self.queues: Any = None
         """A list with one number a row, one number for all, or None."""
@@ -201,11 +207,15 @@ class Chunk:
         if self.parts is None:
             if self.outcome is None:
                 self.outcome = Outcome(error=error)
-                self.values = self.keys = self.headers = self.timestamps = None
+                self.forget()
                 self.wake()
             return
         for part in self.parts:
             self.settle(part, Outcome(error=error))
+
+    def forget(self) -> None:
+        """Gives the messages themselves up."""
+        self.values = self.keys = self.headers = self.timestamps = self.message_ids = None
 
     def wake(self) -> None:
         """Calls whoever waits for a part to be settled."""
@@ -229,7 +239,7 @@ def route(
     Raises InvalidRequest for a column that cannot be stored, UnknownQueue.
     """
     columns = _columns(chunk)
-    chunk.values = chunk.keys = chunk.headers = chunk.timestamps = None
+    chunk.forget()
     count = chunk.count
     positions: Rows | None = None
     if resume is not None:
@@ -266,7 +276,7 @@ def route(
             (int(sorted_owners[start]), start, end)
             for start, end in zip(starts, [*starts[1:], count], strict=True)
         ]
-    sizes = np.concatenate(([0], np.cumsum(message_sizes(columns) + ROW_BYTES)))
+    sizes = np.concatenate(([0], np.cumsum(row_sizes(columns))))
     parts: list[Part] = []
     to_send: list[Part] = []
     for owner, start, end in runs:
@@ -297,9 +307,16 @@ def _columns(chunk: Chunk) -> Columns:
             timestamps=(
                 None if chunk.timestamps is None else pa.array(chunk.timestamps, pa.int64())
             ),
+            message_ids=(
+                None if chunk.message_ids is None else pa.array(chunk.message_ids, pa.binary())
+            ),
         )
     return Columns.from_arrow(
-        chunk.values, keys=chunk.keys, headers=chunk.headers, timestamps=chunk.timestamps
+        chunk.values,
+        keys=chunk.keys,
+        headers=chunk.headers,
+        timestamps=chunk.timestamps,
+        message_ids=chunk.message_ids,
     )
 
 
@@ -357,11 +374,20 @@ def take_rows(columns: Columns, order: Rows) -> Columns:
         keys=taken(columns.keys),
         headers=taken(columns.headers),
         timestamps=taken(columns.timestamps),
+        message_ids=taken(columns.message_ids),
     )
 
 
+def row_sizes(columns: Columns) -> Rows:
+    """What each message takes in a batch, about."""
+    sizes = message_sizes(columns) + ROW_BYTES
+    if columns.message_ids is not None:
+        sizes += np.diff(offsets_of(columns.message_ids))
+    return sizes
+
+
 def message_sizes(columns: Columns) -> Rows:
-    """Bytes of value, key and headers of each message."""
+    """Bytes of value, key and headers of each message: what its limit counts."""
     sizes = np.diff(offsets_of(columns.values)).astype(np.int64)
     if columns.keys is not None:
         sizes += np.diff(offsets_of(columns.keys))

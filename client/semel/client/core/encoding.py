@@ -61,6 +61,7 @@ def encode_part(
         last_sequence=last,
         timestamp_us=part.chunk.created_us,
         codec=codec,
+        deliver_at_us=part.chunk.due_us,
         source_positions=part.positions is not None,
         message_bytes_max=part.chunk.message_bytes_max,
     )
@@ -150,6 +151,7 @@ def trim(payload: bytes, last_stored: Sequence) -> tuple[bytes, int, Sequence]:
         last_sequence=header.last_sequence,
         timestamp_us=header.first_timestamp_us,
         codec=header.codec,
+        deliver_at_us=header.deliver_at_us,
         source_positions=bool(header.flags & BatchFlags.SOURCE_POSITIONS),
         message_bytes_max=MESSAGE_BYTES_MAX + COPY_BYTES_MAX,
     )

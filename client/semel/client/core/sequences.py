@@ -505,6 +505,6 @@ def _offset_of(batch: InFlight, known: Many[Known]) -> int:
         if entry.base <= batch.base and batch.last <= entry.last:
             if entry.base == batch.base:
                 return entry.base_offset
-            if entry.last - entry.base == entry.count - 1:
+            if entry.base_offset >= 0 and entry.last - entry.base == entry.count - 1:
                 return entry.base_offset + (batch.base - entry.base)
     return -1

@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 
 from semel.client.core.batching import (
-    ROW_BYTES,
     Outcome,
     Part,
     Rows,
-    message_sizes,
+    row_sizes,
     take_rows,
 )
 from semel.protos.batch import decode_header
@@ -129,7 +128,7 @@ def _rows(inheritance: Inheritance, heirs: Sequence[Heir], anywhere: int) -> lis
         made.append(_done(part, part.first, stored, part.queue, inheritance.base_sequence))
         made[-1].positions = None if part.positions is None else part.positions[:stored]
     bounds = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), count]
-    sizes = np.concatenate(([0], np.cumsum(message_sizes(columns) + ROW_BYTES)))
+    sizes = np.concatenate(([0], np.cumsum(row_sizes(columns))))
     for low, high in pairwise(bounds):
         owner = int(owners[low])
         heir = heirs[owner % len(heirs)]
@@ -176,4 +175,5 @@ def _without_sequences(columns: Columns) -> Columns:
         keys=columns.keys,
         headers=columns.headers,
         timestamps=columns.timestamps,
+        message_ids=columns.message_ids,
     )

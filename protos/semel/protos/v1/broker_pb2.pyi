@@ -349,20 +349,24 @@ class ListOffsetsRequest(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., time_us: _Optional[int] = ...) -> None: ...
 
 class QueueOffsets(_message.Message):
-    __slots__ = ("queue", "log_start_offset", "high_watermark", "time_offset", "bytes", "error")
+    __slots__ = ("queue", "log_start_offset", "high_watermark", "time_offset", "bytes", "error", "delayed_messages", "next_due_us")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     TIME_OFFSET_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DUE_US_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     log_start_offset: int
     high_watermark: int
     time_offset: int
     bytes: int
     error: _errors_pb2.ErrorDetail
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., time_offset: _Optional[int] = ..., bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    delayed_messages: int
+    next_due_us: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., time_offset: _Optional[int] = ..., bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., delayed_messages: _Optional[int] = ..., next_due_us: _Optional[int] = ...) -> None: ...
 
 class ListOffsetsReply(_message.Message):
     __slots__ = ("queues",)
@@ -617,7 +621,7 @@ class VerifyQueuesRequest(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class VerifiedQueue(_message.Message):
-    __slots__ = ("queue", "log_start_offset", "log_end_offset", "messages", "duplicates", "missing", "digest", "table_digest", "table_matches", "problems")
+    __slots__ = ("queue", "log_start_offset", "log_end_offset", "messages", "duplicates", "missing", "digest", "table_digest", "table_matches", "problems", "delayed")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -628,6 +632,7 @@ class VerifiedQueue(_message.Message):
     TABLE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TABLE_MATCHES_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     log_start_offset: int
     log_end_offset: int
@@ -638,7 +643,8 @@ class VerifiedQueue(_message.Message):
     table_digest: bytes
     table_matches: bool
     problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., messages: _Optional[int] = ..., duplicates: _Optional[int] = ..., missing: _Optional[int] = ..., digest: _Optional[bytes] = ..., table_digest: _Optional[bytes] = ..., table_matches: _Optional[bool] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+    delayed: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., messages: _Optional[int] = ..., duplicates: _Optional[int] = ..., missing: _Optional[int] = ..., digest: _Optional[bytes] = ..., table_digest: _Optional[bytes] = ..., table_matches: _Optional[bool] = ..., problems: _Optional[_Iterable[str]] = ..., delayed: _Optional[int] = ...) -> None: ...
 
 class VerifyQueuesReply(_message.Message):
     __slots__ = ("bytes_read", "bytes_total", "queues", "index")

@@ -26,51 +26,53 @@ from semel.protos.v1 import common_pb2 as semel_dot_protos_dot_v1_dot_common__pb
 from semel.protos.v1 import transaction_records_pb2 as semel_dot_protos_dot_v1_dot_transaction__records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsemel/protos/v1/control.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\x1a)semel/protos/v1/transaction_records.proto\"\xb2\x06\n\rControlRecord\x12\x34\n\x0c\x63reate_queue\x18\x01 \x01(\x0b\x32\x1c.semel.protos.v1.CreateQueueH\x00\x12\x34\n\x0c\x64\x65lete_queue\x18\x02 \x01(\x0b\x32\x1c.semel.protos.v1.DeleteQueueH\x00\x12\x32\n\x0b\x61lter_topic\x18\x03 \x01(\x0b\x32\x1b.semel.protos.v1.AlterTopicH\x00\x12\'\n\x05\x66\x65nce\x18\x04 \x01(\x0b\x32\x16.semel.protos.v1.FenceH\x00\x12%\n\x04trim\x18\x05 \x01(\x0b\x32\x15.semel.protos.v1.TrimH\x00\x12<\n\x10\x65xpire_producers\x18\x06 \x01(\x0b\x32 .semel.protos.v1.ExpireProducersH\x00\x12\x34\n\x0c\x61\x63quire_lock\x18\x07 \x01(\x0b\x32\x1c.semel.protos.v1.AcquireLockH\x00\x12\x34\n\x0crelease_lock\x18\x08 \x01(\x0b\x32\x1c.semel.protos.v1.ReleaseLockH\x00\x12\x38\n\x0e\x63ommit_offsets\x18\t \x01(\x0b\x32\x1e.semel.protos.v1.CommitOffsetsH\x00\x12\x34\n\x0creset_offset\x18\n \x01(\x0b\x32\x1c.semel.protos.v1.ResetOffsetH\x00\x12\x34\n\x0c\x64\x65lete_group\x18\x0b \x01(\x0b\x32\x1c.semel.protos.v1.DeleteGroupH\x00\x12\x36\n\rfeature_level\x18\x0c \x01(\x0b\x32\x1d.semel.protos.v1.FeatureLevelH\x00\x12\x32\n\x0bsplit_queue\x18\r \x01(\x0b\x32\x1b.semel.protos.v1.SplitQueueH\x00\x12\x39\n\x0btransaction\x18\x14 \x01(\x0b\x32\".semel.protos.v1.TransactionRecordH\x00\x12\x30\n\nmove_queue\x18\x0e \x01(\x0b\x32\x1a.semel.protos.v1.MoveQueueH\x00\x42\x08\n\x06record\"\x9e\x01\n\x0b\x43reateQueue\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x12\n\nslot_start\x18\x03 \x01(\r\x12\x10\n\x08slot_end\x18\x04 \x01(\r\x12\x30\n\x08settings\x18\x05 \x01(\x0b\x32\x1e.semel.protos.v1.TopicSettings\"D\n\nChildQueue\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x12\n\nslot_start\x18\x02 \x01(\r\x12\x10\n\x08slot_end\x18\x03 \x01(\r\"e\n\nSplitQueue\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12-\n\x08\x63hildren\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.ChildQueue\"7\n\x0b\x44\x65leteQueue\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\"P\n\nAlterTopic\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x30\n\x08settings\x18\x02 \x01(\x0b\x32\x1e.semel.protos.v1.TopicSettings\"\x8b\x01\n\x05\x46\x65nce\x12)\n\x06queues\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0f\n\x07session\x18\x04 \x01(\r\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x14\n\x0c\x61\x66ter_expiry\x18\x06 \x01(\x08\"J\n\x04Trim\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x18\n\x10log_start_offset\x18\x02 \x01(\x03\"f\n\x0f\x45xpireProducers\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x14\n\x0cproducer_ids\x18\x02 \x03(\x04\x12\x13\n\x0b\x65poch_floor\x18\x03 \x01(\r\"\x92\x01\n\x0b\x41\x63quireLock\x12\r\n\x05group\x18\x01 \x01(\t\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x11\n\tmember_id\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0f\n\x07lock_ms\x18\x05 \x01(\r\x12\x12\n\nsession_ms\x18\x06 \x01(\r\"U\n\x0bReleaseLock\x12\r\n\x05group\x18\x01 \x01(\t\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\r\n\x05token\x18\x03 \x01(\x04\"M\n\rCommitOffsets\x12\r\n\x05group\x18\x01 \x01(\t\x12-\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x1c.semel.protos.v1.QueueCommit\"V\n\x0bQueueCommit\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\r\n\x05token\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"V\n\x0bResetOffset\x12\r\n\x05group\x18\x01 \x01(\t\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"\x1c\n\x0b\x44\x65leteGroup\x12\r\n\x05group\x18\x01 \x01(\t\"\x1d\n\x0c\x46\x65\x61tureLevel\x12\r\n\x05level\x18\x01 \x01(\r\"p\n\x10MembershipRecord\x12,\n\x06voters\x18\x01 \x03(\x0b\x32\x1c.semel.protos.v1.NodeAddress\x12.\n\x08learners\x18\x02 \x03(\x0b\x32\x1c.semel.protos.v1.NodeAddress\"\xd9\x01\n\tMoveQueue\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x0b\n\x03job\x18\x02 \x01(\x04\x12\x10\n\x08group_id\x18\x03 \x01(\r\x12\'\n\x04step\x18\x04 \x01(\x0e\x32\x19.semel.protos.v1.MoveStep\x12,\n\x06\x63reate\x18\x05 \x01(\x0b\x32\x1c.semel.protos.v1.CreateQueue\x12\x0e\n\x06offset\x18\x06 \x01(\x03\x12\x0c\n\x04part\x18\x07 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\"[\n\nQueueSlice\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05queue\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x0e\n\x06groups\x18\x04 \x01(\x0c\x12\x0f\n\x07\x65xtents\x18\x05 \x01(\x04*\xe7\x01\n\x08MoveStep\x12\x19\n\x15MOVE_STEP_UNSPECIFIED\x10\x00\x12\x13\n\x0fMOVE_STEP_BEGIN\x10\x01\x12\x13\n\x0fMOVE_STEP_FLOOR\x10\x02\x12\x12\n\x0eMOVE_STEP_SEAL\x10\x03\x12\x12\n\x0eMOVE_STEP_PART\x10\x04\x12\x14\n\x10MOVE_STEP_INGEST\x10\x05\x12\x16\n\x12MOVE_STEP_ACTIVATE\x10\x06\x12\x15\n\x11MOVE_STEP_FORWARD\x10\x07\x12\x14\n\x10MOVE_STEP_UNSEAL\x10\x08\x12\x13\n\x0fMOVE_STEP_ABORT\x10\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsemel/protos/v1/control.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\x1a)semel/protos/v1/transaction_records.proto\"\xee\x06\n\rControlRecord\x12\x34\n\x0c\x63reate_queue\x18\x01 \x01(\x0b\x32\x1c.semel.protos.v1.CreateQueueH\x00\x12\x34\n\x0c\x64\x65lete_queue\x18\x02 \x01(\x0b\x32\x1c.semel.protos.v1.DeleteQueueH\x00\x12\x32\n\x0b\x61lter_topic\x18\x03 \x01(\x0b\x32\x1b.semel.protos.v1.AlterTopicH\x00\x12\'\n\x05\x66\x65nce\x18\x04 \x01(\x0b\x32\x16.semel.protos.v1.FenceH\x00\x12%\n\x04trim\x18\x05 \x01(\x0b\x32\x15.semel.protos.v1.TrimH\x00\x12<\n\x10\x65xpire_producers\x18\x06 \x01(\x0b\x32 .semel.protos.v1.ExpireProducersH\x00\x12\x34\n\x0c\x61\x63quire_lock\x18\x07 \x01(\x0b\x32\x1c.semel.protos.v1.AcquireLockH\x00\x12\x34\n\x0crelease_lock\x18\x08 \x01(\x0b\x32\x1c.semel.protos.v1.ReleaseLockH\x00\x12\x38\n\x0e\x63ommit_offsets\x18\t \x01(\x0b\x32\x1e.semel.protos.v1.CommitOffsetsH\x00\x12\x34\n\x0creset_offset\x18\n \x01(\x0b\x32\x1c.semel.protos.v1.ResetOffsetH\x00\x12\x34\n\x0c\x64\x65lete_group\x18\x0b \x01(\x0b\x32\x1c.semel.protos.v1.DeleteGroupH\x00\x12\x36\n\rfeature_level\x18\x0c \x01(\x0b\x32\x1d.semel.protos.v1.FeatureLevelH\x00\x12\x32\n\x0bsplit_queue\x18\r \x01(\x0b\x32\x1b.semel.protos.v1.SplitQueueH\x00\x12\x39\n\x0btransaction\x18\x14 \x01(\x0b\x32\".semel.protos.v1.TransactionRecordH\x00\x12\x30\n\nmove_queue\x18\x0e \x01(\x0b\x32\x1a.semel.protos.v1.MoveQueueH\x00\x12:\n\x0frelease_delayed\x18\x0f \x01(\x0b\x32\x1f.semel.protos.v1.ReleaseDelayedH\x00\x42\x08\n\x06record\"\x9e\x01\n\x0b\x43reateQueue\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x12\n\nslot_start\x18\x03 \x01(\r\x12\x10\n\x08slot_end\x18\x04 \x01(\r\x12\x30\n\x08settings\x18\x05 \x01(\x0b\x32\x1e.semel.protos.v1.TopicSettings\"D\n\nChildQueue\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x12\n\nslot_start\x18\x02 \x01(\r\x12\x10\n\x08slot_end\x18\x03 \x01(\r\"e\n\nSplitQueue\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12-\n\x08\x63hildren\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.ChildQueue\"7\n\x0b\x44\x65leteQueue\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\"P\n\nAlterTopic\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x30\n\x08settings\x18\x02 \x01(\x0b\x32\x1e.semel.protos.v1.TopicSettings\"\x8b\x01\n\x05\x46\x65nce\x12)\n\x06queues\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0f\n\x07session\x18\x04 \x01(\r\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x14\n\x0c\x61\x66ter_expiry\x18\x06 \x01(\x08\"J\n\x04Trim\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x18\n\x10log_start_offset\x18\x02 \x01(\x03\"f\n\x0f\x45xpireProducers\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x14\n\x0cproducer_ids\x18\x02 \x03(\x04\x12\x13\n\x0b\x65poch_floor\x18\x03 \x01(\r\"\x92\x01\n\x0b\x41\x63quireLock\x12\r\n\x05group\x18\x01 \x01(\t\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x11\n\tmember_id\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0f\n\x07lock_ms\x18\x05 \x01(\r\x12\x12\n\nsession_ms\x18\x06 \x01(\r\"U\n\x0bReleaseLock\x12\r\n\x05group\x18\x01 \x01(\t\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\r\n\x05token\x18\x03 \x01(\x04\"M\n\rCommitOffsets\x12\r\n\x05group\x18\x01 \x01(\t\x12-\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x1c.semel.protos.v1.QueueCommit\"V\n\x0bQueueCommit\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\r\n\x05token\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"V\n\x0bResetOffset\x12\r\n\x05group\x18\x01 \x01(\t\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"\x1c\n\x0b\x44\x65leteGroup\x12\r\n\x05group\x18\x01 \x01(\t\"\x1d\n\x0c\x46\x65\x61tureLevel\x12\r\n\x05level\x18\x01 \x01(\r\"p\n\x10MembershipRecord\x12,\n\x06voters\x18\x01 \x03(\x0b\x32\x1c.semel.protos.v1.NodeAddress\x12.\n\x08learners\x18\x02 \x03(\x0b\x32\x1c.semel.protos.v1.NodeAddress\"\xd9\x01\n\tMoveQueue\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x0b\n\x03job\x18\x02 \x01(\x04\x12\x10\n\x08group_id\x18\x03 \x01(\r\x12\'\n\x04step\x18\x04 \x01(\x0e\x32\x19.semel.protos.v1.MoveStep\x12,\n\x06\x63reate\x18\x05 \x01(\x0b\x32\x1c.semel.protos.v1.CreateQueue\x12\x0e\n\x06offset\x18\x06 \x01(\x03\x12\x0c\n\x04part\x18\x07 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\"\x9b\x01\n\x0eReleaseDelayed\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x10\n\x08until_us\x18\x02 \x01(\x03\x12\x0f\n\x07\x62\x61tches\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_offset\x18\x04 \x01(\x03\x12\x10\n\x08messages\x18\x05 \x01(\x04\x12\x15\n\rbelow_ordinal\x18\x06 \x01(\x04\"[\n\nQueueSlice\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05queue\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x0e\n\x06groups\x18\x04 \x01(\x0c\x12\x0f\n\x07\x65xtents\x18\x05 \x01(\x04*\xe7\x01\n\x08MoveStep\x12\x19\n\x15MOVE_STEP_UNSPECIFIED\x10\x00\x12\x13\n\x0fMOVE_STEP_BEGIN\x10\x01\x12\x13\n\x0fMOVE_STEP_FLOOR\x10\x02\x12\x12\n\x0eMOVE_STEP_SEAL\x10\x03\x12\x12\n\x0eMOVE_STEP_PART\x10\x04\x12\x14\n\x10MOVE_STEP_INGEST\x10\x05\x12\x16\n\x12MOVE_STEP_ACTIVATE\x10\x06\x12\x15\n\x11MOVE_STEP_FORWARD\x10\x07\x12\x14\n\x10MOVE_STEP_UNSEAL\x10\x08\x12\x13\n\x0fMOVE_STEP_ABORT\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semel.protos.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MOVESTEP']._serialized_start=2719
-  _globals['_MOVESTEP']._serialized_end=2950
+  _globals['_MOVESTEP']._serialized_start=2937
+  _globals['_MOVESTEP']._serialized_end=3168
   _globals['_CONTROLRECORD']._serialized_start=124
-  _globals['_CONTROLRECORD']._serialized_end=942
-  _globals['_CREATEQUEUE']._serialized_start=945
-  _globals['_CREATEQUEUE']._serialized_end=1103
-  _globals['_CHILDQUEUE']._serialized_start=1105
-  _globals['_CHILDQUEUE']._serialized_end=1173
-  _globals['_SPLITQUEUE']._serialized_start=1175
-  _globals['_SPLITQUEUE']._serialized_end=1276
-  _globals['_DELETEQUEUE']._serialized_start=1278
-  _globals['_DELETEQUEUE']._serialized_end=1333
-  _globals['_ALTERTOPIC']._serialized_start=1335
-  _globals['_ALTERTOPIC']._serialized_end=1415
-  _globals['_FENCE']._serialized_start=1418
-  _globals['_FENCE']._serialized_end=1557
-  _globals['_TRIM']._serialized_start=1559
-  _globals['_TRIM']._serialized_end=1633
-  _globals['_EXPIREPRODUCERS']._serialized_start=1635
-  _globals['_EXPIREPRODUCERS']._serialized_end=1737
-  _globals['_ACQUIRELOCK']._serialized_start=1740
-  _globals['_ACQUIRELOCK']._serialized_end=1886
-  _globals['_RELEASELOCK']._serialized_start=1888
-  _globals['_RELEASELOCK']._serialized_end=1973
-  _globals['_COMMITOFFSETS']._serialized_start=1975
-  _globals['_COMMITOFFSETS']._serialized_end=2052
-  _globals['_QUEUECOMMIT']._serialized_start=2054
-  _globals['_QUEUECOMMIT']._serialized_end=2140
-  _globals['_RESETOFFSET']._serialized_start=2142
-  _globals['_RESETOFFSET']._serialized_end=2228
-  _globals['_DELETEGROUP']._serialized_start=2230
-  _globals['_DELETEGROUP']._serialized_end=2258
-  _globals['_FEATURELEVEL']._serialized_start=2260
-  _globals['_FEATURELEVEL']._serialized_end=2289
-  _globals['_MEMBERSHIPRECORD']._serialized_start=2291
-  _globals['_MEMBERSHIPRECORD']._serialized_end=2403
-  _globals['_MOVEQUEUE']._serialized_start=2406
-  _globals['_MOVEQUEUE']._serialized_end=2623
-  _globals['_QUEUESLICE']._serialized_start=2625
-  _globals['_QUEUESLICE']._serialized_end=2716
+  _globals['_CONTROLRECORD']._serialized_end=1002
+  _globals['_CREATEQUEUE']._serialized_start=1005
+  _globals['_CREATEQUEUE']._serialized_end=1163
+  _globals['_CHILDQUEUE']._serialized_start=1165
+  _globals['_CHILDQUEUE']._serialized_end=1233
+  _globals['_SPLITQUEUE']._serialized_start=1235
+  _globals['_SPLITQUEUE']._serialized_end=1336
+  _globals['_DELETEQUEUE']._serialized_start=1338
+  _globals['_DELETEQUEUE']._serialized_end=1393
+  _globals['_ALTERTOPIC']._serialized_start=1395
+  _globals['_ALTERTOPIC']._serialized_end=1475
+  _globals['_FENCE']._serialized_start=1478
+  _globals['_FENCE']._serialized_end=1617
+  _globals['_TRIM']._serialized_start=1619
+  _globals['_TRIM']._serialized_end=1693
+  _globals['_EXPIREPRODUCERS']._serialized_start=1695
+  _globals['_EXPIREPRODUCERS']._serialized_end=1797
+  _globals['_ACQUIRELOCK']._serialized_start=1800
+  _globals['_ACQUIRELOCK']._serialized_end=1946
+  _globals['_RELEASELOCK']._serialized_start=1948
+  _globals['_RELEASELOCK']._serialized_end=2033
+  _globals['_COMMITOFFSETS']._serialized_start=2035
+  _globals['_COMMITOFFSETS']._serialized_end=2112
+  _globals['_QUEUECOMMIT']._serialized_start=2114
+  _globals['_QUEUECOMMIT']._serialized_end=2200
+  _globals['_RESETOFFSET']._serialized_start=2202
+  _globals['_RESETOFFSET']._serialized_end=2288
+  _globals['_DELETEGROUP']._serialized_start=2290
+  _globals['_DELETEGROUP']._serialized_end=2318
+  _globals['_FEATURELEVEL']._serialized_start=2320
+  _globals['_FEATURELEVEL']._serialized_end=2349
+  _globals['_MEMBERSHIPRECORD']._serialized_start=2351
+  _globals['_MEMBERSHIPRECORD']._serialized_end=2463
+  _globals['_MOVEQUEUE']._serialized_start=2466
+  _globals['_MOVEQUEUE']._serialized_end=2683
+  _globals['_RELEASEDELAYED']._serialized_start=2686
+  _globals['_RELEASEDELAYED']._serialized_end=2841
+  _globals['_QUEUESLICE']._serialized_start=2843
+  _globals['_QUEUESLICE']._serialized_end=2934
 # @@protoc_insertion_point(module_scope)

@@ -33,7 +33,7 @@ MOVE_STEP_UNSEAL: MoveStep
 MOVE_STEP_ABORT: MoveStep
 
 class ControlRecord(_message.Message):
-    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue")
+    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed")
     CREATE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     DELETE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     ALTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class ControlRecord(_message.Message):
     SPLIT_QUEUE_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_FIELD_NUMBER: _ClassVar[int]
     MOVE_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_DELAYED_FIELD_NUMBER: _ClassVar[int]
     create_queue: CreateQueue
     delete_queue: DeleteQueue
     alter_topic: AlterTopic
@@ -64,7 +65,8 @@ class ControlRecord(_message.Message):
     split_queue: SplitQueue
     transaction: _transaction_records_pb2.TransactionRecord
     move_queue: MoveQueue
-    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ..., move_queue: _Optional[_Union[MoveQueue, _Mapping]] = ...) -> None: ...
+    release_delayed: ReleaseDelayed
+    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ..., move_queue: _Optional[_Union[MoveQueue, _Mapping]] = ..., release_delayed: _Optional[_Union[ReleaseDelayed, _Mapping]] = ...) -> None: ...
 
 class CreateQueue(_message.Message):
     __slots__ = ("queue", "topic", "slot_start", "slot_end", "settings")
@@ -239,6 +241,22 @@ class MoveQueue(_message.Message):
     part: bytes
     digest: bytes
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., group_id: _Optional[int] = ..., step: _Optional[_Union[MoveStep, str]] = ..., create: _Optional[_Union[CreateQueue, _Mapping]] = ..., offset: _Optional[int] = ..., part: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class ReleaseDelayed(_message.Message):
+    __slots__ = ("queue", "until_us", "batches", "base_offset", "messages", "below_ordinal")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_US_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BELOW_ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    until_us: int
+    batches: int
+    base_offset: int
+    messages: int
+    below_ordinal: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., until_us: _Optional[int] = ..., batches: _Optional[int] = ..., base_offset: _Optional[int] = ..., messages: _Optional[int] = ..., below_ordinal: _Optional[int] = ...) -> None: ...
 
 class QueueSlice(_message.Message):
     __slots__ = ("version", "queue", "rows", "groups", "extents")

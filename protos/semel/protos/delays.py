@@ -1,0 +1,32 @@
+"""Delivery times: which batches are delayed, and which times are a mistake.
+
+A batch is *delayed* when its header has a delivery time and no DELIVER_AT column: all its messages
+are due then. It is stored like any other and has no offsets until it is due.
+
+Not here: storing and releasing (the broker), grouping messages by time (the client).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.protos.batch import BatchFlags, BatchHeader
+
+AHEAD_MAX_US: Final = 3_651 * 86_400_000_000
+"""Ten years, and a day for clocks that differ: beyond it, a time is a number in another unit."""
+
+
+def is_delayed(header: BatchHeader) -> bool:
+    """All its messages are due at its delivery time."""
+    return header.deliver_at_us > 0 and not header.flags & BatchFlags.DELIVER_AT
+
+
+def time_trouble(deliver_at_us: int, now_us: int) -> str | None:
+    """Why a batch's delivery time is refused; None for a good one, such as one in the past."""
+    if deliver_at_us - now_us <= AHEAD_MAX_US:
+        return None
+    nanoseconds = abs(deliver_at_us // 1_000 - now_us) <= AHEAD_MAX_US
+    return (
+        f"delivery time {deliver_at_us} is more than ten years ahead: it counts microseconds since"
+        " 1970" + (", and these look like nanoseconds" if nanoseconds else "")
+    )

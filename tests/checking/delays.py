@@ -1,0 +1,69 @@
+"""What is delayed and released, folded from the log's records alone.
+
+How it works. Every batch with a delivery time waits from the entry that stored it, or published it,
+until a release takes it: by due time, then in the order in which they came to wait, which the whole
+broker group counts. A release names how many, and how many had come when it was judged.
+
+Invariants checked here
+1. What is released waited, was due by the time that the release names, and that time had come.
+2. It is the first that waited, and as many messages as the release says.
+
+Not here: offsets (`raw_log.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from semel.protos.batch import BatchHeader
+from semel.protos.ids import QueueKey
+from semel.protos.queue_refs import queue_key_of
+from semel.protos.v1 import control_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedBatch:
+    """One that waits for its time."""
+
+    header: BatchHeader
+    body: bytes
+    index: int
+
+
+@dataclass(slots=True)
+class Delayed:
+    """Of one broker group."""
+
+    waiting: dict[QueueKey, dict[tuple[int, int], DelayedBatch]] = field(default_factory=dict)
+    """By due time and number."""
+    came: int = 0
+
+    def on_batch(self, batch: DelayedBatch) -> None:
+        """One comes to wait."""
+        held = self.waiting.setdefault(batch.header.queue_key, {})
+        held[batch.header.deliver_at_us, self.came] = batch
+        self.came += 1
+
+    def on_deleted(self, queue: tuple[int, int]) -> None:
+        """The queue is gone, with all that waited."""
+        for key in [key for key in self.waiting if tuple(map(int, key)) == queue]:
+            del self.waiting[key]
+
+    def release(
+        self, record: control_pb2.ReleaseDelayed, time_us: int
+    ) -> Iterator[DelayedBatch | str]:
+        """The batches that get offsets, in order; a text for what is wrong."""
+        key = queue_key_of(record.queue)
+        held = self.waiting.get(key, {})
+        known = sorted(place for place in held if place[1] < record.below_ordinal)
+        chosen = known[: record.batches]
+        found = [held.pop(place) for place in chosen]
+        messages = sum(batch.header.count for batch in found)
+        if (len(found), messages) != (record.batches, record.messages):
+            yield f"{record.batches} batches of {key} are released, {len(found)} waited: {messages}"
+        if record.until_us > time_us:
+            yield f"early: at {time_us} what is due by {record.until_us} is released in {key}"
+        if chosen and chosen[-1][0] > record.until_us:
+            yield f"early: what is due at {chosen[-1][0]} is released by {record.until_us} in {key}"
+        yield from found

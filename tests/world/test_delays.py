@@ -1,0 +1,53 @@
+"""Whole clusters in which messages are delayed: each comes once, and none before its time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.world import planted
+from tests.world.planted import Plant
+from tests.world.soak import first_failure, run_seeds
+
+SEEDS = range(40, 60)
+RARE = {
+    "at rest": 20,
+    "delayed messages released": 200,
+    "election while something is delayed": 40,
+    "kill of the master": 20,
+    "message delayed": 2_000,
+    "power cut of all": 5,
+    "snapshot with something delayed": 1,
+}
+
+
+@pytest.mark.timeout(300)
+def test_delayed_messages_come_once_and_never_early_under_faults() -> None:
+    seen, failures, _ = run_seeds(SEEDS, more=("delays",))
+    assert not failures
+    missing = Counter(RARE) - seen
+    assert not missing, f"too rare, by so many: {dict(missing)}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("other", ["splits", "moves", "transactions"])
+def test_delayed_messages_beside(other: str) -> None:
+    seen, failures, _ = run_seeds(range(4), more=(other, "delays"))
+    assert not failures
+    assert seen["delayed messages released"] >= 20
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("plant", "told", "seeds"),
+    [
+        (planted.releases_early, "early", 3),
+        (planted.releases_twice, "", 5),
+        (planted.forgets_delays_in_checkpoints, "", 10),
+        (planted.cleans_what_is_delayed, "a live record cannot be read", 20),
+    ],
+    ids=["early", "twice", "forgets", "cleans"],
+)
+def test_a_planted_bug_of_delays_is_found(plant: Plant, told: str, seeds: int) -> None:
+    assert told in first_failure(range(seeds), plant, more=("delays",))
