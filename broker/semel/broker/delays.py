@@ -1,9 +1,10 @@
 """What a master does for delayed messages: looks when something is due, and has it released.
 
-How it works. Ten times a second the master asks for the queues whose first delayed batch is due by
-log time, which costs nothing while none is. Each gets one release at a time; when that is applied,
-the next one of the queue is asked for without a look. Nothing is remembered here: what is delayed
-stands in the replicated state, so the next master goes on at its first look.
+How it works. While something is delayed, the master asks ten times a second for the queues whose
+first delayed batch is due by log time, which costs nothing for all others. Each gets one release at
+a time; when that is applied, the next one of the queue is asked for without a look. Nothing is
+remembered here: what is delayed stands in the replicated state, so the next master goes on at its
+first look.
 
 The first delayed batch that a group is sent finds a log whose members have not agreed on the rules
 yet. It is refused, its client comes back, and meanwhile the level is raised here.
@@ -40,6 +41,7 @@ class DelayDuty:
         """The background task."""
         replica = self._replica
         while True:
+            await replica.delaying.wait()
             await asyncio.sleep(LOOK_S)
             if not replica.is_master:
                 replica.delays_wanted = False  # clients send to the next master again
@@ -47,6 +49,8 @@ class DelayDuty:
                 await self._raise_level()
             else:
                 replica.release_due(QUEUES_MAX)
+            if not (replica.delays_wanted or replica.state.delays.queues):
+                replica.delaying.clear()
 
     async def _raise_level(self) -> None:
         try:

@@ -135,6 +135,8 @@ class Replica:
         self._unfit: set[str] = set()
         self.delays_wanted = False
         """A delayed batch came before the group had agreed on their rules."""
+        self.delaying = asyncio.Event()
+        """Something is delayed, or was to be; cleared by whoever looks after it."""
         self.lateness = Histogram()
         """Seconds from the time that messages were due to their release by this master."""
         self._hard_state_file = hard_state
@@ -263,6 +265,7 @@ class Replica:
             return
         if header.deliver_at_us and self.state.feature_level < DELAY_LEVEL:
             self.delays_wanted = True  # it is refused, and the client comes back
+            self.delaying.set()
         self.proposer.submit_batch(header, data, stream)  # type: ignore[arg-type]
         self._schedule_turn()
 
@@ -746,6 +749,8 @@ class Replica:
     def _after_apply(self) -> None:
         applied = self.state.applied_index
         self.members.commit(applied)
+        if self.state.delays.queues:
+            self.delaying.set()
         if self.core.role is Role.MASTER and self.proposer is None:
             self._maybe_become_judge()
         elif self.proposer is not None and self.proposer.has_pending:
