@@ -279,3 +279,25 @@ def test_what_is_delayed_outlives_its_master(cluster: Cluster) -> None:
         result = client.admin.verify("t")
         assert (result.ok, result.messages) == (True, 600)
         watch.close()
+
+
+def test_a_queue_that_holds_delayed_messages_is_not_split_and_nothing_is_decided(
+    client: Client, topic: str
+) -> None:
+    with client.producer() as producer:
+        producer.send(topic, b"later", queue=2, deliver_after=3).result(10)
+        producer.send(topic, b"much later", queue=3, deliver_after=3600).result(10)
+    for ask in (
+        lambda: client.admin.split_queue(topic, 2, children=2),
+        lambda: client.admin.alter_topic(topic, queues=8),
+    ):
+        began = time.monotonic()
+        with pytest.raises(InvalidRequest, match=r"delayed messages, the first until .* UTC"):
+            ask()
+        assert time.monotonic() - began < 3
+    assert len(client.admin.describe_topic(topic).queues) == 4
+    client.admin.split_queue(topic, 0, children=2)  # holds nothing
+    watch = Watch(client, topic)
+    watch.until(1)
+    client.admin.split_queue(topic, 2, children=2)
+    assert sum(queue.sealed for queue in client.admin.describe_topic(topic).queues) == 2

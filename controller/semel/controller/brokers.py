@@ -12,7 +12,7 @@ Not here: what to send (`topic_rules.py`), when to try again (`topics.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -24,6 +24,8 @@ from semel.protos.v1.broker_pb2 import (
     ApplyQueuesRequest,
     CopyQueueReply,
     CopyQueueRequest,
+    ListOffsetsReply,
+    ListOffsetsRequest,
     PullQueueReply,
     PullQueueRequest,
     TransferMastershipRequest,
@@ -61,6 +63,15 @@ class BrokerCaller:
             records=batch, cluster_id=self._cluster_id, office=self._office
         )
         await self._at_master(group_id, lambda channel: BrokerStub(channel).ApplyQueues, request)
+
+    async def offsets(self, group_id: int, queues: Sequence[QueueRef]) -> ListOffsetsReply:
+        """Where queues of a group begin and end, and what is delayed of them. Raises SemelError."""
+        reply: ListOffsetsReply = await self._at_master(
+            group_id,
+            lambda channel: BrokerStub(channel).ListOffsets,
+            ListOffsetsRequest(queues=queues),
+        )
+        return reply
 
     async def transfer(self, group_id: int, node_id: int) -> None:
         """Has a group's master hand over to another node. Raises SemelError."""

@@ -32,11 +32,12 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from semel.controller import records, splits, topic_rules
+from semel.controller.held import require_nothing_delayed
 from semel.controller.office import Office, unbroken
 from semel.controller.placement import place, weigh
 from semel.controller.routes import RouteTable
@@ -53,7 +54,8 @@ from semel.protos.errors import (
     UnknownTopic,
 )
 from semel.protos.ids import GroupId
-from semel.protos.v1.common_pb2 import TopicSettings
+from semel.protos.v1.broker_pb2 import ListOffsetsReply
+from semel.protos.v1.common_pb2 import QueueRef, TopicSettings
 from semel.protos.v1.control_pb2 import ControlRecord
 from semel.protos.v1.controller_pb2 import CreateTopicRequest, TopicRoute, UnfinishedTopic
 from semel.protos.v1.metadata_pb2 import (
@@ -81,7 +83,9 @@ class QueueApplier(Protocol):
 
     async def apply(self, group_id: int, batch: list[ControlRecord]) -> None:
         """Returns once they are durable there; raises SemelError when one attempt failed."""
-        ...
+
+    async def offsets(self, group_id: int, queues: Sequence[QueueRef]) -> ListOffsetsReply:
+        """What the group knows of queues. Raises SemelError."""
 
 
 class Groups(Protocol):
@@ -89,15 +93,12 @@ class Groups(Protocol):
 
     def group_ids(self) -> list[int]:
         """All groups ever heard of."""
-        ...
 
     def roomy_groups(self) -> list[int]:
         """Groups whose master is alive and has room on its disk; those without, if all are."""
-        ...
 
     def written_bytes(self) -> dict[int, int]:
         """Bytes a second that producers write to each group, as far as known."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,16 +267,20 @@ class TopicService:
         if queues:
             topic_rules.check_queues(queues)
 
+        def plan(record: TopicRecord) -> list[SplitRecord]:
+            if not queues or _leads_to(record, queues):
+                return []
+            _require_no_splits(record)
+            return splits.plan_count(record, queues)
+
         def change(record: TopicRecord) -> None:
-            if queues and not _leads_to(record, queues):
-                _require_no_splits(record)
-                plan = splits.plan_count(record, queues)
-                self._require_at_rest(record, plan)
-                record.splits.extend(plan)
+            self._split(record, plan(record))
             if complete is not None:
                 record.settings.CopyFrom(complete)
                 record.settings_pending = True
 
+        record = self.find(name)
+        await require_nothing_delayed(self._applier.offsets, record, plan(record))
         topic_id = await unbroken(self._begin_alter(name, change))
         await self._settled(topic_id, timeout_s, f"the change of {name!r} is stored")
         return topic_rules.topic_route(self._find(name).record)
@@ -283,20 +288,19 @@ class TopicService:
     async def split(self, name: str, queue_id: int, children: int, timeout_s: float) -> TopicRoute:
         """Splits one queue; again the same is success.
 
-        Raises InvalidRequest, UnknownTopic, UnknownQueue, Throttled while other splits go on,
-        TimedOut.
+        Raises InvalidRequest, also while messages of it are delayed, UnknownTopic, UnknownQueue,
+        Throttled while other splits go on, TimedOut.
         """
 
-        def change(record: TopicRecord) -> None:
+        def plan(record: TopicRecord) -> list[SplitRecord]:
             pending = [len(each.child_ids) for each in record.splits if each.queue_id == queue_id]
-            if pending != [children]:
-                plan = splits.plan_queue(record, queue_id, children)
-                if plan:
-                    _require_no_splits(record)
-                    self._require_at_rest(record, plan)
-                record.splits.extend(plan)
+            return [] if pending == [children] else splits.plan_queue(record, queue_id, children)
 
-        topic_id = await unbroken(self._begin_alter(name, change))
+        record = self.find(name)
+        await require_nothing_delayed(self._applier.offsets, record, plan(record))
+        topic_id = await unbroken(
+            self._begin_alter(name, lambda record: self._split(record, plan(record)))
+        )
         await self._settled(topic_id, timeout_s, f"the split of queue {queue_id} is decided")
         return topic_rules.topic_route(self._find(name).record)
 
@@ -359,6 +363,12 @@ class TopicService:
                 log.info("topic is deleted topic=%s", name)
                 self._drive(record.topic_id)
                 return record.topic_id
+
+    def _split(self, record: TopicRecord, plan: list[SplitRecord]) -> None:
+        if plan:
+            _require_no_splits(record)
+            self._require_at_rest(record, plan)
+            record.splits.extend(plan)
 
     def _require_at_rest(self, record: TopicRecord, plan: list[SplitRecord]) -> None:
         for split in plan:
