@@ -10,7 +10,7 @@ from tests.world import planted
 from tests.world.planted import Plant
 from tests.world.soak import first_failure, run_seeds
 
-SEEDS = range(40, 60)
+SEEDS = range(40, 66)
 RARE = {
     "at rest": 20,
     "delayed messages released": 200,
