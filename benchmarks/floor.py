@@ -93,6 +93,10 @@ class Floor:
         """`p50_ms`, `p99_ms` and `messages_s` of one message at a time."""
         return self._client("round-trip", batch_bytes, seconds, 1)
 
+    def paced(self, batch_bytes: int, seconds: float) -> Mapping[str, float]:
+        """`p50_ms`, `p99_ms` and `messages` of an open loop of 1,000 messages a second."""
+        return self._client("paced", batch_bytes, seconds, 1)
+
     def read(self, batch_bytes: int, seconds: float) -> Mapping[str, float]:
         """`mb_s` of a stream from the master's cached file."""
         return self._client("read", batch_bytes, seconds, 1)

@@ -4,6 +4,7 @@ It runs as a process of its own so that its event loop never shares an interpret
 
     python -m benchmarks.floor_client append ADDRESS --batch-bytes 65536 --seconds 3 --in-flight 32
     python -m benchmarks.floor_client round-trip ADDRESS --batch-bytes 1024 --seconds 3
+    python -m benchmarks.floor_client paced ADDRESS --batch-bytes 1024 --seconds 3 --rate 1000
     python -m benchmarks.floor_client read ADDRESS --batch-bytes 262144 --seconds 3
 """
 
@@ -76,6 +77,30 @@ class Appender:
             durations.append(time.perf_counter() - start)
         return durations
 
+    async def paced(self, seconds: float, rate: int) -> list[float]:
+        """Seconds of each message, from the time at which it is due, `rate` of them a second."""
+        count, before = int(seconds * rate), self._acked
+        start = time.perf_counter()
+        durations: list[float] = []
+
+        async def settle() -> None:
+            while len(durations) < count:
+                self._progress.clear()
+                await self._progress.wait()
+                now = time.perf_counter()
+                for place in range(len(durations), self._acked - before):
+                    durations.append(now - start - place / rate)
+
+        settling = asyncio.create_task(settle())
+        for place in range(count):
+            left = start + place / rate - time.perf_counter()
+            if left > 0:
+                await asyncio.sleep(left)
+            await self._call.write(self._data)
+            self._sent += 1
+        await settling
+        return durations
+
 
 async def _append(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mapping[str, float]:
     appender = Appender(channel, options.batch_bytes, options.in_flight)
@@ -101,6 +126,19 @@ async def _round_trip(
     }
 
 
+async def _paced(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mapping[str, float]:
+    appender = Appender(channel, options.batch_bytes, 1)
+    receiver = asyncio.create_task(appender.receive())
+    await appender.round_trips(WARM_UP_SECONDS)
+    durations = await appender.paced(options.seconds, options.rate)
+    receiver.cancel()
+    return {
+        "p50_ms": percentile(durations, 50) * 1e3,
+        "p99_ms": percentile(durations, 99) * 1e3,
+        "messages": len(durations),
+    }
+
+
 async def _read(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mapping[str, float]:
     call: Any = channel.unary_stream(READ_METHOD)
     request = options.batch_bytes.to_bytes(4, "little") + (64).to_bytes(4, "little")
@@ -112,7 +150,7 @@ async def _read(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mappi
     return {"mb_s": volume / (time.perf_counter() - start) / 1e6}
 
 
-_MODES = {"append": _append, "round-trip": _round_trip, "read": _read}
+_MODES = {"append": _append, "round-trip": _round_trip, "paced": _paced, "read": _read}
 
 
 async def _main(options: argparse.Namespace) -> None:
@@ -129,6 +167,7 @@ def main() -> None:
     parser.add_argument("--batch-bytes", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--in-flight", type=int, default=32)
+    parser.add_argument("--rate", type=int, default=1_000)
     run_loop(_main(parser.parse_args()))
 
 

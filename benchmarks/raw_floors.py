@@ -88,7 +88,7 @@ class RawFloors:
     """Runs rounds of all floors of some workloads."""
 
     def __init__(self, workloads: Sequence[str], seconds: float, data: Path) -> None:
-        self._workloads = [name for name in workloads if name in {*SIZES, "W3"}]
+        self._workloads = [name for name in workloads if name in {*SIZES, "W3", "W4"}]
         self._seconds = seconds
         self._data = data
 
@@ -101,6 +101,8 @@ class RawFloors:
             pages = write_pages(data / "pages")
             if "W3" in self._workloads:
                 found |= self._awaited(floor, pages)
+            if "W4" in self._workloads:
+                found |= self._paced(floor)
             if {"W1", "W2", "W2b"} & set(self._workloads):
                 run = lambda: floor.append(BATCH_BYTES, self._seconds)["mb_s"]  # noqa: E731
                 found |= self._moved(floor, run, ("W1", "W2", "W2b"), "prototype")
@@ -154,6 +156,19 @@ class RawFloors:
                 "p50_ms": percentile(synced, 50) * 1e3,
                 "p99_ms": percentile(synced, 99) * 1e3,
             },
+        }
+
+    def _paced(self, floor: Floor) -> Figures:
+        before = cpu_s(floor)
+        trips = floor.paced(AWAITED_BYTES, self._seconds)
+        used = cpu_s(floor) - before
+        return {
+            Cell(FLOOR, "W4", "prototype"): {
+                "ack_p50_ms": trips["p50_ms"],
+                "ack_p99_ms": trips["p99_ms"],
+                "cpu_s_per_million_no_consumer": used / trips["messages"] * 1e6,
+                **resident(floor),
+            }
         }
 
 
