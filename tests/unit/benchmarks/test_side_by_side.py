@@ -25,14 +25,14 @@ def contender(name: str, rounds: list[Figures]) -> Contender:
 
 
 def tables() -> dict[str, Comparison]:
-    """Two rounds in which Semel has 3 and 2 times the rate, and half the latency and worse."""
+    """Two rounds in which Semel has 6 and 4 times the rate, and half the latency and worse."""
     mine = [
         {
-            Cell("semel", "W1", "send_many, list"): {"msg_s": 300, "rss_mib": 40},
+            Cell("semel", "W1", "send_many, list"): {"msg_s": 600, "rss_mib": 40},
             Cell("semel", "W3", "sync"): {"p50_ms": 1},
         },
         {
-            Cell("semel", "W1", "send_many, list"): {"msg_s": 200, "rss_mib": 60},
+            Cell("semel", "W1", "send_many, list"): {"msg_s": 400, "rss_mib": 60},
             Cell("semel", "W3", "sync"): {"p50_ms": 4},
         },
     ]
@@ -64,7 +64,7 @@ def tables() -> dict[str, Comparison]:
 def test_rounds_become_a_comparison_for_each_workload():
     found = tables()
     assert list(found) == ["W1", "W3"]
-    assert found["W1"].values("semel: send_many, list", "msg_s") == [300, 200]
+    assert found["W1"].values("semel: send_many, list", "msg_s") == [600, 400]
     assert found["W1"].values(f"{KAFKA}: java tuned", "rss_mib") == [100, 100]
     assert [*found["W3"].rounds] == [f"{KAFKA}: python", "semel: sync"]
 
@@ -77,7 +77,7 @@ def test_goals_are_judged_by_their_variant_where_the_peer_was_measured():
         for target, value, holds in table.judged()
     }
     assert judged == {
-        f"semel: send_many, list msg_s ≥ 2 × {KAFKA}: java tuned msg_s": (2.5, True),
+        f"semel: send_many, list msg_s ≥ 4 × {KAFKA}: java tuned msg_s": (5, True),
         f"semel: send_many, list rss_mib ≤ 0.25 × {KAFKA}: java tuned rss_mib": (0.5, False),
         f"semel: sync p50_ms ≤ 1.2 × {KAFKA}: python p50_ms": (1.25, False),
     }
@@ -98,7 +98,7 @@ def test_ratios_are_to_the_goals_variant_else_to_the_peers_best_and_to_the_proto
         (f"{KAFKA}: java tuned", "rss_mib"),
         ("floor: prototype", "msg_s"),
     }
-    assert found[f"{KAFKA}: java tuned", "msg_s"].times == (3, 2)
+    assert found[f"{KAFKA}: java tuned", "msg_s"].times == (6, 4)
     table.targets = []
     best = [each.of for each in ratios("W1", table) if each.metric == "msg_s"]
     assert best == [f"{KAFKA}: java", "floor: prototype"]
@@ -137,12 +137,12 @@ def test_what_is_published_is_strict_json_and_a_picture_with_every_ratio(tmp_pat
 
     written = json.loads(options.json.read_text(), parse_constant=refuse)
     one = written["workloads"]["W1"]
-    assert one["contenders"]["semel: send_many, list"]["msg_s"]["runs"] == [300, 200]
-    assert [ratio["median"] for ratio in one["ratios"] if "java" in ratio["of"]] == [2.5, 0.5]
+    assert one["contenders"]["semel: send_many, list"]["msg_s"]["runs"] == [600, 400]
+    assert [ratio["median"] for ratio in one["ratios"] if "java" in ratio["of"]] == [5, 0.5]
     assert written["workloads"]["W3"]["contenders"]["semel: sync"]["failed"]["spread"] is None
     texts = [text.text for text in ElementTree.fromstring(options.picture.read_text()).iter()]
     assert f"semel: sync / {KAFKA}: python: p50" in texts
-    assert "2.50 × better" in texts
+    assert "5.00 × better" in texts
     options.check = False
     assert side_by_side.publish(found, options) == 0
 
