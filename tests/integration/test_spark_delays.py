@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructType, TimestampType
 
-from semel.client import Client, connect
+from semel.client import Client
 from semel.spark_connector import spark_session
 from tests.integration.cluster import Cluster
 from tests.integration.spark_engine import patiently
@@ -45,16 +45,10 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="module")
-def running(spark: SparkSession, module_path: Path) -> Iterator[Cluster]:
+def shared_cluster(spark: SparkSession, module_path: Path) -> Iterator[Cluster]:
     """One broker; started after the JVM, which is forked from here."""
     with Cluster(module_path / "cluster", brokers=1) as cluster:
         yield cluster
-
-
-@pytest.fixture(scope="module")
-def client(running: Cluster) -> Iterator[Client]:
-    with connect(running.bootstrap) as connected:
-        yield connected
 
 
 def rows_from(start: int, count: int, due: datetime) -> list[tuple[object, ...]]:
@@ -94,13 +88,15 @@ def soon(seconds: float = SOON_S) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
-def test_a_batch_writes_both_columns(spark: SparkSession, running: Cluster, client: Client) -> None:
+def test_a_batch_writes_both_columns(
+    spark: SparkSession, shared_cluster: Cluster, client: Client
+) -> None:
     client.admin.create_topic("batch", queues=3)
     watch = Watch(client, "batch")
     due = soon(BEHIND_A_JOB_S)
     rows = rows_from(0, 600, due)
     frame = spark.createDataFrame(rows, SCHEMA).repartition(2)
-    save(frame, running, "batch")
+    save(frame, shared_cluster, "batch")
     stored = client.admin.describe_topic("batch").queues
     delayed = sum(queue.delayed_messages for queue in stored)
     assert datetime.now(UTC) < due, "the job took too long for what follows to be seen"
@@ -112,16 +108,18 @@ def test_a_batch_writes_both_columns(spark: SparkSession, running: Cluster, clie
 
     schema = StructType().add("message_id", BinaryType()).add("value", BinaryType())
     reading = spark.read.format("semel").schema(schema)
-    read = reading.options(bootstrap=running.bootstrap, subscribe="batch").load().collect()
+    read = reading.options(bootstrap=shared_cluster.bootstrap, subscribe="batch").load().collect()
     assert {(bytes(row.value), row.message_id and bytes(row.message_id)) for row in read} == {
         (message.value, message.message_id) for _, message in watch.seen
     }
-    every = spark.read.format("semel").options(bootstrap=running.bootstrap, subscribe="batch")
+    every = spark.read.format("semel").options(
+        bootstrap=shared_cluster.bootstrap, subscribe="batch"
+    )
     assert "message_id" not in every.load().columns
 
 
 def test_a_stream_writes_both_columns(
-    spark: SparkSession, running: Cluster, client: Client, tmp_path: Path
+    spark: SparkSession, shared_cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
     """From files, in two runs over one checkpoint."""
     client.admin.create_topic("stream", queues=2)
@@ -136,7 +134,7 @@ def test_a_stream_writes_both_columns(
         def run() -> None:
             frame = spark.readStream.schema(SCHEMA).parquet(str(source)).repartition(2)
             writer = frame.writeStream.format("semel").outputMode("append")
-            writer = writer.options(bootstrap=running.bootstrap, topic="stream")
+            writer = writer.options(bootstrap=shared_cluster.bootstrap, topic="stream")
             writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
             query = writer.trigger(availableNow=True).start()
             try:
@@ -152,7 +150,7 @@ def test_a_stream_writes_both_columns(
 
 
 def test_microseconds_and_bytes_are_taken_too(
-    spark: SparkSession, running: Cluster, client: Client
+    spark: SparkSession, shared_cluster: Cluster, client: Client
 ) -> None:
     client.admin.create_topic("numbers", queues=1)
     watch = Watch(client, "numbers")
@@ -161,7 +159,7 @@ def test_microseconds_and_bytes_are_taken_too(
         [(b"a", due_us, b"\xff"), (b"b", None, None)],
         "value binary, deliver_at bigint, message_id binary",
     )
-    save(frame, running, "numbers")
+    save(frame, shared_cluster, "numbers")
     watch.until(2, LATE_S)
     assert {m.value: m.message_id for _, m in watch.seen} == {b"a": b"\xff", b"b": None}
     assert watch.values[0] == b"b"
@@ -170,7 +168,7 @@ def test_microseconds_and_bytes_are_taken_too(
 
 
 def test_wrong_columns_are_refused_and_nothing_is_written(
-    spark: SparkSession, running: Cluster, client: Client
+    spark: SparkSession, shared_cluster: Cluster, client: Client
 ) -> None:
     client.admin.create_topic("refused", queues=1)
     for columns, message in [
@@ -179,7 +177,7 @@ def test_wrong_columns_are_refused_and_nothing_is_written(
         ("'a' as value, 5 as message_id", "'message_id' must be string or binary"),
     ]:
         with pytest.raises(AnalysisException) as caught:
-            save(spark.sql(f"select {columns}"), running, "refused")
+            save(spark.sql(f"select {columns}"), shared_cluster, "refused")
         assert message in str(caught.value)
     nanoseconds = time.time_ns()
     for column, message in [
@@ -190,6 +188,6 @@ def test_wrong_columns_are_refused_and_nothing_is_written(
     ]:
         rows = spark.sql(f"select string(id) as value, {column} from range(0, 200, 1, 1)")
         with pytest.raises(PySparkException, match=message):
-            save(rows, running, "refused")
+            save(rows, shared_cluster, "refused")
     (queue,) = client.admin.describe_topic("refused").queues
     assert (queue.messages, queue.delayed_messages) == (0, 0)

@@ -16,7 +16,7 @@ from pyspark.sql.functions import udf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BinaryType
 
-from semel.client import Client, connect
+from semel.client import Client
 from semel.spark_connector import spark_session
 from tests.integration.cluster import Cluster
 from tests.spark.crashes import digest_of
@@ -41,16 +41,10 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="module")
-def running(spark: SparkSession, module_path: Path) -> Iterator[Cluster]:
+def shared_cluster(spark: SparkSession, module_path: Path) -> Iterator[Cluster]:
     """One broker; started after the JVM, which is forked from here."""
     with Cluster(module_path / "cluster", brokers=1) as cluster:
         yield cluster
-
-
-@pytest.fixture(scope="module")
-def client(running: Cluster) -> Iterator[Client]:
-    with connect(running.bootstrap) as connected:
-        yield connected
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +86,17 @@ def write(
     return query
 
 
-def test_a_batch_copies_a_topic(spark, running, client, source):
+def test_a_batch_copies_a_topic(spark, shared_cluster, client, source):
     create(client, "copied")
-    frame = spark.read.format("semel").options(bootstrap=running.bootstrap, subscribe=source).load()
+    frame = (
+        spark.read.format("semel")
+        .options(bootstrap=shared_cluster.bootstrap, subscribe=source)
+        .load()
+    )
     for _ in range(2):
         writer = frame.select("key", "value").write.format("semel").mode("append")
         own = {"transactionId": "copy", "transactionEpoch": "0", "compression": "lz4"}
-        writer.options(bootstrap=running.bootstrap, topic="copied", **own).save()
+        writer.options(bootstrap=shared_cluster.bootstrap, topic="copied", **own).save()
     assert digest_of(client, "copied") == digest_of(client, source)
 
 
@@ -119,17 +117,19 @@ def fails_once_in_each_partition(marks: str) -> Callable[[bytes], bytes]:
     return step
 
 
-def test_tasks_that_are_repeated_and_a_batch_that_is(spark, running, client, source, tmp_path):
+def test_tasks_that_are_repeated_and_a_batch_that_is(
+    spark, shared_cluster, client, source, tmp_path
+):
     """First every task fails once; then Spark's note of the last commit is lost, and the batch is
     repeated over another number of partitions."""
     create(client, "streamed")
     marks = tmp_path / "marks"
     marks.mkdir()
     checkpoint = tmp_path / "checkpoint"
-    frame = reading(spark, running, maxOffsetsPerTrigger="2000").repartition(3)
+    frame = reading(spark, shared_cluster, maxOffsetsPerTrigger="2000").repartition(3)
     step = udf(fails_once_in_each_partition(str(marks)), BinaryType(), useArrow=False)
     failing = frame.select("key", step("value").alias("value"))
-    query = write(failing, running, checkpoint, topic="streamed")
+    query = write(failing, shared_cluster, checkpoint, topic="streamed")
     assert len(list(marks.iterdir())) == 3
     assert digest_of(client, "streamed") == digest_of(client, source)
     info = client.transactions.describe(query.id)
@@ -139,8 +139,8 @@ def test_tasks_that_are_repeated_and_a_batch_that_is(spark, running, client, sou
     (checkpoint / "commits" / "1").unlink()
     (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
     again = write(
-        reading(spark, running).repartition(2),
-        running,
+        reading(spark, shared_cluster).repartition(2),
+        shared_cluster,
         checkpoint,
         topic="streamed",
     )
@@ -150,22 +150,24 @@ def test_tasks_that_are_repeated_and_a_batch_that_is(spark, running, client, sou
     assert digest_of(client, "streamed") == digest_of(client, source)
 
 
-def test_a_new_checkpoint_under_the_same_id(spark, running, client, source, tmp_path):
+def test_a_new_checkpoint_under_the_same_id(spark, shared_cluster, client, source, tmp_path):
     create(client, "mine")
-    frame = reading(spark, running)
-    write(frame, running, tmp_path / "first", topic="mine", transactionId="mine")
+    frame = reading(spark, shared_cluster)
+    write(frame, shared_cluster, tmp_path / "first", topic="mine", transactionId="mine")
     with pytest.raises(PySparkException) as caught:
-        write(frame, running, tmp_path / "second", topic="mine", transactionId="mine")
+        write(frame, shared_cluster, tmp_path / "second", topic="mine", transactionId="mine")
     assert "TransactionConflict" in str(caught.value)
     assert digest_of(client, "mine") == digest_of(client, source)
 
 
-def test_what_is_refused_is_said_by_sparks_exception(spark, running, client, source, tmp_path):
+def test_what_is_refused_is_said_by_sparks_exception(
+    spark, shared_cluster, client, source, tmp_path
+):
     create(client, "empty")
     good = spark.sql("select 'a' as value")
 
     def save(frame: DataFrame, mode: str, **options: str) -> None:
-        frame.write.format("semel").options(bootstrap=running.bootstrap, **options).mode(
+        frame.write.format("semel").options(bootstrap=shared_cluster.bootstrap, **options).mode(
             mode
         ).save()
 
@@ -183,8 +185,10 @@ def test_what_is_refused_is_said_by_sparks_exception(spark, running, client, sou
     with pytest.raises(PySparkException, match="column 'value' is null in 1 of"):
         save(rows, "append", topic="empty")
     with pytest.raises(PySparkException, match="did you mean 'topic'"):
-        write(reading(spark, running), running, tmp_path / "unknown", subscribe="empty")
-    counts = reading(spark, running).groupBy("key").agg(largest("value").alias("value"))
+        write(
+            reading(spark, shared_cluster), shared_cluster, tmp_path / "unknown", subscribe="empty"
+        )
+    counts = reading(spark, shared_cluster).groupBy("key").agg(largest("value").alias("value"))
     with pytest.raises(PySparkException, match="only appends"):
-        write(counts, running, tmp_path / "complete", mode="complete", topic="empty")
+        write(counts, shared_cluster, tmp_path / "complete", mode="complete", topic="empty")
     assert digest_of(client, "empty")[0] == 0

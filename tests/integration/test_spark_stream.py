@@ -30,17 +30,11 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def running(module_path: Path) -> Iterator[Cluster]:
+def shared_cluster(module_path: Path) -> Iterator[Cluster]:
     """A cluster that looks for what retention may take ten times a second."""
     flags = ("--retention-check-ms", "100")
     with Cluster(module_path / "cluster", broker_flags=flags) as cluster:
         yield cluster
-
-
-@pytest.fixture(scope="module")
-def client(running: Cluster) -> Iterator[Client]:
-    with connect(running.bootstrap) as connected:
-        yield connected
 
 
 @pytest.fixture
@@ -52,8 +46,12 @@ def topic(client: Client) -> str:
 
 
 @pytest.fixture
-def options(running: Cluster, topic: str) -> dict[str, str]:
-    found = {"bootstrap": running.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+def options(shared_cluster: Cluster, topic: str) -> dict[str, str]:
+    found = {
+        "bootstrap": shared_cluster.bootstrap,
+        "subscribe": topic,
+        "startingOffsets": "earliest",
+    }
     return {**found, "timeoutMs": "20000"}
 
 
@@ -176,7 +174,7 @@ def test_queues_that_are_split_keep_the_order_of_keys(client, topic, options):
             last[row["key"]] = max(number, last.get(row["key"], -1))
 
 
-def test_topics_that_match_come_in_while_the_stream_runs(client, running, topic, options):
+def test_topics_that_match_come_in_while_the_stream_runs(client, shared_cluster, topic, options):
     del options["subscribe"]
     options["subscribePattern"] = f"{topic}(-.*)?"
     engine = Engine("topic value queue offset")
@@ -450,7 +448,7 @@ def test_reading_from_any_node(client, topic, options):
     assert values(engine) == list(range(300))
 
 
-def test_sigterm_closes_what_the_runner_has_open(running, topic):
+def test_sigterm_closes_what_the_runner_has_open(shared_cluster, topic):
     """Spark never calls stop(): it ends the runner by SIGTERM."""
     program = (
         "import os, sys, threading\n"
@@ -465,7 +463,7 @@ def test_sigterm_closes_what_the_runner_has_open(running, topic):
         "print('ready', flush=True)\n"
         "threading.Event().wait()\n"
     )
-    command = [sys.executable, "-c", program, running.bootstrap, topic]
+    command = [sys.executable, "-c", program, shared_cluster.bootstrap, topic]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -36,17 +36,11 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def running(module_path: Path) -> Iterator[Cluster]:
+def shared_cluster(module_path: Path) -> Iterator[Cluster]:
     """Two broker groups of one node each: a commit needs both."""
     with Cluster(module_path / "cluster", brokers=1, groups=2) as cluster:
         yield cluster
     discard_all()
-
-
-@pytest.fixture(scope="module")
-def client(running: Cluster) -> Iterator[Client]:
-    with connect(running.bootstrap) as connected:
-        yield connected
 
 
 @pytest.fixture
@@ -104,8 +98,8 @@ def stored(client: Client, topic: str) -> Counter[bytes]:
 
 
 @pytest.fixture
-def query(running: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> Query:
-    return Query(monkeypatch, f"query-of-{topic}", bootstrap=running.bootstrap, topic=topic)
+def query(shared_cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> Query:
+    return Query(monkeypatch, f"query-of-{topic}", bootstrap=shared_cluster.bootstrap, topic=topic)
 
 
 def test_only_the_winners_are_stored_and_only_at_the_commit(client, topic, query):
@@ -176,8 +170,12 @@ def test_an_aborted_batch_leaves_nothing(client, topic, query):
     assert not stored(client, topic)
 
 
-def test_a_new_checkpoint_under_a_used_id_is_refused(running, client, topic, monkeypatch):
-    options = {"bootstrap": running.bootstrap, "topic": topic, "transactionId": f"copy-{topic}"}
+def test_a_new_checkpoint_under_a_used_id_is_refused(shared_cluster, client, topic, monkeypatch):
+    options = {
+        "bootstrap": shared_cluster.bootstrap,
+        "topic": topic,
+        "transactionId": f"copy-{topic}",
+    }
     old = Query(monkeypatch, "old", **options)
     old.writer().commit(old.run(0, rows(0, 10), 1), 0)
     new = Query(monkeypatch, "new", **options)
@@ -225,8 +223,8 @@ def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_batches_each_once_and_under_an_id_of_ones_own_idempotent(running, client, topic):
-    place = {"bootstrap": running.bootstrap, "topic": topic}
+def test_batches_each_once_and_under_an_id_of_ones_own_idempotent(shared_cluster, client, topic):
+    place = {"bootstrap": shared_cluster.bootstrap, "topic": topic}
     for first in (0, 10):
         fresh = batch_writer(**place)
         fresh.commit([fresh.write(arrow(rows(first, first + 10)))])
@@ -240,7 +238,7 @@ def test_batches_each_once_and_under_an_id_of_ones_own_idempotent(running, clien
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_columns_name_topics_and_queues(running, client, topic):
+def test_columns_name_topics_and_queues(shared_cluster, client, topic):
     other = f"{topic}-other"
     client.admin.create_topic(other, queues=2)
     columns = StructType(
@@ -250,7 +248,7 @@ def test_columns_name_topics_and_queues(running, client, topic):
             StructField("value", StringType()),
         ]
     )
-    own = batch_writer(columns, bootstrap=running.bootstrap, compression="lz4")
+    own = batch_writer(columns, bootstrap=shared_cluster.bootstrap, compression="lz4")
     batch = pa.record_batch(
         {
             "topic": [topic, other, topic, other],
@@ -271,8 +269,8 @@ def test_columns_name_topics_and_queues(running, client, topic):
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_rows_that_are_refused_leave_nothing(running, client, topic):
-    own = batch_writer(bootstrap=running.bootstrap, topic=topic)
+def test_rows_that_are_refused_leave_nothing(shared_cluster, client, topic):
+    own = batch_writer(bootstrap=shared_cluster.bootstrap, topic=topic)
     for value, error, message in [
         (None, InvalidRequest, "column 'value' is null in 1 of 1 rows"),
         (b"x" * (20 << 20), (MessageTooLarge, TransactionAborted), "limit"),
@@ -281,7 +279,7 @@ def test_rows_that_are_refused_leave_nothing(running, client, topic):
         with pytest.raises(error, match=message):
             own.write(itertools.chain(arrow(rows(0, 100)), [bad]))
     columns = StructType([*SCHEMA.fields, StructField("topic", StringType())])
-    elsewhere = batch_writer(columns, bootstrap=running.bootstrap)
+    elsewhere = batch_writer(columns, bootstrap=shared_cluster.bootstrap)
     good = {"value": pa.array([b"a"]), "key": ["k"]}
     with pytest.raises((UnknownTopic, TransactionAborted), match="no topic 'nowhere'"):
         elsewhere.write(
@@ -290,8 +288,8 @@ def test_rows_that_are_refused_leave_nothing(running, client, topic):
     assert not stored(client, topic)
 
 
-def test_what_is_known_before_anything_runs(running, topic):
-    place = {"bootstrap": running.bootstrap}
+def test_what_is_known_before_anything_runs(shared_cluster, topic):
+    place = {"bootstrap": shared_cluster.bootstrap}
     with pytest.raises(UnknownTopic, match="no topic 'nowhere'"):
         batch_writer(topic="nowhere", **place)
     with pytest.raises(InvalidRequest, match="needs 'transactionEpoch'"):
