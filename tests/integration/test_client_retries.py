@@ -11,7 +11,7 @@ import pytest
 
 from semel.client import Client, Message, Origin, RetryPolicy
 from semel.client.core import letters
-from semel.client.fetch import FeedQueue
+from semel.client.feed_queue import FeedQueue
 from semel.client.relay import Copy, Relay, relay_id
 from semel.client.retrying import Retrying
 from semel.protos.errors import InvalidRequest, LockLost, ProducerFenced

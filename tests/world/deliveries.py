@@ -26,7 +26,7 @@ from typing import Any
 
 from semel.client import RetryPolicy
 from semel.client.core import letters
-from semel.client.fetch import FeedQueue
+from semel.client.feed_queue import FeedQueue
 from semel.client.relay import Relay
 from semel.client.retrying import Retrying
 from semel.protos.errors import LockLost, SemelError, UnknownTopic

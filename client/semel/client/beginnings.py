@@ -12,7 +12,7 @@ import asyncio
 import logging
 from typing import Literal
 
-from semel.client.fetch import FeedQueue
+from semel.client.feed_queue import FeedQueue
 from semel.client.sql_offsets import Place, Progress, SqlOffsets
 from semel.protos.errors import OffsetOutOfRange
 from semel.protos.v1 import broker_pb2

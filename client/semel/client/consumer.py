@@ -29,7 +29,8 @@ from semel.client.beginnings import StoredOffsets, start_of
 from semel.client.cluster import Cluster
 from semel.client.config import ConsumerConfig
 from semel.client.core.routing import QueueRoute
-from semel.client.fetch import Feed, FeedQueue
+from semel.client.feed_queue import FeedQueue
+from semel.client.fetch import Feed
 from semel.client.membership import Membership
 from semel.client.message import Message
 from semel.client.pulling import Puller

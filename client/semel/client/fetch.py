@@ -14,13 +14,12 @@ A feed that may read from *any replica* asks one node of each broker group, chos
 all that is left the master, as soon as that node fails, refuses or turns out to be behind.
 
 Invariants
-1. Deliveries of one queue come in offset order without a gap: each begins where the one before
-   ended, or where the caller sought to, but for offsets to be *skipped*.
-2. A delivery from before a seek, a pause of the lock or a loss of the queue is never handed out:
+1. A delivery from before a seek, a pause of the lock or a loss of the queue is never handed out:
    its *turn* is not the queue's any more.
-3. Buffered bytes exceed `prefetch_bytes` by at most the replies under way.
+2. Buffered bytes exceed `prefetch_bytes` by at most the replies under way.
 
-Not here: which queues, and from where (`reader.py`, `consumer.py`).
+Not here: which queues, and from where (`reader.py`, `consumer.py`), and where a batch is cut
+(`feed_queue.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from semel.client.cluster import Cluster, translate
 from semel.client.connection import Purpose, telling
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
-from semel.client.message import Rows
+from semel.client.feed_queue import Delivery, FeedQueue, cut
 from semel.protos.batch import decode_broker_header
 from semel.protos.errors import (
     InternalError,
@@ -71,89 +70,6 @@ TIMER_S: Final = 0.002
 REST_S: Final = 0.05
 """After an answer that says "not now"."""
 LINK_POLICY: Final = BackoffPolicy(initial_ms=10, max_ms=300)
-
-
-class FeedQueue:
-    """One queue of a feed."""
-
-    def __init__(self, topic: str, key: QueueKey, group_id: GroupId, offset: int) -> None:
-        self.topic = topic
-        self.key = key
-        self.group_id = group_id
-        self.offset = offset
-        """Next offset to ask for."""
-        self.delivered = offset
-        """One past the last message the caller was given; written by the caller's thread."""
-        self.committed = offset
-        """Next offset by the group's last commit; used by consumers."""
-        self.stored = offset
-        """Next offset by the user's own database, with consumers that keep it there."""
-        self.end: int | None = None
-        """Stop here."""
-        self.token = 0
-        self.turn = 0
-        """Rises whenever what was fetched before is void."""
-        self.paused = False
-        self.skip: set[int] = set()
-        """Offsets that are not given out."""
-        self.delay_ms = 0
-        """How long after its append a message is given out."""
-        self.due: float | None = None
-        """With a delay: when the next batch may be fetched; None while it was not looked at."""
-        self.asked = False
-        """Part of a poll that is under way."""
-        self.buffered = 0
-        self.high_watermark = 0
-        self.at_end = False
-        """The queue was split, and all it will ever hold was fetched."""
-
-    @property
-    def ended(self) -> bool:
-        return self.end is not None and self.offset >= self.end
-
-    @property
-    def done(self) -> int:
-        """Next offset that is durable anywhere."""
-        return max(self.committed, self.stored)
-
-    def begin_at(self, offset: int) -> None:
-        """Before anything is fetched: everything below `offset` is done."""
-        self.offset = self.delivered = self.committed = self.stored = offset
-
-    def restart(self, offset: int) -> None:
-        """Forgets what was fetched; the next delivery begins at `offset`."""
-        self.turn += 1
-        self.asked = self.at_end = False
-        self.due = None
-        self.offset = self.delivered = offset
-
-    def waits(self, now: float) -> bool:
-        """Its next batch is not due."""
-        return self.due is not None and now < self.due
-
-
-class Delivery(NamedTuple):
-    """Rows of one stored batch."""
-
-    queue: FeedQueue
-    turn: int
-    token: int
-    stored: memoryview
-    base_offset: int
-    row_start: int
-    row_end: int
-
-    def rows(self) -> Rows:
-        """Checks the batch. Raises CorruptBatch."""
-        return Rows(
-            self.queue.topic,
-            self.queue.key,
-            self.stored,
-            self.base_offset,
-            self.row_start,
-            self.row_end,
-            self.token,
-        )
 
 
 class _Asked(NamedTuple):
@@ -548,50 +464,6 @@ class _FetchLink:
                 }
             if any(deadline < now for deadline, _ in self._polls.values()):
                 raise TimedOut(f"{address} does not answer a fetch")
-
-
-def cut(
-    deliveries: list[Delivery],
-    queue: FeedQueue,
-    turn: int,
-    batch: broker_pb2.BatchRange,
-    stored: memoryview,
-) -> None:
-    """The rows of a batch that are wanted: not before the offset, not at or after the end."""
-    if queue.ended:
-        return
-    start, end = batch.row_start, batch.row_end
-    base = batch.base_offset
-    if base < queue.offset:
-        skip = min(end - start, queue.offset - base)
-        start, base = start + skip, base + skip
-    if queue.end is not None:
-        end = min(end, start + max(0, queue.end - base))
-    if base > queue.offset:
-        raise InternalError(
-            f"queue {queue.key.queue_id} of {queue.topic!r}: offset {queue.offset} was asked"
-            f" for, {base} came"
-        )
-    if start >= end:
-        return
-    queue.offset = base + end - start
-    first = base - start
-    for low, high in (
-        _without(queue.skip, base, queue.offset) if queue.skip else [(base, end + first)]
-    ):
-        deliveries.append(
-            Delivery(queue, turn, queue.token, stored, low, low - first, high - first)
-        )
-
-
-def _without(skip: set[int], start: int, end: int) -> list[tuple[int, int]]:
-    """Offsets `[start, end)` without some of them, as ranges."""
-    ranges = []
-    for offset in [*sorted(at for at in skip if start <= at < end), end]:
-        if start < offset:
-            ranges.append((start, offset))
-        start = offset + 1
-    return ranges
 
 
 def _ended(error: BaseException, address: str) -> SemelError:

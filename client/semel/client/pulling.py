@@ -18,7 +18,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from semel.client.fetch import Feed, FeedQueue
+from semel.client.feed_queue import FeedQueue
+from semel.client.fetch import Feed
 from semel.client.message import Message, Rows
 from semel.protos.errors import SemelError
 

@@ -18,7 +18,8 @@ from typing import Final
 from semel.client.cluster import Cluster
 from semel.client.config import ReaderConfig
 from semel.client.core.retry import Backoff, BackoffPolicy
-from semel.client.fetch import Feed, FeedQueue
+from semel.client.feed_queue import FeedQueue
+from semel.client.fetch import Feed
 from semel.client.offsets import Places, check_places, resolve_places
 from semel.client.pulling import Puller
 from semel.client.runtime import Runtime

@@ -29,7 +29,7 @@ from semel.client.cluster import Cluster
 from semel.client.config import RetryPolicy
 from semel.client.core import letters
 from semel.client.core.batching import Chunk
-from semel.client.fetch import FeedQueue
+from semel.client.feed_queue import FeedQueue
 from semel.client.message import Message
 from semel.client.relay import Copy, Relay, relay_id, relay_name
 from semel.client.runtime import Runtime

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from semel.client.core.routing import Master
-from semel.client.fetch import Delivery, Feed, FeedQueue, _Asked, _FetchLink, cut
+from semel.client.feed_queue import Delivery, FeedQueue, cut
+from semel.client.fetch import Feed, _Asked, _FetchLink
 from semel.client.message import ARROW_SCHEMA
 from semel.client.pulling import Puller, await_ready, wait_ready
 from semel.protos.batch import BrokerHeader, Codec
