@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from semel.broker.node import BrokerNode
+from semel.client.shared_memory import Region
 from semel.protos.errors import (
     CorruptBatch,
     DataDirectoryError,
@@ -33,7 +35,14 @@ from semel.protos.errors import (
 )
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.queue_refs import queue_ref
-from semel.protos.streams import FETCH_METHOD, encode_ping, encode_produce, frame_prefix
+from semel.protos.streams import (
+    FETCH_METHOD,
+    MEMORY_HEAD_BYTES,
+    MEMORY_SECRET_BYTES,
+    encode_ping,
+    encode_produce,
+    frame_prefix,
+)
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
 from tests.integration.brokers import CLUSTER, QUEUE, TOPIC, BrokerGroup, RawClient, make_batch
 
@@ -157,6 +166,27 @@ async def test_fetches_out_of_range_and_of_unknown_queues(client: RawClient) -> 
     assert isinstance(from_detail(header.results[0].error), UnknownQueue)
     header, _ = await client.fetch(group="g", token=3)
     assert isinstance(from_detail(header.results[0].error), LockLost)
+
+
+async def test_memory_that_is_not_the_clients_is_not_written_to(client: RawClient) -> None:
+    """Its batches are sent then; a place outside of what was offered is an error of its own."""
+    region = Region(1 << 16, 1)
+    offer, at = region.offer(), MEMORY_HEAD_BYTES
+    before = os.pread(offer.descriptor, 1 << 17, 0)
+    guessed = broker_pb2.SharedMemory(
+        pid=offer.pid, descriptor=offer.descriptor, secret=bytes(MEMORY_SECRET_BYTES)
+    )
+    for wrong in (broker_pb2.SharedMemory(), guessed, broker_pb2.SharedMemory(pid=1)):
+        header, parts = await client.fetch(memory=wrong, memory_at=at, memory_bytes=1 << 16)
+        assert not header.in_memory
+        assert parts
+    for place, size in ((0, 8), (at, (1 << 16) + 1), (2**64 - 1, 2**32 - 1)):
+        header, _ = await client.fetch(memory=offer, memory_at=place, memory_bytes=size)
+        assert isinstance(from_detail(header.error), InvalidRequest)
+    header, sent = await client.fetch(memory=offer, memory_at=at, memory_bytes=8)  # too small
+    assert not header.in_memory
+    assert sent == parts
+    assert os.pread(offer.descriptor, 1 << 17, 0) == before
 
 
 async def test_a_malformed_fetch_ends_its_stream_only(client: RawClient) -> None:

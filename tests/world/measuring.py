@@ -1,8 +1,9 @@
 """The runs that are counted: a client stores batches in a quiet cluster and reads them.
 
-How it works. Batches of one size go one after the other to three brokers and come back, in two ways
-each. Every way is a *phase*, counted in a window of its own. What goes on anyway is counted in an
-idle window behind it, of the same length, and taken off. Each run is the same as the last.
+How it works. Batches of one size go one after the other to three brokers, in two ways, and come
+back, in four. Every way is a *phase*, counted in a window of its own. What goes on anyway is
+counted in an idle window behind it, of the same length, and taken off. Each run is the same as the
+last.
 
 Batches have values alone, no codec, and one queue: keys and several queues cost the client more.
 
@@ -12,6 +13,7 @@ Not here: how it is counted (`counting.py`), and what it may come to (`test_budg
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from semel.client import shared_memory
 from tests.world.clients import TOPIC, ClientHost
 from tests.world.counting import Count
 from tests.world.plan import Plan, make_plan
@@ -39,7 +42,10 @@ BODY_BYTES = MANY * VALUE_BYTES
 
 LIST, ARRAY = "send_many of a list", "send_many of an Arrow array"
 POLL, POLL_ARROW = "poll, and every value", "poll_arrow"
-PHASES = (LIST, ARRAY, POLL, POLL_ARROW)
+POLL_MEMORY, POLL_ARROW_MEMORY = f"{POLL}, through memory", f"{POLL_ARROW}, through memory"
+THROUGH_MEMORY = (POLL_MEMORY, POLL_ARROW_MEMORY)
+"""As on one machine. The first answer of each reader is sent all the same."""
+PHASES = (LIST, ARRAY, POLL, POLL_ARROW, *THROUGH_MEMORY)
 
 MASTER, SLAVES, CLIENT = "the master", "the slaves", "the client"
 
@@ -100,7 +106,7 @@ class Bulk(ClientHost):
         left = self.stored * len(self.values)
         async with client.reader(TOPIC) as reader:
             while left:
-                if self.phase == POLL:
+                if self.phase in (POLL, POLL_MEMORY):
                     messages = await reader.poll(max_messages=10 * len(self.values))
                     values = [message.value for message in messages]
                     left -= len(values)
@@ -121,8 +127,9 @@ class Cost:
 class Measured(Run):
     """One quiet run. Use `measure`."""
 
-    def __init__(self, count: int, phases: Sequence[str]) -> None:
+    def __init__(self, count: int, phases: Sequence[str], patch: pytest.MonkeyPatch) -> None:
         super().__init__(quiet_plan())
+        self._patch = patch
         self.counting = Count(BODY_BYTES)
         self.costs: dict[str, Cost] = {}
         """By phase."""
@@ -162,6 +169,8 @@ class Measured(Run):
         )
 
     def _do(self, client: Bulk, phase: str, times: int) -> None:
+        busy = 0 if phase in THROUGH_MEMORY else sys.maxsize
+        self._patch.setattr(shared_memory, "BUSY_BYTES", busy)
         client.phase, client.left = phase, times
         self._run_until(self.world.now + 30, lambda: not client.left)
         assert not client.left, f"{phase}: {client.left} of {times} are left"
@@ -180,7 +189,7 @@ def measure(
     count: int, patch: pytest.MonkeyPatch, phases: Sequence[str] = PHASES
 ) -> dict[str, Cost]:
     """Costs of a batch of `count` messages, by phase."""
-    run = Measured(count, phases)
+    run = Measured(count, phases, patch)
     with run.counting.installed(patch):
         run.execute()
     return run.costs

@@ -34,6 +34,8 @@ from tests.world.measuring import (
     PHASES,
     POLL,
     POLL_ARROW,
+    POLL_ARROW_MEMORY,
+    POLL_MEMORY,
     SLAVES,
     Cost,
     measure,
@@ -83,6 +85,13 @@ FETCHED: Budget = {
     "bytes by gRPC of the slaves": (-10, 10),
 }
 """Several batches come in one answer. Below zero: what would have happened anyway, and did not."""
+PLACED: Budget = {
+    **FETCHED,
+    "lines of the master": (70, 145),
+    "bodies copied by the master": (0, 0.3),
+    "bytes by gRPC of the master": (0, 0.3 * BODY_BYTES),
+}
+"""The kernel puts all but the first answer into memory of the client."""
 BUDGETS: Mapping[str, Budget] = {
     LIST: {
         **STORED,
@@ -107,8 +116,19 @@ BUDGETS: Mapping[str, Budget] = {
         "lines of the client": (360, 440),
         "bytes in small pieces by the client": (42_000, 53_000),
     },
+    POLL_MEMORY: {
+        **PLACED,
+        "lines of the client": (7 * MANY + 300, 7 * MANY + 480),
+        "bodies copied by the client": (1, 1),
+        "bytes in small pieces by the client": (620_000, 740_000),
+    },
+    POLL_ARROW_MEMORY: {
+        **PLACED,
+        "lines of the client": (360, 500),
+        "bytes in small pieces by the client": (42_000, 53_000),
+    },
 }
-LINES_A_MESSAGE = {(POLL, "lines of the client"): 7}
+LINES_A_MESSAGE = {(phase, "lines of the client"): 7 for phase in (POLL, POLL_MEMORY)}
 """A message is an object: made in three lines, asked for its value in three, which is cut out in
 one. Nothing else executes a line a message."""
 STORED_A_MESSAGE: Budget = {MASTER: (0, 8), SLAVES: (3, 12), CLIENT: (24, 35)}
@@ -118,6 +138,8 @@ BYTES_A_MESSAGE: Mapping[str, Budget] = {
     ARRAY: STORED_A_MESSAGE,
     POLL: {**FETCHED_A_MESSAGE, CLIENT: (1_500, 1_800)},  # its value, and objects
     POLL_ARROW: FETCHED_A_MESSAGE,
+    POLL_MEMORY: {**FETCHED_A_MESSAGE, CLIENT: (1_500, 1_800)},
+    POLL_ARROW_MEMORY: FETCHED_A_MESSAGE,
 }
 """In pieces smaller than a body: a number in a column takes eight, an object from 28 on."""
 

@@ -107,6 +107,10 @@ class BrokerConfig:
     """Default 256 MiB. About what replies may take that clients have not taken off; the nearer to
     it, the smaller the replies."""
 
+    fetch_shared_bytes_max: int = 512 << 20
+    """Default 512 MiB. Memory that clients on this machine may offer for replies, all together; who
+    comes later is sent them. 0 for none."""
+
     fetch_wait_max_ms: int = 30_000
     """Default 30 s. The longest long poll."""
 

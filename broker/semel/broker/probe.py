@@ -132,6 +132,11 @@ METRICS: Final = (
     # Fetch
     _counter("fetched_messages_total", "messages", "Messages in replies to fetches."),
     _counter("fetched_bytes_total", "bytes", "Bytes of the stored batches in those replies."),
+    _counter(
+        "fetched_shared_bytes_total",
+        "bytes",
+        "The part of them that was put into memory of clients on this machine.",
+    ),
     _histogram("fetch_seconds", "How long it took to get a reply's bytes from cache or disk."),
     _gauge("fetch_streams", "streams", "Fetch streams that are open."),
     _gauge("fetch_unsent_bytes", "bytes", "Bytes of replies that clients have not taken off."),
@@ -277,6 +282,7 @@ class Probe:
         page.add("semel_broker_produce_streams", self._produce.stream_count)
         page.add("semel_broker_fetched_messages_total", fetched.messages)
         page.add("semel_broker_fetched_bytes_total", fetched.bytes)
+        page.add("semel_broker_fetched_shared_bytes_total", fetched.shared_bytes)
         page.add("semel_broker_fetch_seconds", fetched.seconds)
         page.add("semel_broker_fetch_streams", fetched.streams)
         page.add("semel_broker_fetch_unsent_bytes", self._fetch.unsent_bytes)

@@ -75,6 +75,9 @@ class ClientConfig:
     """Messages of all producers together that are not acknowledged yet, or twice the largest
     `buffer_bytes` of one of them. Each may hold as much as is still free, at most half of it
     therefore; then its `buffer_full` says what happens."""
+    shared_memory: bool = True
+    """Let a broker on the same machine, and of the same user, put what is fetched into memory of
+    this process instead of sending it; up to some 32 MiB for each stream that is busy."""
     keep_routes: bool = True
     """Keep the routes in a file of this user, for clients that start while no controller answers.
     `SEMEL_ROUTES_DIRECTORY` names the directory, by default `~/.cache/semel`."""

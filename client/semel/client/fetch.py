@@ -42,6 +42,7 @@ from semel.client.connection import Purpose, telling
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
 from semel.client.feed_queue import Delivery, FeedQueue, cut
+from semel.client.shared_memory import Exchange, Slot
 from semel.protos.batch import decode_broker_header
 from semel.protos.errors import (
     InternalError,
@@ -54,7 +55,7 @@ from semel.protos.errors import (
     from_detail,
 )
 from semel.protos.ids import GroupId, NodeId, QueueKey, Term
-from semel.protos.streams import FETCH_METHOD, decode_fetch_reply
+from semel.protos.streams import FETCH_METHOD, decode_fetch_header
 from semel.protos.v1 import broker_pb2, common_pb2
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,15 @@ class _Asked(NamedTuple):
     queue: FeedQueue
     turn: int
     peek: bool
+
+
+class _Poll(NamedTuple):
+    """A request without an answer."""
+
+    deadline: float
+    asked: list[_Asked]
+    slot: Slot | None
+    """Where its batches may be put."""
 
 
 class FeedOwner(Protocol):
@@ -254,8 +264,9 @@ class _FetchLink:
         self._feed = feed
         self._group_id = group_id
         self._wake = asyncio.Event()
-        self._polls: dict[int, tuple[float, list[_Asked]]] = {}
-        """Polls under way: deadline, and what they are for."""
+        self._polls: dict[int, _Poll] = {}
+        """Under way."""
+        self._exchange = self._new_exchange()
         self._number = 0
         self._not_before = 0.0
         self._any = feed.any_replica
@@ -289,8 +300,8 @@ class _FetchLink:
             except* Exception as group:
                 logger.exception("fetch stream failed group=%s", self._group_id, exc_info=group)
                 self._on_ended(master, InternalError(f"client: {group.exceptions[0]!r}"))
-            for _, asked in self._polls.values():
-                for queue, turn, _ in asked:
+            for poll in self._polls.values():
+                for queue, turn, _ in poll.asked:
                     if queue.turn == turn:
                         queue.asked = False
             self._polls.clear()
@@ -319,6 +330,11 @@ class _FetchLink:
         else:
             self._feed.fail(error)
 
+    def _new_exchange(self) -> Exchange:
+        feed = self._feed
+        allowed = feed.cluster.config.shared_memory
+        return Exchange(feed.fetch_bytes, feed.prefetch_bytes, allowed=allowed)
+
     async def _stream(self, master: Master) -> None:
         channel = self._feed.cluster.connections.channel(master.address, Purpose.FETCH)
         call: Any = channel.stream_stream(
@@ -326,6 +342,7 @@ class _FetchLink:
             request_serializer=broker_pb2.FetchRequest.SerializeToString,
             response_deserializer=None,
         )()
+        self._exchange = self._new_exchange()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(call, master.address))
@@ -368,8 +385,9 @@ class _FetchLink:
                         group="" if peek else feed.owner.group,
                         token=0 if peek else queue.token,
                     )
+                slot = self._exchange.name_place(request, time.monotonic())
                 deadline = time.monotonic() + MAX_WAIT_MS / 1000 + OVERDUE_S
-                self._polls[self._number] = (deadline, asked)
+                self._polls[self._number] = _Poll(deadline, asked, slot)
                 await call.write(request)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise _ended(error, address) from None
@@ -386,8 +404,9 @@ class _FetchLink:
             raise translate(error, address) from None
 
     def _on_reply(self, message: bytes) -> None:
-        header, parts = decode_fetch_reply(message)
-        _, asked = self._polls.pop(header.correlation_id, (0.0, []))
+        header, rest = decode_fetch_header(message)
+        _, asked, slot = self._polls.pop(header.correlation_id, _Poll(0.0, [], None))
+        parts = self._exchange.on_answer(header, rest, slot, time.monotonic())
         turns = {each.queue.key: each for each in asked if each.queue.turn == each.turn}
         for each in turns.values():
             each.queue.asked = False
@@ -460,9 +479,10 @@ class _FetchLink:
             if now - before > 1.0:
                 # This process itself was asleep: answers may be waiting to be read.
                 self._polls = {
-                    number: (now + OVERDUE_S, asked) for number, (_, asked) in self._polls.items()
+                    number: poll._replace(deadline=now + OVERDUE_S)
+                    for number, poll in self._polls.items()
                 }
-            if any(deadline < now for deadline, _ in self._polls.values()):
+            if any(poll.deadline < now for poll in self._polls.values()):
                 raise TimedOut(f"{address} does not answer a fetch")
 
 

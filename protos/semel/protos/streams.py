@@ -10,6 +10,8 @@ Format. `docs/formats/streams.md`; a test compares its tables with the structs b
     produce request   8 bytes head, u64 ping number | per batch: u32 length, u32 0, batch, pad to 8
     fetch reply       u32 header length, u32 0, FetchReplyHeader, pad to 8 | stored batches, padded
 
+Between a client and a broker on one machine the batches may stand in memory of the client instead.
+
 Invariants
 1. `decode_produce(encode_produce(x)) == x` and likewise for pings and fetch replies.
 2. A decoder accepts only messages that it accounts for to the last byte. Padding is zero.
@@ -44,6 +46,13 @@ PREFIX_BYTES: Final = 8
 STREAM_MESSAGE_BYTES_MAX: Final = 16 << 20
 """gRPC's limit for one message on these streams, both ways."""
 PRODUCE_BATCHES_MAX: Final = 0xFFFF
+
+MEMORY_NAME: Final = "semel-fetch"
+"""Of the memfd that a client offers for the batches of fetch replies."""
+MEMORY_SECRET_BYTES: Final = 32
+"""What it begins with."""
+MEMORY_HEAD_BYTES: Final = 4096
+"""Nothing else is in front of this byte."""
 
 _TAG: Final = 0x0A
 _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
@@ -157,33 +166,39 @@ def decode_produce(message: bytes) -> Ping | list[bytes]:
     return batches
 
 
+def padded(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Stored batches as they stand behind the header of a fetch reply: each at a multiple of 8."""
+    pieces: list[bytes | memoryview] = []
+    for part in parts:
+        pieces.append(part)
+        if len(part) & 7:
+            pieces.append(_PADDING[len(part) & 7])
+    return pieces
+
+
+def padded_bytes(parts: Sequence[bytes | memoryview]) -> int:
+    """What they take so."""
+    return sum(len(part) + 7 & ~7 for part in parts)
+
+
 def encode_fetch_reply(
     header: broker_pb2.FetchReplyHeader, parts: Sequence[bytes | memoryview]
 ) -> bytes:
     """A fetch reply as a `Frame` in wire form.
 
     `parts` are the stored batches, in the order of `header.results[].batches`; the header's
-    lengths must be theirs (asserted).
+    lengths must be theirs (asserted), and they are not part of it with `in_memory`.
     """
-    head = header.SerializeToString()
-    pieces: list[bytes | memoryview] = [
-        b"",
-        PREFIX_STRUCT.pack(len(head), 0),
-        head,
-        _PADDING[len(head) & 7],
-    ]
-    total = PREFIX_BYTES + (len(head) + 7 & ~7)
-    for part in parts:
-        length = len(part)
-        pieces.append(part)
-        if length & 7:
-            pieces.append(_PADDING[length & 7])
-        total += length + 7 & ~7
     assert [r.length for result in header.results for r in result.batches] == [
         len(part) for part in parts
     ], "fetch reply: header and batches disagree"
-    pieces[0] = frame_prefix(total)
-    return b"".join(pieces)
+    head = header.SerializeToString()
+    pieces = [PREFIX_STRUCT.pack(len(head), 0), *padded([head])]
+    total = PREFIX_BYTES + padded_bytes([head])
+    if not header.in_memory:
+        pieces += padded(parts)
+        total += padded_bytes(parts)
+    return b"".join((frame_prefix(total), *pieces))
 
 
 def decode_fetch_reply(message: bytes) -> tuple[broker_pb2.FetchReplyHeader, list[memoryview]]:
@@ -191,6 +206,12 @@ def decode_fetch_reply(message: bytes) -> tuple[broker_pb2.FetchReplyHeader, lis
 
     Raises CorruptBatch when the reply is malformed; the batches themselves are not checked.
     """
+    header, rest = decode_fetch_header(message)
+    return header, fetched_batches(header, rest)
+
+
+def decode_fetch_header(message: bytes) -> tuple[broker_pb2.FetchReplyHeader, memoryview]:
+    """The header of a fetch reply and what stands behind it. Raises CorruptBatch."""
     try:
         data = frame_data(message)
     except InvalidRequest as error:
@@ -208,6 +229,23 @@ def decode_fetch_reply(message: bytes) -> tuple[broker_pb2.FetchReplyHeader, lis
         )
     except DecodeError:
         raise CorruptBatch("fetch reply's header is not a FetchReplyHeader") from None
+    return header, data[at:]
+
+
+def fetched_batches(
+    header: broker_pb2.FetchReplyHeader, rest: memoryview, memory: memoryview | None = None
+) -> list[memoryview]:
+    """The stored batches of a fetch reply: views of the `rest` behind its header, or with
+    `in_memory` of the memory that its request named. Raises CorruptBatch."""
+    data = rest
+    if header.in_memory:
+        if memory is None or len(rest):
+            raise CorruptBatch(
+                f"fetch reply says its batches are in shared memory, with {len(rest)} bytes behind"
+                f" its header and {'no' if memory is None else 'some'} memory named"
+            )
+        data = memory
+    at, end = 0, len(data)
     parts: list[memoryview] = []
     for result in header.results:
         for batch in result.batches:
@@ -219,6 +257,6 @@ def decode_fetch_reply(message: bytes) -> tuple[broker_pb2.FetchReplyHeader, lis
                     f" {end - start} are left"
                 )
             parts.append(data[start : start + batch.length])
-    if at != end:
+    if at != end and not header.in_memory:
         raise CorruptBatch(f"fetch reply has {end - at} bytes that its header does not name")
-    return header, parts
+    return parts

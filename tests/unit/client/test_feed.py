@@ -10,7 +10,7 @@ import pytest
 
 from semel.client.core.routing import Master
 from semel.client.feed_queue import Delivery, FeedQueue, cut
-from semel.client.fetch import Feed, _Asked, _FetchLink
+from semel.client.fetch import Feed, _Asked, _FetchLink, _Poll
 from semel.client.message import ARROW_SCHEMA
 from semel.client.pulling import Puller, await_ready, wait_ready
 from semel.protos.batch import BrokerHeader, Codec
@@ -393,7 +393,7 @@ def test_a_node_that_is_behind_is_asked_once_and_no_master_is_blamed(answer: str
     if answer == "refused":
         result = header.results.add(error=to_detail(UnknownQueue("not here yet")))
         result.queue.topic_id, result.queue.queue_id = KEY.topic_id, KEY.queue_id
-    link._polls[1] = (0.0, [_Asked(box.queue, box.queue.turn, False)])
+    link._polls[1] = _Poll(0.0, [_Asked(box.queue, box.queue.turn, False)], None)
     with pytest.raises(Unavailable if answer == "nothing" else UnknownQueue) as caught:
         link._on_reply(encode_fetch_reply(header, []))
     link._on_ended(node, caught.value)

@@ -14,13 +14,17 @@ from semel.protos.streams import (
     PRODUCE_HEAD_BYTES,
     PRODUCE_HEAD_STRUCT,
     Ping,
+    decode_fetch_header,
     decode_fetch_reply,
     decode_produce,
     encode_fetch_reply,
     encode_ping,
     encode_produce,
+    fetched_batches,
     frame_data,
     frame_prefix,
+    padded,
+    padded_bytes,
     produce_bytes,
 )
 from semel.protos.v1.broker_pb2 import FetchReplyHeader
@@ -62,6 +66,33 @@ def test_fetch_replies_round_trip(results: list[list[bytes]]) -> None:
     assert decoded == header
     assert views == parts
     assert all(view.obj is message for view in views)
+
+
+@given(st.lists(st.lists(st.binary(max_size=40), max_size=3), max_size=3))
+def test_batches_may_stand_in_memory_instead(results: list[list[bytes]]) -> None:
+    header = _header([[len(batch) for batch in result] for result in results])
+    header.in_memory = True
+    parts = [batch for result in results for batch in result]
+    decoded, rest = decode_fetch_header(encode_fetch_reply(header, parts))
+    assert (decoded, rest) == (header, b"")
+    memory = memoryview(b"".join(padded(parts)) + b"left from earlier")
+    assert fetched_batches(decoded, rest, memory) == parts
+    sent = encode_fetch_reply(_header([[len(part) for part in parts]]), parts)
+    assert frame_data(sent).tobytes().endswith(b"".join(padded(parts)))
+    assert padded_bytes(parts) == len(b"".join(padded(parts)))
+
+
+def test_memory_that_is_too_short_or_was_not_named_is_refused() -> None:
+    header = _header([[11], [6]])
+    header.in_memory = True
+    for rest, memory in (
+        (memoryview(b""), None),
+        (memoryview(b""), memoryview(bytes(23))),
+        (memoryview(bytes(24)), memoryview(bytes(24))),
+    ):
+        with pytest.raises(CorruptBatch):
+            fetched_batches(header, rest, memory)
+    assert fetched_batches(header, memoryview(b""), memoryview(bytes(24))) == [bytes(11), bytes(6)]
 
 
 def test_every_cut_is_refused() -> None:

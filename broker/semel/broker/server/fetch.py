@@ -3,7 +3,8 @@
 How it works. A request names queues and offsets; its answer carries stored batches with row
 ranges, byte for byte as they lie in the log, and the client slices. What the tail cache holds is
 answered in the loop turn in which the request arrived; the rest is read in the reader pool. A
-request that finds nothing waits until one of its queues grows, or for its time.
+request that finds nothing waits until one of its queues grows, or for its time. To a client on the
+same machine the batches go through memory that it has offered, and the header alone is sent.
 
 Only applied entries are seen, so nothing that is returned can be lost. A slave answers only when
 asked to (`any_replica`). A fetch under a lock is checked against its fencing token, and counts as a
@@ -15,7 +16,8 @@ Invariants
 3. Answers leave a stream one after the other; each request is answered once.
 4. What clients do not take off is bounded: two replies a stream, smaller the more there are.
 
-Not here: extents (`state/queues.py`), bytes (`log/`).
+Not here: extents (`state/queues.py`), bytes (`log/`), memory of clients
+(`shared_memory.py`).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from google.protobuf.message import DecodeError
 
 from semel.broker.config import BrokerConfig
 from semel.broker.log import IndexUnavailable, Log
+from semel.broker.server.shared_memory import ClientMemory, MemoryPool, Place
 from semel.broker.server.stream import StreamContext
 from semel.broker.state import Extent, QueueState, State
 from semel.broker.watchers import QueueWatchers, finish
@@ -97,6 +100,8 @@ class FetchCounters:
     messages: int = 0
     bytes: int = 0
     """Of batches as they are stored, also where only some of a batch's rows are meant."""
+    shared_bytes: int = 0
+    """The part of them that was put into memory of clients."""
     seconds: Histogram = field(default_factory=Histogram)
     """For the stored bytes of a reply that has any; waiting for new ones and sending excluded."""
 
@@ -121,6 +126,7 @@ class FetchHandler:
     def __init__(self, node: FetchNode) -> None:
         self._node = node
         self.counters = FetchCounters()
+        self._memories = MemoryPool(node.config.fetch_shared_bytes_max)
         self.unsent_bytes = 0
         """Of replies that were read and are not taken off by their clients yet, all streams."""
 
@@ -130,12 +136,13 @@ class FetchHandler:
         out = _Outlet(context)
         await context.send_initial_metadata(())
 
-        async def answer(request: broker_pb2.FetchRequest) -> None:
+        async def answer(request: broker_pb2.FetchRequest, memory: ClientMemory | None) -> None:
             try:
-                await self._serve(request, out)
+                await self._serve(request, out, memory)
             finally:
                 limit.release()
 
+        memory: ClientMemory | None = None
         self.counters.streams += 1
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -144,24 +151,35 @@ class FetchHandler:
                         request = broker_pb2.FetchRequest.FromString(data)
                     except DecodeError:
                         raise InvalidRequest("fetch request is not a FetchRequest") from None
+                    if request.HasField("memory"):
+                        if memory is not None:
+                            memory.close()
+                        memory = self._memories.open(request.memory)
                     await limit.acquire()
-                    tasks.create_task(answer(request))
+                    tasks.create_task(answer(request, memory))
         finally:
+            if memory is not None:
+                memory.close()
             self.counters.streams -= 1
 
-    async def _serve(self, request: broker_pb2.FetchRequest, out: _Outlet) -> None:
+    async def _serve(
+        self, request: broker_pb2.FetchRequest, out: _Outlet, memory: ClientMemory | None
+    ) -> None:
         try:
+            place = memory.place(request) if memory is not None else None
             if len(request.queues) > _QUEUES_MAX:
                 raise InvalidRequest(f"a fetch names at most {_QUEUES_MAX} queues")
             if not request.any_replica:
                 self._node.check_master()
-            await self._collect(request, out)
+            await self._collect(request, out, place)
         except SemelError as error:
             header = broker_pb2.FetchReplyHeader(correlation_id=request.correlation_id)
             header.error.CopyFrom(to_detail(error))
             await out.write(encode_fetch_reply(header, []))
 
-    async def _collect(self, request: broker_pb2.FetchRequest, out: _Outlet) -> None:
+    async def _collect(
+        self, request: broker_pb2.FetchRequest, out: _Outlet, place: Place | None
+    ) -> None:
         """Answers; waits first when there is nothing at all."""
         loop = asyncio.get_running_loop()
         wait_ms = min(request.max_wait_ms, self._node.config.fetch_wait_max_ms)
@@ -171,7 +189,7 @@ class FetchHandler:
             grown = self._node.watchers.watch(keys)
             timer: asyncio.TimerHandle | None = None
             try:
-                if await self._answer(request, out, last=loop.time() >= deadline):
+                if await self._answer(request, out, place, last=loop.time() >= deadline):
                     return
                 timer = loop.call_at(deadline, finish, grown)
                 await grown
@@ -182,7 +200,14 @@ class FetchHandler:
             if not request.any_replica:
                 self._node.check_master()
 
-    async def _answer(self, request: broker_pb2.FetchRequest, out: _Outlet, *, last: bool) -> bool:
+    async def _answer(
+        self,
+        request: broker_pb2.FetchRequest,
+        out: _Outlet,
+        place: Place | None,
+        *,
+        last: bool,
+    ) -> bool:
         """Reads and writes one reply; False when there is nothing yet and it is not the `last` try.
 
         A client that takes nothing off holds `_READ_AHEAD` replies and no more, and the more all
@@ -206,6 +231,9 @@ class FetchHandler:
                 if not header.results and not last:
                     return False
                 self._count(header, parts, began_s)
+                if place is not None and parts and place.put(parts):
+                    header.in_memory = True
+                    self.counters.shared_bytes += sum(map(len, parts))
                 reply = encode_fetch_reply(header, parts)
                 self.unsent_bytes += len(reply) - held
                 held = len(reply)
@@ -238,7 +266,7 @@ class FetchHandler:
             key = queue_key_of(wanted.queue)
             queue = self._node.state.queues.get(key)
             try:
-                found = await self._read_queue(wanted, key, queue, room)
+                found = await self._read_queue(wanted, key, queue, room, alone=not parts)
             except SemelError as error:
                 header.results.append(_failed(wanted, queue, error))
                 continue
@@ -256,8 +284,12 @@ class FetchHandler:
         key: QueueKey,
         queue: QueueState | None,
         room: int,
+        *,
+        alone: bool,
     ) -> tuple[broker_pb2.FetchResult, list[Part]] | None:
-        """None when the queue has nothing new. Raises SemelError."""
+        """None when the queue has nothing new, or nothing that fits behind what others have.
+
+        Raises SemelError."""
         node = self._node
         if queue is None:
             raise node.state.absent(key)
@@ -281,6 +313,8 @@ class FetchHandler:
             # A sealed queue is at its end for ever: nobody needs to wait to learn it.
             return self._end_of(wanted, queue) if queue.sealed else None
         extents = queue.extents_from(wanted.offset, min(wanted.max_bytes or room, room))
+        if not alone and extents[0].length > room:
+            return None
         batches = await self._read(extents)
         result = broker_pb2.FetchResult(
             queue=wanted.queue, log_start_offset=start, high_watermark=end, sealed=queue.sealed

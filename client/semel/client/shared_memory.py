@@ -1,0 +1,195 @@
+"""Memory that a broker on the same machine writes batches to, instead of sending them.
+
+How it works. A fetch stream that is busy makes a *region*, a sealed memfd, and offers it to its
+broker by process and descriptor. Every poll names a free *slot* of it; a broker that could open the
+region writes the batches of its answer there and sends the header alone. What gRPC does with a
+byte on its way (six copies, two of them under each interpreter's lock) is two copies then. A slot
+is free again once nothing refers to it: arrays and views that the application keeps hold theirs.
+Without a free slot, with another machine between, with an older broker the batches are sent.
+
+An *exchange* decides for one stream: it offers while the stream is busy, takes the memory back when
+it has been quiet, and offers no more once a broker has sent what it could have put there.
+
+Invariants
+1. A slot is written by the answer to the one poll that named it, and named again only when nobody
+   refers to it any more.
+2. A region belongs to one stream: what a broker that hung writes after its stream was given up lies
+   where nobody looks.
+3. After a fork no slot is named that the child may see: the regions of before are given up.
+4. Nothing is left behind by whoever ends, however he does: a memfd has no name.
+
+Not here: which answers come that way (`fetch.py`), the broker's side (`server/shared_memory.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import secrets
+import weakref
+from collections import deque
+from typing import Final
+
+import pyarrow as pa
+
+from semel.protos.streams import (
+    MEMORY_HEAD_BYTES,
+    MEMORY_NAME,
+    MEMORY_SECRET_BYTES,
+    fetched_batches,
+)
+from semel.protos.v1 import broker_pb2
+
+with contextlib.suppress(ImportError):  # a system without it has no memfd either
+    import fcntl
+
+SLOTS_MAX: Final = 16
+BUSY_BYTES: Final = 256 << 10
+"""An answer of so much, and the next ones may be worth a region."""
+PADDING_BYTES: Final = 64 << 10
+"""What a slot has more than an answer has bytes of batches."""
+QUIET_S: Final = 5.0
+"""Without such an answer the region is given back."""
+
+_forks = 0
+"""Of this process, so far."""
+
+
+class Slot:
+    """Where one answer may be put. Free again when it is collected."""
+
+    __slots__ = ("__weakref__", "_free", "at", "region")
+
+    def __init__(self, region: Region, at: int, free: deque[int]) -> None:
+        self.region = region
+        self.at = at
+        """Byte of the region."""
+        self._free = free
+
+    def __del__(self) -> None:
+        self._free.append(self.at)
+
+    def __len__(self) -> int:
+        return self.region.slot_bytes
+
+    def view(self) -> memoryview:
+        """Its bytes, read-only; whatever is made of the view keeps the slot."""
+        region = self.region
+        return memoryview(
+            pa.foreign_buffer(region.address + self.at, region.slot_bytes, base=self)
+        ).cast("B")
+
+
+class Region:
+    """Slots of one stream."""
+
+    def __init__(self, slot_bytes: int, slots: int) -> None:
+        """Raises OSError where there is no such memory."""
+        self.slot_bytes = slot_bytes
+        self._forks = _forks
+        size = MEMORY_HEAD_BYTES + slots * slot_bytes
+        self._descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._descriptor, size)
+            self._secret = secrets.token_bytes(MEMORY_SECRET_BYTES)
+            os.pwrite(self._descriptor, self._secret, 0)
+            # Nobody can pull a page from under who reads, or have a broker fill a machine.
+            sealed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, sealed)
+            self._mapped = pa.py_buffer(mmap.mmap(self._descriptor, size))
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self.address: int = self._mapped.address
+        self._free = deque(MEMORY_HEAD_BYTES + n * slot_bytes for n in range(slots))
+        weakref.finalize(self, os.close, self._descriptor)
+
+    @classmethod
+    def for_stream(cls, slot_bytes: int, held_bytes: int) -> Region | None:
+        """With slots for answers of so many bytes, as many as a reader buffers and some more; None
+        where there is no such memory."""
+        slot_bytes = slot_bytes + PADDING_BYTES & -mmap.PAGESIZE
+        try:
+            return cls(slot_bytes, min(SLOTS_MAX, 4 + -(-held_bytes // slot_bytes)))
+        except (OSError, AttributeError):  # the latter where the system knows no memfd
+            return None
+
+    @property
+    def given_up(self) -> bool:
+        """This process has forked, and the child sees what applications held then: it must not
+        change."""
+        return self._forks != _forks
+
+    def offer(self) -> broker_pb2.SharedMemory:
+        """What lets a broker open it."""
+        return broker_pb2.SharedMemory(
+            pid=os.getpid(), descriptor=self._descriptor, secret=self._secret
+        )
+
+    def take(self) -> Slot | None:
+        """A free slot, the one that was used last: its pages are in the caches."""
+        if self.given_up:
+            return None
+        try:
+            return Slot(self, self._free.pop(), self._free)
+        except IndexError:
+            return None
+
+
+class Exchange:
+    """One fetch stream and the memory that it offers."""
+
+    def __init__(self, slot_bytes: int, held_bytes: int, *, allowed: bool) -> None:
+        """With slots of so many bytes, for an application that buffers so many."""
+        self._slot_bytes = slot_bytes
+        self._held_bytes = held_bytes
+        self._allowed = allowed
+        self._region: Region | None = None
+        self._busy_at = -math.inf
+
+    def name_place(self, request: broker_pb2.FetchRequest, now: float) -> Slot | None:
+        """Names a place in a request where its batches may be put, if there is one.
+
+        `now` is monotonic, in seconds."""
+        region = self._region
+        if region is not None and now - self._busy_at > QUIET_S:
+            self._region = None
+            request.memory.SetInParent()  # an offer of nothing: the broker lets go of the old one
+            return None
+        if not self._allowed or now - self._busy_at > QUIET_S:
+            return None
+        if region is None or region.given_up:
+            region = self._region = Region.for_stream(self._slot_bytes, self._held_bytes)
+            if region is None:
+                self._allowed = False
+                return None
+            request.memory.CopyFrom(region.offer())
+        slot = region.take()
+        if slot is not None:
+            request.memory_at, request.memory_bytes = slot.at, region.slot_bytes
+        return slot
+
+    def on_answer(
+        self, header: broker_pb2.FetchReplyHeader, rest: memoryview, slot: Slot | None, now: float
+    ) -> list[memoryview]:
+        """The batches of the answer to a request that named `slot`. Raises CorruptBatch."""
+        if not header.results:
+            return []
+        batches = fetched_batches(header, rest, slot.view() if slot is not None else None)
+        if sum(map(len, batches)) >= BUSY_BYTES:
+            self._busy_at = now
+        if slot is not None and slot.region is self._region and 0 < len(rest) <= len(slot):
+            # The broker cannot open it, or has enough of them, or does not know what it is.
+            self._allowed, self._region = False, None
+        return batches
+
+
+def _on_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+with contextlib.suppress(AttributeError):  # a system without fork
+    os.register_at_fork(before=_on_fork)
