@@ -38,8 +38,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import grpc
 import grpc.aio
 
-from semel.client.cluster import Cluster, translate
-from semel.client.connection import Purpose, telling
+from semel.client.cluster import Cluster
+from semel.client.connection import Purpose, stream_ended, telling, translate
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
 from semel.client.message import Rows
@@ -456,7 +456,7 @@ class _FetchLink:
                 self._polls[self._number] = (deadline, asked)
                 await call.write(request)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise _ended(error, address) from None
+            raise stream_ended(error, address, "fetch") from None
 
     async def _read(self, call: Any, address: str) -> None:
         try:
@@ -592,9 +592,3 @@ def _without(skip: set[int], start: int, end: int) -> list[tuple[int, int]]:
             ranges.append((start, offset))
         start = offset + 1
     return ranges
-
-
-def _ended(error: BaseException, address: str) -> SemelError:
-    if isinstance(error, grpc.RpcError):
-        return translate(error, address)
-    return Unavailable(f"{address} ended the fetch stream")

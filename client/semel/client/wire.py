@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from semel.client.connection import Purpose, telling, translate
+from semel.client.connection import Purpose, stream_ended, telling, translate
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
 from semel.client.core.sequences import Moved
@@ -257,7 +257,7 @@ class Wire:
                 self._work.clear()
                 await self._work.wait()
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise _ended(call, error, address) from None
+            raise stream_ended(error, address, "produce") from None
 
     def _gather(self) -> list[bytes]:
         batches: list[bytes] = []
@@ -314,10 +314,4 @@ class Wire:
                 except TimeoutError:
                     raise TimedOut(f"{address} does not take data") from None
                 except (grpc.RpcError, asyncio.InvalidStateError) as error:
-                    raise _ended(call, error, address) from None
-
-
-def _ended(call: Any, error: BaseException, address: str) -> SemelError:
-    if isinstance(error, grpc.RpcError):
-        return translate(error, address)
-    return Unavailable(f"{address} ended the produce stream")
+                    raise stream_ended(error, address, "produce") from None
