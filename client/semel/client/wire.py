@@ -112,9 +112,7 @@ class Wire:
         if lane in self._ready_set:
             self._ready_set.discard(lane)
             self._ready.remove(lane)
-        if lane.sent_as is not None and self._sent.get(lane.sent_as) is lane:
-            del self._sent[lane.sent_as]
-        lane.sent_as = None
+        self._disown(lane)
 
     def on_ready(self, lane: Lane) -> None:
         """The lane may have something to send."""
@@ -280,10 +278,15 @@ class Wire:
         assert window is not None
         sent_as = (*lane.key, window.producer_id, window.epoch, window.session)
         if sent_as != lane.sent_as:
-            if lane.sent_as is not None and self._sent.get(lane.sent_as) is lane:
-                del self._sent[lane.sent_as]
+            self._disown(lane)
             lane.sent_as = sent_as
         self._sent[sent_as] = lane
+
+    def _disown(self, lane: Lane) -> None:
+        """Answers to what the lane has sent so far are for nobody."""
+        if lane.sent_as is not None and self._sent.get(lane.sent_as) is lane:
+            del self._sent[lane.sent_as]
+        lane.sent_as = None
 
     async def _watch(self, call: Any, address: str, lock: asyncio.Lock) -> None:
         """Pings while something is in flight, and ends a stream that is silent."""
