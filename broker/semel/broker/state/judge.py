@@ -89,7 +89,7 @@ from semel.protos.ids import (
     Sequence,
     Term,
 )
-from semel.protos.queue_refs import queue_key_of
+from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 IN_FLIGHT_BATCHES_MAX: Final = WINDOW_BATCHES
@@ -508,9 +508,9 @@ class Judge:
             queue.expired.add(row.producer_id, row.epoch, stored=row.last >= 0)
             row.exists, row.applied, row.last = False, None, NO_SEQUENCE
         self._spec.use(RecordUse.EXPIRE, (queue,), tuple(rows))
-        record = control_pb2.ExpireProducers(producer_ids=[row.producer_id for row in rows])
-        record.queue.topic_id, record.queue.queue_id = queue_key
-        return record
+        return control_pb2.ExpireProducers(
+            queue=queue_ref(queue_key), producer_ids=[row.producer_id for row in rows]
+        )
 
     def judge_release(
         self, queue_key: QueueKey, *, now_us: int, batches_max: int = RELEASE_BATCHES_MAX
