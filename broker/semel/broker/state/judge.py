@@ -181,6 +181,12 @@ class Judge:
         frozen = self._state.moves.frozen(queue.key)
         return None if frozen is None else Refused(frozen)
 
+    def _bound(self, queue: SpecQueue) -> Refused | None:
+        """The refusal of what would leave stored messages behind that have no offsets yet."""
+        if self._spec.may_pin or self._state.transactions.staging.is_pinned(queue.key):
+            return _come_back("a transaction is being committed to the queue")
+        return held_by_delays(self._state.delays, queue)
+
     def _accept(self, header: BatchHeader, queue: SpecQueue, row: SpecRow) -> BatchVerdict:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
             return _come_back(f"{len(row.in_flight)} batches of this producer are in flight")
@@ -378,12 +384,8 @@ class Judge:
             return _come_back("the queue is being split")
         if applied is None:
             return _come_back("the queue is being created")
-        if not applied.sealed and (
-            self._spec.may_pin or self._state.transactions.staging.is_pinned(key)
-        ):
-            return _come_back("a transaction is being committed to the queue")
-        if not applied.sealed and (held := held_by_delays(self._state.delays, queue)) is not None:
-            return held
+        if not applied.sealed and (bound := self._bound(queue)) is not None:
+            return bound
         if applied.sealed:
             if applied.children != children:
                 return Refused(sealed_error(applied))
@@ -437,10 +439,8 @@ class Judge:
                 return _come_back("the queue is being split")
             if queue.sealing:
                 return _come_back("the queue is being sealed already")
-            if self._spec.may_pin or self._state.transactions.staging.is_pinned(key):
-                return _come_back("a transaction is being committed to the queue")
-            if (held := held_by_delays(self._state.delays, queue)) is not None:
-                return held
+            if (bound := self._bound(queue)) is not None:
+                return bound
             queue.sealing = True
             self._spec.use(RecordUse.SEAL, (queue,), ())
         return Accepted()
