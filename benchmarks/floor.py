@@ -74,11 +74,11 @@ class Floor:
         return str(json.loads(line)["address"])
 
     def _client(
-        self, mode: str, batch_bytes: int, seconds: float, in_flight: int
+        self, mode: str, batch_bytes: int, seconds: float, in_flight: int, rate: int = 0
     ) -> dict[str, float]:
         command = [sys.executable, "-m", "benchmarks.floor_client", mode, self.address]
         command += ["--batch-bytes", str(batch_bytes), "--seconds", str(seconds)]
-        command += ["--in-flight", str(in_flight)]
+        command += ["--in-flight", str(in_flight), "--rate", str(rate)]
         done = subprocess.run(
             command, stdout=subprocess.PIPE, cwd=ROOT, text=True, timeout=seconds + 60, check=True
         )
@@ -93,9 +93,9 @@ class Floor:
         """`p50_ms`, `p99_ms` and `messages_s` of one message at a time."""
         return self._client("round-trip", batch_bytes, seconds, 1)
 
-    def paced(self, batch_bytes: int, seconds: float) -> Mapping[str, float]:
-        """`p50_ms`, `p99_ms` and `messages` of an open loop of 1,000 messages a second."""
-        return self._client("paced", batch_bytes, seconds, 1)
+    def paced(self, batch_bytes: int, seconds: float, rate: int) -> Mapping[str, float]:
+        """`p50_ms`, `p99_ms` and `messages` of an open loop of `rate` messages a second."""
+        return self._client("paced", batch_bytes, seconds, 1, rate)
 
     def read(self, batch_bytes: int, seconds: float) -> Mapping[str, float]:
         """`mb_s` of a stream from the master's cached file."""

@@ -167,8 +167,11 @@ def main() -> None:
     parser.add_argument("--batch-bytes", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--in-flight", type=int, default=32)
-    parser.add_argument("--rate", type=int, default=1_000)
-    run_loop(_main(parser.parse_args()))
+    parser.add_argument("--rate", type=int, default=0, help="messages a second, of paced alone")
+    options = parser.parse_args()
+    if options.mode == "paced" and options.rate < 1:
+        parser.error("paced needs a --rate")
+    run_loop(_main(options))
 
 
 if __name__ == "__main__":

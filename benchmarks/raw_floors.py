@@ -27,6 +27,7 @@ from benchmarks.figures import Cell, Figures
 from benchmarks.floor import Floor
 from benchmarks.goals import FLOOR
 from benchmarks.harness import percentile, temporary_directory
+from benchmarks.workloads import RATE
 
 BATCH_BYTES = 64 << 10
 AWAITED_BYTES = 1 << 10
@@ -160,7 +161,7 @@ class RawFloors:
 
     def _paced(self, floor: Floor) -> Figures:
         before = cpu_s(floor)
-        trips = floor.paced(AWAITED_BYTES, self._seconds)
+        trips = floor.paced(AWAITED_BYTES, self._seconds, RATE)
         used = cpu_s(floor) - before
         return {
             Cell(FLOOR, "W4", "prototype"): {

@@ -15,14 +15,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import grpc
 import grpc.aio
 import pyarrow as pa
 
 from semel.broker.config import BrokerConfig
-from semel.broker.log import FileLayer
+from semel.broker.log import FileLayer, LogConfig
 from semel.broker.node import BrokerNode
 from semel.broker.raft import RaftConfig
 from semel.protos.batch import Codec
@@ -44,6 +44,12 @@ from tests.ports import free_ports
 CLUSTER = "test-cluster"
 TOPIC = TopicId(77)
 QUEUE = QueueKey(TOPIC, QueueId(0))
+QUICK_CLEANING: Final[Mapping[str, Any]] = {
+    "log": LogConfig(segment_bytes=64 << 10, cache_bytes=64 << 10),
+    "retained_log_bytes": 32 << 10,
+    "retention_check_ms": 50,
+}
+"""Settings of a group whose logs are cleaned as soon as something is dead."""
 
 
 class BrokerGroup:

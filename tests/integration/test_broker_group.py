@@ -13,7 +13,7 @@ from semel.protos.errors import DiskFull, ProducerFenced, StorageError, from_det
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import encode_produce
 from semel.protos.v1 import broker_pb2, common_pb2
-from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
+from tests.integration.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
 
 COMMITTED = broker_pb2.PRODUCE_STATUS_COMMITTED
 DUPLICATE = broker_pb2.PRODUCE_STATUS_DUPLICATE
@@ -119,12 +119,7 @@ async def test_an_empty_node_catches_up_by_snapshot_and_does_not_vote_before(
     tmp_path: Path,
 ) -> None:
     """Its group has trimmed and cleaned the entries it would need."""
-    group = BrokerGroup(
-        tmp_path,
-        log=LogConfig(segment_bytes=64 << 10, cache_bytes=64 << 10),
-        retained_log_bytes=32 << 10,
-        retention_check_ms=50,
-    )
+    group = BrokerGroup(tmp_path, **QUICK_CLEANING)
     settings = common_pb2.TopicSettings(retention_bytes=100_000)
     async with group:
         master = await group.master()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from semel.broker import snapshots
-from semel.broker.log import Log, LogConfig, RecordRef
+from semel.broker.log import Log, RecordRef
 from semel.broker.node import BrokerNode
 from semel.protos.v1 import broker_pb2, common_pb2
-from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
+from tests.integration.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
 
 SIZE = 8_000
 MESSAGES = 150
@@ -24,13 +24,7 @@ RATE = 400_000
 @pytest.fixture
 async def group(tmp_path: Path) -> AsyncIterator[BrokerGroup]:
     """Three nodes whose logs begin far behind the first entry, with live records in front of it."""
-    built = BrokerGroup(
-        tmp_path,
-        log=LogConfig(segment_bytes=64 << 10, cache_bytes=64 << 10),
-        retained_log_bytes=32 << 10,
-        retention_check_ms=50,
-        catch_up_bytes_per_second=RATE,
-    )
+    built = BrokerGroup(tmp_path, **QUICK_CLEANING, catch_up_bytes_per_second=RATE)
     async with built:
         master = await built.master()
         async with RawClient(master.address) as client:

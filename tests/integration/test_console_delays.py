@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from semel.client import Client
+from semel.client import Client, RetryPolicy
 from tests.integration.cluster import Cluster
+from tests.integration.test_client_consumers import take
 from tests.integration.test_console_commands import Console, read_json
 from tests.waiting import until
 
@@ -87,6 +88,26 @@ def test_json_lines_have_times_and_ids_of_their_own(
     (queue,) = client.admin.describe_topic(topic).queues
     far_us = int(datetime.fromisoformat(far).timestamp()) * 1_000_000
     assert (queue.delayed_messages, queue.next_due_us) == (1, far_us)
+
+
+def test_a_dead_letter_is_shown_with_its_id(semel: Console, topic: str, client: Client) -> None:
+    with client.producer() as producer:
+        for message_id in ("ä 1", b"\xff", None):
+            producer.send(topic, b"tea", message_id=message_id).result(10)
+    with client.consumer("given-up", topic, retry=RetryPolicy()) as consumer:
+        for message in take(consumer, 3):
+            consumer.reject(message)
+        consumer.commit()
+    letters = semel.json("dlq", "list", "given-up")["letters"]
+    letters.sort(key=lambda letter: letter["origin"]["offset"])
+    ids = [letter.get("message_id", "none") for letter in letters]
+    assert ids == ["ä 1", {"base64": "/w=="}, "none"]
+    for letter, shown in zip(letters, ("ä 1", "/w==", None), strict=True):
+        place = f"{letter['queue']}/{letter['offset']}"
+        assert semel.json("dlq", "show", "given-up", place) == letter
+        text = semel("dlq", "show", "given-up", place).stdout.decode()
+        assert ("message_id" in text) == (shown is not None)
+        assert shown is None or shown in text
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 
-from semel.broker.log import LogConfig
 from semel.broker.state import DELAY_LEVEL
 from semel.client import connect
 from semel.protos.errors import InvalidRequest, Throttled, Unavailable, from_detail
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
-from tests.integration.brokers import CLUSTER, QUEUE, BrokerGroup, RawClient, make_batch
+from tests.integration.brokers import (
+    CLUSTER,
+    QUEUE,
+    QUICK_CLEANING,
+    BrokerGroup,
+    RawClient,
+    make_batch,
+)
 from tests.integration.cluster import Cluster
 
 SIZE = 8_000
@@ -44,9 +50,7 @@ async def group(tmp_path: Path) -> AsyncIterator[BrokerGroup]:
     """Three nodes whose logs are cleaned as soon as something is dead."""
     built = BrokerGroup(
         tmp_path,
-        log=LogConfig(segment_bytes=64 << 10, cache_bytes=64 << 10),
-        retained_log_bytes=32 << 10,
-        retention_check_ms=50,
+        **QUICK_CLEANING,
         scrub_bytes_per_second=1 << 30,
         scrub_pause_ms=50,
     )

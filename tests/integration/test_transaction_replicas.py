@@ -10,7 +10,6 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from semel.broker.log import LogConfig
 from semel.broker.node import BrokerNode
 from semel.protos.batch import decode_header
 from semel.protos.columns import to_record_batch
@@ -24,7 +23,7 @@ from semel.protos.v1 import (
     transactions_pb2,
     transactions_pb2_grpc,
 )
-from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
+from tests.integration.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
 
 STAGER = STAGER_ID_MIN + 5
 SIZE = 8_000
@@ -34,13 +33,7 @@ BATCHES = [make_batch(number - 1, [b"staged %d" % number], producer=STAGER) for 
 @pytest.fixture
 async def group(tmp_path: Path) -> AsyncIterator[BrokerGroup]:
     """Three nodes whose logs are cleaned as soon as something is dead."""
-    built = BrokerGroup(
-        tmp_path,
-        log=LogConfig(segment_bytes=64 << 10, cache_bytes=64 << 10),
-        retained_log_bytes=32 << 10,
-        retention_check_ms=50,
-        transaction_pin_ms=600_000,
-    )
+    built = BrokerGroup(tmp_path, **QUICK_CLEANING, transaction_pin_ms=600_000)
     async with built:
         yield built
 

@@ -323,7 +323,7 @@ class Proposer:
         if record.WhichOneof("record") == "fence":
             for queue in record.fence.queues:
                 self._unpark(queue_key_of(queue), ProducerId(record.fence.producer_id))
-        return RecordKind.CONTROL, (record.SerializeToString(deterministic=True),)
+        return _control_parts(record)
 
     def _judge_expiry(self, item: _Expiry) -> RecordParts | None:
         record = self._judge.judge_expire(
@@ -331,8 +331,7 @@ class Proposer:
         )
         if record is None:
             return None
-        control = ControlRecord(expire_producers=record)
-        return RecordKind.CONTROL, (control.SerializeToString(deterministic=True),)
+        return _control_parts(ControlRecord(expire_producers=record))
 
     def _judge_release(self, item: _Release, time_us: int) -> RecordParts | None:
         self._releasing.discard(item.queue_key)
@@ -342,8 +341,7 @@ class Proposer:
         if record is None:
             return None
         self._released += record.batches
-        control = ControlRecord(release_delayed=record)
-        return RecordKind.CONTROL, (control.SerializeToString(deterministic=True),)
+        return _control_parts(ControlRecord(release_delayed=record))
 
     def on_applied(self, index: int, results: Sequence[ApplyResult]) -> None:
         """Answers those who wait for the records of this entry."""
@@ -403,6 +401,10 @@ def _answer(item: _Item, error: SemelError) -> None:
         item.sink.refuse(item.header, error)
     elif isinstance(item, _Control | _Copy) and not item.future.done():
         item.future.set_exception(error)
+
+
+def _control_parts(record: ControlRecord) -> RecordParts:
+    return RecordKind.CONTROL, (record.SerializeToString(deterministic=True),)
 
 
 def _size(item: _Item) -> int:

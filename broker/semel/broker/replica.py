@@ -319,7 +319,7 @@ class Replica:
     def release_due(self, queues_max: int) -> None:
         """Has delayed batches of so many queues get their offsets, if they are due by log time."""
         proposer = self.proposer
-        if proposer is None or not self.state.delays.queues:
+        if proposer is None:
             return
         due = self.state.delays.due(self.log_time_us(), queues_max)
         for key in due:

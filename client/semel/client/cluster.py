@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.client.config import ClientConfig
-from semel.client.connection import BROKER, Connections, translate
+from semel.client.connection import BROKER, Connections
 from semel.client.controllers import Controllers
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master, RouteTable, TopicRoute
@@ -283,6 +283,3 @@ class Cluster:
     async def call_node(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
         """One call to one broker node. Raises SemelError."""
         return await self.connections.call(address, BROKER, method, request, timeout_s)
-
-
-__all__ = ["Cluster", "translate"]

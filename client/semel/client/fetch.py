@@ -37,8 +37,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import grpc
 import grpc.aio
 
-from semel.client.cluster import Cluster, translate
-from semel.client.connection import Purpose, telling
+from semel.client.cluster import Cluster
+from semel.client.connection import Purpose, stream_ended, telling, translate
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
 from semel.client.feed_queue import Delivery, FeedQueue, cut
@@ -390,7 +390,7 @@ class _FetchLink:
                 self._polls[self._number] = _Poll(deadline, asked, slot)
                 await call.write(request)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise _ended(error, address) from None
+            raise stream_ended(error, address, "fetch") from None
 
     async def _read(self, call: Any, address: str) -> None:
         try:
@@ -484,9 +484,3 @@ class _FetchLink:
                 }
             if any(poll.deadline < now for poll in self._polls.values()):
                 raise TimedOut(f"{address} does not answer a fetch")
-
-
-def _ended(error: BaseException, address: str) -> SemelError:
-    if isinstance(error, grpc.RpcError):
-        return translate(error, address)
-    return Unavailable(f"{address} ended the fetch stream")

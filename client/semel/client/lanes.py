@@ -265,6 +265,7 @@ class Link:
         """Nothing is sent from here on."""
         for lane in self.lanes:
             self.remove(lane)
-        self.wire.in_flight_bytes -= 0 if self._closed else self.in_flight_bytes
+        if not self._closed:
+            self.wire.in_flight_bytes -= self.in_flight_bytes
         self._closed = True
         self.wire.detach(self)

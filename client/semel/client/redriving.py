@@ -100,6 +100,8 @@ class DeadLetter(Described):
     value: bytes
     headers: tuple[tuple[str, bytes], ...]
     """The user's own."""
+    message_id: bytes | None
+    """The sender's own; None for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,4 +409,5 @@ def _described(message: Message, redriven: bool) -> DeadLetter:
         key=message.key,
         value=message.value,
         headers=tuple(letters.own(message.headers)),
+        message_id=message.message_id,
     )

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from semel.client.connection import Purpose, telling, translate
+from semel.client.connection import Purpose, stream_ended, telling, translate
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
 from semel.client.core.sequences import Moved
@@ -112,9 +112,7 @@ class Wire:
         if lane in self._ready_set:
             self._ready_set.discard(lane)
             self._ready.remove(lane)
-        if lane.sent_as is not None and self._sent.get(lane.sent_as) is lane:
-            del self._sent[lane.sent_as]
-        lane.sent_as = None
+        self._disown(lane)
 
     def on_ready(self, lane: Lane) -> None:
         """The lane may have something to send."""
@@ -257,17 +255,19 @@ class Wire:
                 self._work.clear()
                 await self._work.wait()
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise _ended(call, error, address) from None
+            raise stream_ended(error, address, "produce") from None
 
     def _gather(self) -> list[bytes]:
         batches: list[bytes] = []
         size = 0
         while self._ready and size < MESSAGE_BYTES:
             lane = self._ready.popleft()
+            self._ready_set.discard(lane)
+            # A batch that cannot be encoded may end its producer, which takes its lanes back.
             batch = lane.next_batch()
             if batch is None:
-                self._ready_set.discard(lane)
                 continue
+            self._ready_set.add(lane)
             self._ready.append(lane)
             self._note(lane)
             batches.append(batch.payload)
@@ -280,10 +280,15 @@ class Wire:
         assert window is not None
         sent_as = (*lane.key, window.producer_id, window.epoch, window.session)
         if sent_as != lane.sent_as:
-            if lane.sent_as is not None and self._sent.get(lane.sent_as) is lane:
-                del self._sent[lane.sent_as]
+            self._disown(lane)
             lane.sent_as = sent_as
         self._sent[sent_as] = lane
+
+    def _disown(self, lane: Lane) -> None:
+        """Answers to what the lane has sent so far are for nobody."""
+        if lane.sent_as is not None and self._sent.get(lane.sent_as) is lane:
+            del self._sent[lane.sent_as]
+        lane.sent_as = None
 
     async def _watch(self, call: Any, address: str, lock: asyncio.Lock) -> None:
         """Pings while something is in flight, and ends a stream that is silent."""
@@ -314,10 +319,4 @@ class Wire:
                 except TimeoutError:
                     raise TimedOut(f"{address} does not take data") from None
                 except (grpc.RpcError, asyncio.InvalidStateError) as error:
-                    raise _ended(call, error, address) from None
-
-
-def _ended(call: Any, error: BaseException, address: str) -> SemelError:
-    if isinstance(error, grpc.RpcError):
-        return translate(error, address)
-    return Unavailable(f"{address} ended the produce stream")
+                    raise stream_ended(error, address, "produce") from None

@@ -258,6 +258,10 @@ def _as_dict(letter: DeadLetter) -> dict[str, Any]:
     value["headers"] = [[name, _text(data)] for name, data in letter.headers]
     value["key"] = None if letter.key is None else _text(letter.key)
     value["value"] = _text(letter.value)
+    if letter.message_id is None:
+        del value["message_id"]
+    else:
+        value["message_id"] = _text(letter.message_id)
     return value
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from semel.client.config import ClientConfig
 from semel.client.core.routing import Master
 from semel.client.feed_queue import Delivery, FeedQueue, cut
 from semel.client.fetch import Feed, _Asked, _FetchLink, _Poll
@@ -368,6 +369,7 @@ class Nowhere:
 
     def __init__(self) -> None:
         self.routes = self
+        self.config = ClientConfig()
         self.failed: list[Master] = []
 
     def spawn(self, coroutine: Any, name: str) -> None:

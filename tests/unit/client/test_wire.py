@@ -137,6 +137,15 @@ class Box:
         link.add(cast(Lane, lane))
         return owner, link
 
+    async def sending(self, lane: FakeLane) -> Link:
+        """A producer whose first batch went out, on the first stream."""
+        _, link = self.producer(lane)
+        link.count(100)
+        link.on_ready(cast(Lane, lane))
+        await self.cluster.opened.wait()
+        await self.cluster.streams[0].written.wait()
+        return link
+
     def ack(self, lane: FakeLane, base: int, error: Any = None, **other: int) -> Any:
         window = lane.window
         ack = broker_pb2.ProduceAck(
@@ -177,6 +186,26 @@ async def test_a_producer_sends_nothing_once_it_is_closed() -> None:
     box.end()
 
 
+class Failing(FakeLane):
+    """Its first batch cannot be encoded, and its producer ends therefore."""
+
+    def next_batch(self) -> Any:
+        self.link.close()
+        return None
+
+
+async def test_a_producer_that_ends_while_its_batch_is_made_disturbs_nobody() -> None:
+    box = Box()
+    failing, other = Failing(), FakeLane(batches=1, producer_id=8)
+    for lane in (failing, other):
+        box.producer(lane)
+        lane.link.on_ready(cast(Lane, lane))
+    assert len(box.wire._gather()) == 1
+    failing.link.on_ready(cast(Lane, failing))
+    assert box.wire._gather() == []
+    box.end()
+
+
 async def test_producers_share_messages() -> None:
     box = Box()
     lanes = [FakeLane(batches=1, size=100, producer_id=at) for at in range(1, 101)]
@@ -192,12 +221,8 @@ async def test_what_went_out_on_a_stream_that_ends_goes_out_on_the_next() -> Non
     """Though nothing new is sent."""
     box = Box()
     lane = FakeLane(batches=1)
-    _, link = box.producer(lane)
-    link.count(100)
-    link.on_ready(cast(Lane, lane))
     async with asyncio.timeout(10):
-        await box.cluster.opened.wait()
-        await box.cluster.streams[0].written.wait()
+        await box.sending(lane)
         box.cluster.opened.clear()
         reply = broker_pb2.ProduceReply()
         reply.error.CopyFrom(to_detail(Throttled("go away", retry_after_ms=1)))
@@ -252,12 +277,8 @@ async def test_a_broker_that_names_no_session_is_not_believed() -> None:
     """It is older, and whose batch it answers is not certain."""
     box = Box()
     lane = FakeLane(batches=1)
-    _, link = box.producer(lane)
-    link.count(100)
-    link.on_ready(cast(Lane, lane))
     async with asyncio.timeout(10):
-        await box.cluster.opened.wait()
-        await box.cluster.streams[0].written.wait()
+        link = await box.sending(lane)
         reply = broker_pb2.ProduceReply(acks=[box.ack(lane, 0, session=0)])
         box.cluster.streams[0].replies.put_nowait(reply)
         while link.last_error is None:

@@ -31,7 +31,7 @@ from semel.protos.batch import BatchHeader, check_batch
 from semel.protos.errors import NotMaster, SemelError, to_detail
 from semel.protos.metrics import Histogram
 from semel.protos.streams import Ping, decode_produce
-from semel.protos.v1 import broker_pb2
+from semel.protos.v1 import broker_pb2, errors_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -122,25 +122,20 @@ class ProduceStream:
 
     def ack(self, header: BatchHeader, status: str, base_offset: int, append_time_us: int) -> None:
         """`status` is committed or duplicate; base_offset -1 when not known any more."""
-        self._unanswered -= 1
-        self._acks.append(
-            broker_pb2.ProduceAck(
-                topic_id=header.topic_id,
-                queue_id=header.queue_id,
-                producer_id=header.producer_id,
-                epoch=header.epoch,
-                session=header.session,
-                base_sequence=header.base_sequence,
-                last_sequence=header.last_sequence,
-                status=_STATUS[status],
-                base_offset=base_offset,
-                append_time_us=append_time_us,
-            )
-        )
-        _finish(self._due)
+        self._answer(header, _STATUS[status], base_offset, append_time_us)
 
     def refuse(self, header: BatchHeader, error: SemelError) -> None:
         """The batch was not stored by this request; `error` says why."""
+        self._answer(header, broker_pb2.PRODUCE_STATUS_FAILED, -1, 0, to_detail(error))
+
+    def _answer(
+        self,
+        header: BatchHeader,
+        status: broker_pb2.ProduceStatus,
+        base_offset: int,
+        append_time_us: int,
+        error: errors_pb2.ErrorDetail | None = None,
+    ) -> None:
         self._unanswered -= 1
         self._acks.append(
             broker_pb2.ProduceAck(
@@ -151,9 +146,10 @@ class ProduceStream:
                 session=header.session,
                 base_sequence=header.base_sequence,
                 last_sequence=header.last_sequence,
-                status=broker_pb2.PRODUCE_STATUS_FAILED,
-                base_offset=-1,
-                error=to_detail(error),
+                status=status,
+                base_offset=base_offset,
+                append_time_us=append_time_us,
+                error=error,
             )
         )
         _finish(self._due)

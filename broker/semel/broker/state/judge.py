@@ -89,7 +89,7 @@ from semel.protos.ids import (
     Sequence,
     Term,
 )
-from semel.protos.queue_refs import queue_key_of
+from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 IN_FLIGHT_BATCHES_MAX: Final = WINDOW_BATCHES
@@ -180,6 +180,12 @@ class Judge:
             return _come_back("the queue is being sealed for a move")
         frozen = self._state.moves.frozen(queue.key)
         return None if frozen is None else Refused(frozen)
+
+    def _bound(self, queue: SpecQueue) -> Refused | None:
+        """The refusal of what would leave stored messages behind that have no offsets yet."""
+        if self._spec.may_pin or self._state.transactions.staging.is_pinned(queue.key):
+            return _come_back("a transaction is being committed to the queue")
+        return held_by_delays(self._state.delays, queue)
 
     def _accept(self, header: BatchHeader, queue: SpecQueue, row: SpecRow) -> BatchVerdict:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
@@ -378,12 +384,8 @@ class Judge:
             return _come_back("the queue is being split")
         if applied is None:
             return _come_back("the queue is being created")
-        if not applied.sealed and (
-            self._spec.may_pin or self._state.transactions.staging.is_pinned(key)
-        ):
-            return _come_back("a transaction is being committed to the queue")
-        if not applied.sealed and (held := held_by_delays(self._state.delays, queue)) is not None:
-            return held
+        if not applied.sealed and (bound := self._bound(queue)) is not None:
+            return bound
         if applied.sealed:
             if applied.children != children:
                 return Refused(sealed_error(applied))
@@ -437,10 +439,8 @@ class Judge:
                 return _come_back("the queue is being split")
             if queue.sealing:
                 return _come_back("the queue is being sealed already")
-            if self._spec.may_pin or self._state.transactions.staging.is_pinned(key):
-                return _come_back("a transaction is being committed to the queue")
-            if (held := held_by_delays(self._state.delays, queue)) is not None:
-                return held
+            if (bound := self._bound(queue)) is not None:
+                return bound
             queue.sealing = True
             self._spec.use(RecordUse.SEAL, (queue,), ())
         return Accepted()
@@ -508,9 +508,9 @@ class Judge:
             queue.expired.add(row.producer_id, row.epoch, stored=row.last >= 0)
             row.exists, row.applied, row.last = False, None, NO_SEQUENCE
         self._spec.use(RecordUse.EXPIRE, (queue,), tuple(rows))
-        record = control_pb2.ExpireProducers(producer_ids=[row.producer_id for row in rows])
-        record.queue.topic_id, record.queue.queue_id = queue_key
-        return record
+        return control_pb2.ExpireProducers(
+            queue=queue_ref(queue_key), producer_ids=[row.producer_id for row in rows]
+        )
 
     def judge_release(
         self, queue_key: QueueKey, *, now_us: int, batches_max: int = RELEASE_BATCHES_MAX

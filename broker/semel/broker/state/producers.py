@@ -26,7 +26,8 @@ from semel.broker.state.results import ProducerState
 from semel.broker.state.rows import Outcome, OutcomeKind, QueueRows, Row
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import NO_SEQUENCE, Offset, ProducerId, QueueKey, Sequence
-from semel.protos.v1 import broker_pb2, common_pb2
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import broker_pb2
 
 _COUNT: Final = struct.Struct("<I")
 _NAMED: Final = struct.Struct("<Q")
@@ -214,9 +215,7 @@ def row_message(state: ProducerState, *, window: bool = True) -> broker_pb2.Prod
     """A row as the protocol sends it, with its window unless told otherwise."""
     entries = state.window if window else ()
     return broker_pb2.ProducerRow(
-        queue=common_pb2.QueueRef(
-            topic_id=state.queue_key.topic_id, queue_id=state.queue_key.queue_id
-        ),
+        queue=queue_ref(state.queue_key),
         producer_id=state.producer_id,
         epoch=state.epoch,
         session=state.session,

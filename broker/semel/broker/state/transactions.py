@@ -44,8 +44,8 @@ from semel.protos.errors import (
     UnknownQueue,
 )
 from semel.protos.ids import Offset, QueueKey
-from semel.protos.queue_refs import queue_key_of
-from semel.protos.v1 import common_pb2, transaction_records_pb2
+from semel.protos.queue_refs import queue_key_of, queue_ref
+from semel.protos.v1 import transaction_records_pb2
 
 if TYPE_CHECKING:
     from semel.broker.state.spec import Spec
@@ -257,7 +257,7 @@ def judge_step(transactions: Transactions, spec: Spec, level: int, step: Step) -
                 assert not queue.splitting, "a queue is not split while something is pinned for it"
                 messages = _messages_at_once(extents)
                 record.parts.add(
-                    queue=common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id),
+                    queue=queue_ref(key),
                     base_offset=queue.log_end_offset,
                     messages=messages,
                 )

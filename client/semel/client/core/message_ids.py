@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from semel.client.core.batching import Rows
+from semel.client.core.fields import as_bytes
 from semel.protos.body import offsets_of
 from semel.protos.errors import InvalidRequest
 
@@ -21,17 +22,7 @@ MESSAGE_ID_BYTES_MAX: Final = 1_024
 
 def id_bytes(message_id: Any) -> bytes:
     """One id; a str as UTF-8. Raises InvalidRequest."""
-    if isinstance(message_id, str):
-        try:
-            message_id = message_id.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"message_id is not valid Unicode: {error}") from error
-    elif not isinstance(message_id, bytes | bytearray | memoryview):
-        raise InvalidRequest(
-            f"message_id must be bytes (or str, as UTF-8), not {type(message_id).__name__}; leave"
-            " it out for a message without one"
-        )
-    found = bytes(message_id)
+    found = as_bytes("message_id", message_id)
     if not 0 < len(found) <= MESSAGE_ID_BYTES_MAX:
         raise _wrong_length(len(found), "message_id")
     return found
