@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import until
 from tools.demo.stage import READ_S, STOP_S, DemoFailed, Stage
 
 CLEAR = """
@@ -28,7 +29,10 @@ print(time.monotonic() - began)
 
 
 def lives(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("where", ["group", "session"])
@@ -56,7 +60,8 @@ def test_one_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     stage.end_actors()
     assert STOP_S <= time.monotonic() - began < STOP_S + 5
     assert not actor.running
-    assert not lives(actor.said[0].line["child"])
+    child = actor.said[0].line["child"]
+    until(lambda: not lives(child), what="end of the child, which was killed with its group")
 
 
 def test_one_that_ends_early_is_named_with_its_last_words(tmp_path: Path) -> None:
