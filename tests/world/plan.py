@@ -118,6 +118,8 @@ class Plan:
     """Of several controllers: how long each believes what the store said last."""
     more_groups: tuple[int, ...] = ()
     """Founding nodes of each broker group behind the first."""
+    shared_memory: bool = False
+    """Clients offer memory for all that they fetch, however little it is."""
 
 
 Theme = Callable[[Plan, Random], Plan]
@@ -493,3 +495,9 @@ def with_delays(plan: Plan) -> Plan:
         duration_s=plan.duration_s + 2.5,
         clients=tuple(dict.fromkeys((*plan.clients, "postponer 1", "postponer 2", "follower 1"))),
     )
+
+
+def with_shared_memory(plan: Plan) -> Plan:
+    """The plan with all programs on the brokers' machines: what they fetch comes through memory of
+    theirs."""
+    return replace(plan, shared_memory=True)

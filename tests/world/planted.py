@@ -9,6 +9,7 @@ Not here: how many seeds each may take (`test_world.py`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import SequenceTable
 from semel.broker.state.rows import ENTRY, Row
 from semel.client.core import sequences as sequences_module
+from semel.client.shared_memory import Region, Slot
 from semel.controller.office import Office
 from semel.controller.store import Transaction
 from semel.protos.v1 import control_pb2
@@ -364,3 +366,10 @@ def raft(bug: type[RaftCore]) -> Plant:
 
     plant.__name__ = bug.__name__
     return plant
+
+
+def names_a_slot_twice() -> Any:
+    def take(self: Any) -> Slot:
+        return Slot(self, self._free[-1], deque())
+
+    return _exchanged(Region, "take", take)

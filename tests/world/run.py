@@ -23,6 +23,8 @@ from semel.broker.log.reader import record_of
 from semel.broker.replica import Replica
 from semel.broker.server import moves as serving_moves
 from semel.client import session as client_session
+from semel.client import shared_memory
+from semel.client.shared_memory import Exchange
 from semel.controller import moves as controller_moves
 from semel.controller import node as controller_node
 from semel.protos.errors import SemelError
@@ -111,8 +113,22 @@ class Run:
             if self.plan.more_groups:
                 for module, name, value in _SMALL_MOVES:
                     stack.enter_context(_Patched(module, name, value))
+            if self.plan.shared_memory:
+                stack.enter_context(_Patched(shared_memory, "BUSY_BYTES", 0))
+                stack.enter_context(_Patched(Exchange, "on_answer", self._on_answer))
             stack.callback(self.world.end)
             return self._execute()
+
+    @property
+    def _on_answer(self) -> Callable[..., list[memoryview]]:
+        """Counts what comes through memory."""
+        original = Exchange.on_answer
+
+        def on_answer(exchange: Exchange, header: Any, *rest: Any) -> list[memoryview]:
+            self.world.seen["answer through memory"] += header.in_memory
+            return original(exchange, header, *rest)
+
+        return on_answer
 
     def _runtime(self) -> Any:
         return SimRuntime(self.world.loop)

@@ -24,6 +24,7 @@ from tests.world.plan import (
     with_controllers,
     with_delays,
     with_moves,
+    with_shared_memory,
     with_splits,
     with_transactions,
 )
@@ -40,6 +41,7 @@ MORE: Final[dict[str, Callable[[Plan], Plan]]] = {
     "moves": with_moves,
     "transactions": with_transactions,
     "delays": with_delays,
+    "shared_memory": with_shared_memory,
 }
 """What plans get on top, when it is asked for: as a part of every plan it would make other runs of
 all seeds."""
@@ -136,6 +138,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--transactions", action="store_true", help="programs commit over one or two broker groups"
     )
     parser.add_argument("--delays", action="store_true", help="programs send delayed messages, too")
+    parser.add_argument(
+        "--shared-memory", action="store_true", help="programs are on the brokers' machines"
+    )
     parser.add_argument(
         "--theme", choices=sorted(THEMES), help="faults in a row, which chance seldom brings about"
     )
