@@ -35,8 +35,9 @@ from tests.world.clients import TOPIC, ClientHost, Member, Sender
 from tests.world.loop import PROCESS
 from tests.world.nodes import BrokerHost
 from tests.world.operator import Operator
+from tests.world.patching import Patched
 from tests.world.plan import Plan, make_plan
-from tests.world.run import Failed, Result, Run, _Patched
+from tests.world.run import Failed, Result, Run
 from tests.world.world import World
 
 GROUP = "sorting"
@@ -147,7 +148,7 @@ class DeliveryRun(Run):
                 self.world.count("copies skipped")
             return covered
 
-        with _Patched(Retrying, "take_over", observed):
+        with Patched(Retrying, "take_over", observed):
             return super().execute()
 
     def _make_clients(self) -> None:
@@ -261,7 +262,7 @@ def forgets_copies() -> AbstractContextManager[None]:
         await take_over(relay, topics)
         return []
 
-    return _Patched(Relay, "take_over", bad)
+    return Patched(Relay, "take_over", bad)
 
 
 def commits_first() -> AbstractContextManager[object]:
@@ -277,8 +278,8 @@ def commits_first() -> AbstractContextManager[object]:
 
     on_committed = Retrying.on_committed
     plants = ExitStack()
-    plants.enter_context(_Patched(Retrying, "publish", nothing))
-    plants.enter_context(_Patched(Retrying, "on_committed", late))
+    plants.enter_context(Patched(Retrying, "publish", nothing))
+    plants.enter_context(Patched(Retrying, "on_committed", late))
     return plants
 
 

@@ -10,7 +10,6 @@ names it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -52,6 +51,7 @@ from tests.world.nemesis import Nemesis
 from tests.world.network import Weather
 from tests.world.nodes import CONTROLLER, BrokerHost, ControllerHost, SimBroker, broker_config
 from tests.world.operator import Operator
+from tests.world.patching import Patched, Quiet
 from tests.world.plan import NODES_MAX, Plan, make_plan
 from tests.world.protocol_clients import Doubter, Hasty
 from tests.world.tellers import Teller
@@ -106,16 +106,16 @@ class Run:
     def execute(self) -> Result:
         """Raises Failed."""
         with ExitStack() as stack:
-            stack.enter_context(_Quiet(self.world))
+            stack.enter_context(Quiet(self.world))
             stack.enter_context(hosted(self.world))
-            stack.enter_context(_Patched(client_session, "shared_runtime", self._runtime))
-            stack.enter_context(_Patched(controller_node, "_check_free", lambda listen: None))
+            stack.enter_context(Patched(client_session, "shared_runtime", self._runtime))
+            stack.enter_context(Patched(controller_node, "_check_free", lambda listen: None))
             if self.plan.more_groups:
                 for module, name, value in _SMALL_MOVES:
-                    stack.enter_context(_Patched(module, name, value))
+                    stack.enter_context(Patched(module, name, value))
             if self.plan.shared_memory:
-                stack.enter_context(_Patched(shared_memory, "BUSY_BYTES", 0))
-                stack.enter_context(_Patched(Exchange, "on_answer", self._on_answer))
+                stack.enter_context(Patched(shared_memory, "BUSY_BYTES", 0))
+                stack.enter_context(Patched(Exchange, "on_answer", self._on_answer))
             stack.callback(self.world.end)
             return self._execute()
 
@@ -562,53 +562,3 @@ def run_plan(
 def run_seed(seed: int) -> Result:
     """Raises Failed."""
     return Run(make_plan(seed)).execute()
-
-
-class _Patched(AbstractContextManager[None]):
-    """A name of a module has another value meanwhile."""
-
-    def __init__(self, target: Any, name: str, value: Any) -> None:
-        self._target, self._name, self._value = target, name, value
-
-    def __enter__(self) -> None:
-        self._old = getattr(self._target, self._name)
-        setattr(self._target, self._name, self._value)
-
-    def __exit__(self, *_: object) -> None:
-        setattr(self._target, self._name, self._old)
-
-
-class _TraceHandler(logging.Handler):
-    """The product's own log lines in the trace."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(logging.INFO)
-        self._world = world
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._world.trace is not None:
-            self._world.trace.append(
-                f"{self._world.now:10.6f}        | {record.levelname.lower()} "
-                f"{record.name.removeprefix('semel.')}: {record.getMessage()}"
-            )
-
-
-class _Quiet(AbstractContextManager[None]):
-    """Nothing of the product's log reaches the outside; a traced run keeps it."""
-
-    def __init__(self, world: World) -> None:
-        self._logger = logging.getLogger("semel")
-        self._handler = _TraceHandler(world)
-        self._traced = world.trace is not None
-
-    def __enter__(self) -> None:
-        logger = self._logger
-        self._old = (logger.level, logger.propagate)
-        logger.propagate = False
-        logger.setLevel(logging.INFO if self._traced else logging.CRITICAL + 1)
-        logger.addHandler(self._handler)
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.removeHandler(self._handler)
-        self._logger.setLevel(self._old[0])
-        self._logger.propagate = self._old[1]

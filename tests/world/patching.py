@@ -1,0 +1,59 @@
+"""What is different while a simulated cluster runs: names of modules, and where log lines go."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tests.world.world import World
+
+
+class Patched(AbstractContextManager[None]):
+    """A name of a module has another value meanwhile."""
+
+    def __init__(self, target: Any, name: str, value: Any) -> None:
+        self._target, self._name, self._value = target, name, value
+
+    def __enter__(self) -> None:
+        self._old = getattr(self._target, self._name)
+        setattr(self._target, self._name, self._value)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._target, self._name, self._old)
+
+
+class _TraceHandler(logging.Handler):
+    """The product's own log lines in the trace."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._world.trace is not None:
+            self._world.trace.append(
+                f"{self._world.now:10.6f}        | {record.levelname.lower()} "
+                f"{record.name.removeprefix('semel.')}: {record.getMessage()}"
+            )
+
+
+class Quiet(AbstractContextManager[None]):
+    """Nothing of the product's log reaches the outside; a traced run keeps it."""
+
+    def __init__(self, world: World) -> None:
+        self._logger = logging.getLogger("semel")
+        self._handler = _TraceHandler(world)
+        self._traced = world.trace is not None
+
+    def __enter__(self) -> None:
+        logger = self._logger
+        self._old = (logger.level, logger.propagate)
+        logger.propagate = False
+        logger.setLevel(logging.INFO if self._traced else logging.CRITICAL + 1)
+        logger.addHandler(self._handler)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self._handler)
+        self._logger.setLevel(self._old[0])
+        self._logger.propagate = self._old[1]
