@@ -16,7 +16,7 @@ from collections.abc import Callable
 from semel.broker.state import Accepted, Judge, QueueSettings, QueueState, State, batch_record_parts
 from semel.broker.state.producers import SequenceTable
 from semel.broker.state.rows import Row
-from semel.protos.batch import BatchFlags, BatchHeader, Codec, decode_header
+from semel.protos.batch import BatchHeader, Codec, decode_header
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
 from semel.protos.v1 import common_pb2, control_pb2
@@ -51,7 +51,7 @@ def batches() -> list[bytes]:
     for at in range(BATCHES):
         head = BatchHeader(
             codec=Codec.NONE,
-            flags=BatchFlags.NONE,
+            flags=0,
             body_length=1_024,
             uncompressed_length=1_024,
             body_crc=0,

@@ -49,6 +49,7 @@ from semel.protos.ids import ProducerId, QueueKey, Term
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1.control_pb2 import ControlRecord
+from semel.protos.values import value
 
 RecordParts = tuple[RecordKind, Sequence[bytes | memoryview]]
 _RECORD_OVERHEAD = 64
@@ -66,7 +67,7 @@ class AckSink(Protocol):
     def refuse(self, header: BatchHeader, error: SemelError) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Batch:
     header: BatchHeader
     data: bytes
@@ -107,7 +108,7 @@ class _Release:
 _Item = _Batch | _Control | _Copy | _Expiry | _Release
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entry:
     """Records of one entry to append now."""
 

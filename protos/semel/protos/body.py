@@ -145,7 +145,7 @@ class BodyReader:
 
     def __init__(self, body: pa.Buffer, header: BatchHeader) -> None:
         """Raises CorruptBatch unless the length table matches the flags and fills the body."""
-        self.flags = int(header.flags)
+        self.flags = header.flags
         expected = 2 + sum(count for flag, count in BUFFER_COUNTS if flag & self.flags)
         self.buffers: list[pa.Buffer] = []
         self.taken = 0

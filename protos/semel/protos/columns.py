@@ -307,10 +307,10 @@ def encode_batch(
     return b"".join((packed_head, *parts))
 
 
-def _buffers(columns: Columns) -> tuple[BatchFlags, list[Buffer], list[Buffer]]:
+def _buffers(columns: Columns) -> tuple[int, list[Buffer], list[Buffer]]:
     """Flags of the columns present, all buffers in the order of the body, and those of them
     whose CRC is the content's."""
-    flags = BatchFlags.NONE
+    flags = 0
     buffers = binary_buffers(columns.values)
     if columns.keys is not None:
         flags |= BatchFlags.KEY
@@ -366,7 +366,7 @@ def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -
     CorruptBatch when a length, an offset or a sequence contradicts, and for a position mark.
     """
     reader = BodyReader(unpack_body(batch, header), header)
-    flags = int(header.flags)  # an IntFlag's "and" costs ten times an int's
+    flags = header.flags
     count = header.count
     values = reader.binary(count)
     keys = reader.nullable(count) if flags & _KEY else None

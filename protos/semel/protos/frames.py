@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -27,6 +26,7 @@ import google_crc32c
 from semel.protos.crc import crc32c, crc32c_range
 from semel.protos.errors import CorruptFrame
 from semel.protos.ids import Index, Term
+from semel.protos.values import value
 
 FRAME_MAGIC: Final = b"SMF1"
 FRAME_VERSION: Final = 1
@@ -70,7 +70,7 @@ class NewerFrame(CorruptFrame):
     """Its header is whole, of a version that this program does not know: no damage to mend."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class FrameHeader:
     """The header of one frame."""
 
@@ -153,14 +153,7 @@ def decode_frame_header(data: bytes | bytearray | memoryview, at: int = 0) -> Fr
         raise NewerFrame(f"frame version {version} is unknown; this side knows {FRAME_VERSION}")
     if length % 8 or length > FRAME_BYTES_MAX - FRAME_HEADER_BYTES or not count or not index:
         raise CorruptFrame(f"frame {index} has {count} records in {length} bytes")
-    return FrameHeader(
-        index=index,
-        term=term,
-        time_us=time_us,
-        record_count=count,
-        payload_length=length,
-        payload_crc=payload_crc,
-    )
+    return FrameHeader(index, term, time_us, count, length, payload_crc)
 
 
 def frame_length_at(data: bytes | bytearray | memoryview, at: int) -> int:

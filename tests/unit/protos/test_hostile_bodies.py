@@ -257,7 +257,7 @@ def test_no_damaged_body_crashes() -> None:
 @given(st.binary(min_size=20, max_size=300), st.integers(0, 127), st.integers(1, 4))
 def test_no_garbage_crashes(garbage: bytes, flags: int, count: int) -> None:
     header = {
-        "flags": BatchFlags(flags) | BatchFlags.SOURCE_POSITIONS | BatchFlags.SEQUENCE,
+        "flags": flags | BatchFlags.SOURCE_POSITIONS | BatchFlags.SEQUENCE,
         "count": count,
     }
     try:

@@ -54,7 +54,7 @@ def header(
     """Contiguous by default; with a `count` it has source positions, with 0 it is a mark."""
     base = previous + 1 if base is None else base
     last = base if last is None else last
-    flags = BatchFlags.NONE
+    flags = 0
     if count == 0:
         flags, body = BatchFlags.POSITION_MARK, b""
     elif count is not None or base != previous + 1:

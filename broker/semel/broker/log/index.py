@@ -25,6 +25,7 @@ from operator import attrgetter
 from semel.broker.log.config import LogConfig
 from semel.broker.log.segment import Segment, SegmentHeader, frames_at
 from semel.broker.log.types import IndexUnavailable
+from semel.protos.values import value
 
 _FIRST_INDEX = attrgetter("first_index")
 
@@ -49,7 +50,7 @@ class Roll:
     """Truncated as a whole; their files go once `segment` is durable."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Write:
     """Consecutive frames for one segment."""
 

@@ -30,6 +30,7 @@ from enum import IntEnum
 
 from semel.broker.raft.membership import Membership
 from semel.protos.ids import NodeId
+from semel.protos.values import value
 
 
 class MessageKind(IntEnum):
@@ -48,7 +49,7 @@ class MessageKind(IntEnum):
     TIMEOUT_NOW = 11
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class EntryMeta:
     """All that the core knows of an entry; the bytes are the shell's business."""
 
@@ -78,7 +79,7 @@ class SnapshotMark:
     """The membership in force at `index`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Message:
     """One message from `source` to `target`; the table above says which fields count."""
 

@@ -21,6 +21,7 @@ from typing import Protocol
 from semel.broker.raft.membership import Membership
 from semel.broker.raft.messages import EntryMeta, HardState, Message
 from semel.protos.ids import NodeId
+from semel.protos.values import value
 
 
 class LogView(Protocol):
@@ -72,7 +73,7 @@ class Role(IntEnum):
     MASTER = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ReadState:
     """A read that may be served once entries up to `index` are applied."""
 
@@ -80,7 +81,7 @@ class ReadState:
     index: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Ready:
     """What to do now. Everything in it is new since the last one but the five standing facts."""
 

@@ -19,6 +19,8 @@ Not here: what a peer may have in flight (`progress.py`), reads (`read_index.py`
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from semel.broker.raft.membership import Membership, check_step
 from semel.broker.raft.messages import EntryMeta, Message, MessageKind, SnapshotMark
 from semel.broker.raft.progress import Progress, ProgressState
@@ -26,6 +28,16 @@ from semel.broker.raft.ready import Role
 from semel.broker.raft.state import RaftState, last_at_most
 from semel.protos.errors import InvalidRequest, NotMaster, Throttled
 from semel.protos.ids import NodeId
+
+
+class _Run(NamedTuple):
+    """Consecutive entries for one APPEND."""
+
+    previous_term: int
+    """Of the entry before them."""
+    entries: tuple[EntryMeta, ...]
+    size: int
+    """Of their frames, in bytes."""
 
 
 class Replicating(RaftState):
@@ -107,22 +119,33 @@ class Replicating(RaftState):
         due, self._due = self._due, set()
         if self._stalled or self._noop_missing:
             return
+        runs: dict[int, _Run] = {}
         for node in sorted(due):
-            self._replicate_to(node, self.progress[node])
+            self._replicate_to(node, self.progress[node], runs)
 
-    def _replicate_to(self, node: NodeId, progress: Progress) -> None:
-        log, config = self.log, self.config
-        end = log.last_index + 1
+    def _replicate_to(self, node: NodeId, progress: Progress, runs: dict[int, _Run]) -> None:
+        """`runs` holds, by their first index, those that other peers were sent just now: peers that
+        keep up get the same."""
+        config, end = self.config, self.log.last_index + 1
         while progress.next_index < end and progress.may_send(config):
             first = progress.next_index
-            previous_term = log.term_at(first - 1)
-            if first < log.first_index or previous_term is None:
+            run = runs.get(first) or self._run(first, end)
+            if run is None:
                 self._offer_snapshot(node, progress)
                 return
-            hi = log.fit(first, end, config.append_bytes_max)
-            entries = tuple([log.meta(index) for index in range(first, hi)])
-            self._send_append(node, first - 1, previous_term, entries)
-            progress.on_sent(hi - 1, sum([entry.size for entry in entries]))
+            runs[first] = run
+            self._send_append(node, first - 1, run.previous_term, run.entries)
+            progress.on_sent(first + len(run.entries) - 1, run.size)
+
+    def _run(self, first: int, end: int) -> _Run | None:
+        """What one APPEND may carry of the entries [first, end); None when they are gone."""
+        log = self.log
+        previous_term = log.term_at(first - 1)
+        if first < log.first_index or previous_term is None:
+            return None
+        hi = log.fit(first, end, self.config.append_bytes_max)
+        entries = tuple([log.meta(index) for index in range(first, hi)])
+        return _Run(previous_term, entries, sum([entry.size for entry in entries]))
 
     def _send_append(
         self,

@@ -140,22 +140,22 @@ def decode_message(data: bytes | memoryview, metas: Sequence[EntryMeta] = ()) ->
     has_mark = bool(flags & FLAG_SNAPSHOT)
     if has_mark != (length > ENVELOPE_BYTES) or has_mark != (kind is MessageKind.SNAPSHOT_OFFER):
         raise InvalidRequest(f"{kind.name} with a snapshot section of {length - ENVELOPE_BYTES}")
-    return Message(
-        kind=kind,
-        source=NodeId(source),
-        target=NodeId(target),
-        term=term,
-        log_index=log_index,
-        log_term=log_term,
-        commit_index=commit_index,
-        entries=tuple(metas),
-        rejected=bool(flags & FLAG_REJECTED),
-        hint_index=hint_index,
-        hint_term=hint_term,
-        context=context,
-        snapshot=_decode_mark(bytes(data[ENVELOPE_BYTES:length])) if has_mark else None,
-        force=bool(flags & FLAG_FORCE),
-        muted=bool(flags & FLAG_MUTED),
+    return Message(  # by keywords it would take three times as long
+        kind,
+        source,
+        target,
+        term,
+        log_index,
+        log_term,
+        commit_index,
+        tuple(metas),
+        flags & FLAG_REJECTED != 0,
+        hint_index,
+        hint_term,
+        context,
+        _decode_mark(bytes(data[ENVELOPE_BYTES:length])) if has_mark else None,
+        flags & FLAG_FORCE != 0,
+        flags & FLAG_MUTED != 0,
     )
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from semel.protos.errors import SemelError
 from semel.protos.ids import Index, NodeId, Offset, ProducerId, QueueKey, Sequence
+from semel.protos.values import value
 
 
 class StateDiverged(Exception):
@@ -83,7 +84,7 @@ class Done:
     queue_key: QueueKey | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class BatchApplied:
     """A batch is stored at `[base_offset, base_offset + count)`; at -1 when it is delayed."""
 

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from semel.protos.errors import SemelError
 from semel.protos.ids import Offset, ProducerId, QueueKey, Sequence
+from semel.protos.values import value
 
 NO_OFFSET: Final = Offset(-1)
 
@@ -31,7 +32,7 @@ class ParkKey(NamedTuple):
     serial: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Accepted:
     """Append it to the entry being built, now: the judge already counts on it."""
 
@@ -39,7 +40,7 @@ class Accepted:
     """Where the batch goes; -1 for control records."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Duplicate:
     """Stored before, durable and applied; `base_offset` of its first message, -1 when unknown."""
 

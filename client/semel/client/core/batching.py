@@ -21,7 +21,6 @@ Not here: bytes (`encoding.py`), sequences and retries (`sequences.py`), who may
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +34,7 @@ from semel.protos.columns import Columns
 from semel.protos.errors import UnknownQueue
 from semel.protos.ids import QueueKey
 from semel.protos.slots import slot_of_key, slots_of_keys, slots_of_positions
+from semel.protos.values import value
 
 ROW_BYTES: Final = 8
 """What a row costs beside its contents, for the sizes of parts."""
@@ -44,7 +44,7 @@ NO_QUEUE: Final = -1
 Rows = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Outcome:
     """What became of one part."""
 

@@ -56,6 +56,7 @@ from semel.protos.errors import (
 )
 from semel.protos.ids import ProducerId, Sequence
 from semel.protos.v1 import control_pb2
+from semel.protos.values import value
 
 HEAD_REFUSALS_MAX: Final = 5
 """So many "out of order" for the oldest batch in a row: ask by a fence what the queue has."""
@@ -116,7 +117,7 @@ class InFlight:
         """The queue is sealed and does not hold it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Settled:
     """The batch is stored."""
 
