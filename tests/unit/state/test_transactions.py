@@ -436,6 +436,16 @@ def test_what_is_published_stays_live_at_its_old_place() -> None:
     assert group.state.live_bytes == group.state.queues[KEY].bytes == before[0][2]
 
 
+def test_times_of_a_queue_that_came_from_a_clock_ahead_do_not_fall_at_a_publication() -> None:
+    group, first = group_with(2)
+    queue = group.state.queues[KEY]
+    queue.last_append_us = ahead_us = group.state.log_time_us + 60_000_000
+    group.pin(first)
+    assert isinstance(group.publish(), Published)
+    assert group.state.log_time_us < ahead_us
+    assert queue.last_append_us == ahead_us
+
+
 def test_a_publication_at_the_wrong_offset_halts() -> None:
     group, first = group_with(2)
     group.pin(first)

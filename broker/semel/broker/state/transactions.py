@@ -164,11 +164,13 @@ class Transactions:
             )
         for key, extents in found.items():
             queue = queues[key]
+            # A queue that was moved here may have later batches than this group's clock knows.
+            append_time_us = max(now_us, queue.last_append_us)
             for entry, position, length, messages, _, _, due_us in extents:
                 if due_us:
                     delays.add(key, due_us, entry, position, length, messages)
                 else:
-                    queue.append(messages, entry, position, length, now_us)
+                    queue.append(messages, entry, position, length, append_time_us)
         self.staging.drop_pin(record.transaction_id, record.attempt)
         return Published(transaction_id=record.transaction_id, attempt=record.attempt, parts=parts)
 
