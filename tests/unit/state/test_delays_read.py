@@ -172,8 +172,8 @@ def test_a_new_life_that_begins_delayed_is_no_duplicate_once_its_row_has_expired
     for end in (6, 8):
         queue = group.state.queues[KEY]
         assert queue.log_end_offset == end
-        for floor, wrong in ((1, False), (0, True)):
-            verifier = BatchVerifier(KEY, 0, end, expired_epoch_floor=floor)
+        for expired, wrong in ((queue.expired, False), (None, True)):
+            verifier = BatchVerifier(KEY, 0, end, expired=expired)
             for extent in queue.extents_from(0, 1 << 40):
                 stored = group.payload(extent.index, extent.position)
                 verifier.feed(extent.base_offset, extent.count, stored)

@@ -482,7 +482,7 @@ def test_a_new_queue_is_all_zero() -> None:
     fixed = _FIXED.unpack_from(b"".join(new_queue().parts(lineage=False)))
     assert fixed[:4] == (KEY.topic_id, KEY.queue_id, 0, 65_536)
     assert set(fixed[8:]) == {0}
-    assert new_queue().expired_epoch_floor == 0
+    assert new_queue().expired.highest_epoch() == 0
 
 
 def test_a_queue_comes_back_with_all_its_numbers() -> None:
@@ -501,7 +501,7 @@ def test_a_queue_comes_back_with_all_its_numbers() -> None:
     for name in QueueState.__slots__:
         if name not in ("expired", "extents"):
             assert getattr(back, name) == getattr(queue, name), name
-    assert back.expired_epoch_floor == 4
+    assert back.expired.highest_epoch() == 4
 
 
 def test_append_times_of_a_queue_never_fall(group: Group) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.broker.state import BatchVerifier, QueueReport, State, TableVerifier
+from semel.broker.state.expired import Expired
 from semel.protos.errors import CorruptSegment
 from semel.protos.frames import iter_records
 from semel.protos.v1 import control_pb2
@@ -37,8 +38,17 @@ def stored(group: Group) -> Extents:
     return found
 
 
-def verify(extents: Extents, start: int = 0, end: int = 36, floor: int = 0) -> QueueReport:
-    verifier = BatchVerifier(KEY, start, end, expired_epoch_floor=floor)
+def expired(epoch: int) -> Expired:
+    """What a queue remembers when producer 1 expired with `epoch`."""
+    made = Expired()
+    made.add(1, epoch, stored=True)
+    return made
+
+
+def verify(
+    extents: Extents, start: int = 0, end: int = 36, floor: Expired | None = None
+) -> QueueReport:
+    verifier = BatchVerifier(KEY, start, end, expired=floor)
     for extent in extents:
         verifier.feed(*extent)
     return verifier.finish()
@@ -106,7 +116,7 @@ def test_write_of_a_fenced_incarnation(group: Group) -> None:
 def test_restart_after_expiry_is_no_duplicate(group: Group) -> None:
     again = header(-1, last=9, epoch=2)
     data = b"".join(bytes(part) for part in batch_record(again, 36, 0, 1)[1])
-    assert verify([*stored(group), (36, 10, data)], end=46, floor=1).ok
+    assert verify([*stored(group), (36, 10, data)], end=46, floor=expired(1)).ok
     assert verify([*stored(group), (36, 10, data)], end=46).duplicates == 10
 
 
@@ -117,8 +127,30 @@ def test_queue_remembers_the_expiry_that_explains_a_restart(group: Group) -> Non
     group.commit()
     group.fence(epoch=2, after_expiry=True)
     group.produce(header(-1, last=9, epoch=2))
-    floor = group.state.queues[KEY].expired_epoch_floor
+    floor = group.state.queues[KEY].expired
     assert verify(stored(group), end=46, floor=floor).ok
+
+
+@pytest.mark.parametrize("wrote", [False, True])
+def test_new_row_need_not_remember_what_an_expired_one_stored(group: Group, wrote: bool) -> None:
+    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
+    assert record is not None
+    group.entry.append(control(expire_producers=record))
+    group.commit()
+    group.fence(epoch=2, after_expiry=True)
+    if wrote:
+        group.produce(header(-1, last=9, epoch=2))
+    tables = TableVerifier()
+    for frame in group.frames:
+        tables.feed(frame)
+    end = group.state.queues[KEY].log_end_offset
+    for windows, sound in ((tables.windows(KEY), True), ({1: []}, not wrote)):
+        verifier = BatchVerifier(KEY, 0, end, expired=group.state.queues[KEY].expired)
+        for extent in stored(group):
+            verifier.feed(*extent)
+        verifier.hold_against(windows)
+        report = verifier.finish()
+        assert report.ok == sound, report.problems
 
 
 @pytest.mark.parametrize("begin", [0, 3, 6])

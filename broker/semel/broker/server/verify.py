@@ -30,6 +30,7 @@ from semel.broker.state import (
     State,
     TableVerifier,
 )
+from semel.broker.state.expired import Expired
 from semel.broker.state.verify_moves import Entry
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
 from semel.protos.delays import is_delayed
@@ -49,7 +50,7 @@ class _Wanted:
     key: QueueKey
     log_start_offset: int
     log_end_offset: int
-    expired_epoch_floor: int
+    expired: Expired
     extents: tuple[Extent, ...]
     delayed: tuple[DelayedExtent, ...]
     """Without offsets."""
@@ -106,7 +107,7 @@ def _capture(state: State, key: QueueKey) -> _Wanted:
         key=key,
         log_start_offset=queue.log_start_offset,
         log_end_offset=queue.log_end_offset,
-        expired_epoch_floor=queue.expired_epoch_floor,
+        expired=queue.expired.copy(),
         extents=tuple(queue.extents_from(queue.log_start_offset, 1 << 62)),
         delayed=tuple(state.delays.queues.get(key, ())),
         inherited=_inherited(state, queue),
@@ -227,7 +228,7 @@ def _read_queue(
         one.key,
         one.log_start_offset,
         one.log_end_offset,
-        expired_epoch_floor=one.expired_epoch_floor,
+        expired=one.expired,
         inherited=one.inherited,
     )
     for extent in one.extents:

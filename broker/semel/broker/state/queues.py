@@ -147,11 +147,6 @@ class QueueState:
         self.bytes -= extents.bytes_before(ordinal)
         extents.trim(ordinal)
 
-    @property
-    def expired_epoch_floor(self) -> int:
-        """No row with a higher epoch ever expired here; single producers may do with less."""
-        return self.expired.highest_epoch()
-
     def extents_from(self, offset: int, max_bytes: int) -> list[Extent]:
         """Extents that cover `offset` and what follows, at least one if there is any, else as many
         as `max_bytes` hold. The first may begin below `offset`, even below the queue's start.

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.broker.state.delays import DELAY_LEVEL
+from semel.broker.state.expired import Expired
 from semel.broker.state.machine import State
 from semel.broker.state.results import ProducerState
 from semel.broker.state.verify_chains import Chains
@@ -88,16 +89,17 @@ class BatchVerifier:
         log_start_offset: int,
         log_end_offset: int,
         *,
-        expired_epoch_floor: int = 0,
+        expired: Expired | None = None,
         inherited: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
-        """`inherited` says for a child with which epoch and last sequence each producer's row in
-        the parent ended."""
+        """`expired`: the queue's own, or a copy. `inherited` says for a child with which epoch and
+        last sequence each producer's row in the parent ended."""
         self._key = key
         self._start = log_start_offset
         self._end = log_end_offset
         self._next = log_start_offset
-        self._chains = Chains(log_start_offset, expired_epoch_floor, inherited or {})
+        self._expired = expired or Expired()
+        self._chains = Chains(log_start_offset, self._expired.highest_epoch(), inherited or {})
         self._messages = 0
         self._delayed = 0
         self._duplicates = 0
@@ -106,6 +108,8 @@ class BatchVerifier:
         self._problems: list[str] = []
         self._newest: dict[int, deque[Entry]] = {}
         """Each producer's newest batches, as many as a window holds."""
+        self._ended: dict[int, int] = {}
+        """Offset of each producer's newest batch that only a row which expired has to remember."""
 
     def feed(
         self,
@@ -146,6 +150,8 @@ class BatchVerifier:
                 f"offset {offset}, {count} rows from {first_row}: the batch there says"
                 f" {head.base_offset}, {batch.count} rows"
             )
+        if batch.epoch <= self._expired.floor_of(batch.producer_id):
+            self._ended[batch.producer_id] = offset
         if not delayed:  # the table does not learn the offset that it gets
             self._newest.setdefault(batch.producer_id, deque(maxlen=_WINDOW)).append(
                 (batch.base_sequence, batch.last_sequence, offset, batch.count, batch.content_crc)
@@ -178,7 +184,7 @@ class BatchVerifier:
 
     def hold_against(self, windows: Mapping[int, list[Entry]]) -> None:
         """Compares the windows of the sequence table, once every extent was fed."""
-        for problem in window_problems(windows, self._newest, self._start):
+        for problem in window_problems(windows, self._newest, self._start, self._ended):
             self._problem(problem)
         if self._start:
             return  # what was delayed may have been released and trimmed

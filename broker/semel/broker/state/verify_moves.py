@@ -131,10 +131,12 @@ def window_problems(
     windows: Mapping[int, Iterable[Entry]],
     stored: Mapping[int, Iterable[Entry]],
     log_start_offset: int,
+    ended: Mapping[int, int],
 ) -> Iterator[str]:
     """What each producer's window and its newest stored batches (64, or all) do not agree about.
 
-    `windows` are of producers that have a row.
+    `windows` are of producers that have a row. Up to its offset in `ended` nobody has to remember
+    what a producer stored: the row that did has expired, and a new one knows nothing of it.
     """
     for producer, window in sorted(windows.items()):
         entries = [entry for entry in window if entry[3] and entry[2] >= log_start_offset]
@@ -145,7 +147,8 @@ def window_problems(
                     f"the window of producer {producer} remembers {entry[0]} to {entry[1]} at"
                     f" offset {entry[2]}, the log has {known.get(entry[2])} there"
                 )
-        newest = max(known.values(), key=lambda entry: entry[2], default=None)
+        owed = [entry for entry in known.values() if entry[2] > ended.get(producer, -1)]
+        newest = max(owed, key=lambda entry: entry[2], default=None)
         last = max((entry[1] for entry in window), default=-1)
         if newest is not None and (not entries or entries[-1] != newest) and newest[1] >= last:
             yield (
