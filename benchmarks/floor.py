@@ -3,7 +3,10 @@
 Semel's figures are stated as ratios to this prototype, measured in the same run. It keeps the
 promise that matters (a message is acknowledged once two of three have it on disk) and nothing else.
 
-    python -m benchmarks.floor [--seconds 3] [--rounds 3]
+    python -m benchmarks.floor [--seconds 3] [--rounds 3] [--work-us 100]
+
+`--work-us` is what any logic would cost: so much more of the interpreter's time at each of a
+message's five stops, from the client over the master and a slave and back.
 
 Not here: the nodes (`floor_node.py`) and the client's loops (`floor_client.py`), each a process.
 """
@@ -22,6 +25,7 @@ from benchmarks.harness import (
     Contender,
     arguments,
     compare,
+    number,
     report,
     require_disk,
     temporary_directory,
@@ -34,8 +38,9 @@ NODE_FILE_BYTES = 64 << 20
 class Floor:
     """Three running nodes; a context manager that stops them."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, *, work_us: int = 0) -> None:
         self._data = data
+        self._work_us = str(work_us)
         self._stack = ExitStack()
         self.address = ""
         self.pids: list[int] = []
@@ -62,6 +67,7 @@ class Floor:
         directory = self._data / name
         directory.mkdir()
         command = [sys.executable, "-m", "benchmarks.floor_node", "--data", str(directory)]
+        command += ["--work-us", self._work_us]
         for slave in slaves:
             command += ["--slave", slave]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
@@ -79,6 +85,7 @@ class Floor:
         command = [sys.executable, "-m", "benchmarks.floor_client", mode, self.address]
         command += ["--batch-bytes", str(batch_bytes), "--seconds", str(seconds)]
         command += ["--in-flight", str(in_flight), "--rate", str(rate)]
+        command += ["--work-us", self._work_us]
         done = subprocess.run(
             command, stdout=subprocess.PIPE, cwd=ROOT, text=True, timeout=seconds + 60, check=True
         )
@@ -116,15 +123,25 @@ def _stop(process: subprocess.Popen[str]) -> None:
 def main() -> int:
     """Measure the floor by itself."""
     parser = arguments("Measure the bare prototype by itself.", rounds=3)
+    parser.add_argument(
+        "--work-us",
+        type=number(0, 10_000),
+        default=0,
+        help="microseconds of Python more at each of a message's five stops",
+    )
     options = parser.parse_args()
     require_disk(parser, options.data, 4 * NODE_FILE_BYTES)
     seconds = options.seconds
-    with temporary_directory(options.data) as data, Floor(data) as floor:
+    with (
+        temporary_directory(options.data) as data,
+        Floor(data, work_us=options.work_us) as floor,
+    ):
         contenders = [
             Contender(name="floor 64 KiB", run=lambda: floor.append(64 << 10, seconds)),
             Contender(name="floor 256 KiB", run=lambda: floor.append(256 << 10, seconds)),
             Contender(name="floor 1 KiB", run=lambda: floor.append(1 << 10, seconds)),
             Contender(name="floor 1 KiB awaited", run=lambda: floor.round_trip(1 << 10, seconds)),
+            Contender(name="floor 1,000/s", run=lambda: floor.paced(1 << 10, seconds, 1_000)),
             Contender(name="floor read 256 KiB", run=lambda: floor.read(256 << 10, seconds)),
         ]
         comparison = compare(

@@ -27,6 +27,7 @@ from benchmarks.floor_node import (
     READ_METHOD,
     die_with_parent,
     run_loop,
+    work,
 )
 from benchmarks.harness import percentile
 
@@ -36,7 +37,10 @@ WARM_UP_SECONDS = 0.5
 class Appender:
     """A stream to the master with a window of messages that are not acknowledged yet."""
 
-    def __init__(self, channel: grpc.aio.Channel, batch_bytes: int, in_flight: int) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, batch_bytes: int, in_flight: int, work_us: int
+    ) -> None:
+        self._work_us = work_us
         self._call: Any = channel.stream_stream(APPEND_METHOD)()
         self._data = os.urandom(batch_bytes)
         self._in_flight = in_flight
@@ -71,9 +75,11 @@ class Appender:
         durations = []
         end = time.perf_counter() + seconds
         while (start := time.perf_counter()) < end:
+            work(self._work_us)
             await self._call.write(self._data)
             self._sent += 1
             await self._until_pending(0)
+            work(self._work_us)
             durations.append(time.perf_counter() - start)
         return durations
 
@@ -87,6 +93,7 @@ class Appender:
             while len(durations) < count:
                 self._progress.clear()
                 await self._progress.wait()
+                work(self._work_us)
                 now = time.perf_counter()
                 for place in range(len(durations), self._acked - before):
                     durations.append(now - start - place / rate)
@@ -96,6 +103,7 @@ class Appender:
             left = start + place / rate - time.perf_counter()
             if left > 0:
                 await asyncio.sleep(left)
+            work(self._work_us)
             await self._call.write(self._data)
             self._sent += 1
         await settling
@@ -103,7 +111,7 @@ class Appender:
 
 
 async def _append(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mapping[str, float]:
-    appender = Appender(channel, options.batch_bytes, options.in_flight)
+    appender = Appender(channel, options.batch_bytes, options.in_flight, options.work_us)
     receiver = asyncio.create_task(appender.receive())
     await appender.run(WARM_UP_SECONDS)
     count, seconds = await appender.run(options.seconds)
@@ -114,7 +122,7 @@ async def _append(channel: grpc.aio.Channel, options: argparse.Namespace) -> Map
 async def _round_trip(
     channel: grpc.aio.Channel, options: argparse.Namespace
 ) -> Mapping[str, float]:
-    appender = Appender(channel, options.batch_bytes, 1)
+    appender = Appender(channel, options.batch_bytes, 1, options.work_us)
     receiver = asyncio.create_task(appender.receive())
     await appender.round_trips(WARM_UP_SECONDS)
     durations = await appender.round_trips(options.seconds)
@@ -127,7 +135,7 @@ async def _round_trip(
 
 
 async def _paced(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mapping[str, float]:
-    appender = Appender(channel, options.batch_bytes, 1)
+    appender = Appender(channel, options.batch_bytes, 1, options.work_us)
     receiver = asyncio.create_task(appender.receive())
     await appender.round_trips(WARM_UP_SECONDS)
     durations = await appender.paced(options.seconds, options.rate)
@@ -168,6 +176,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--in-flight", type=int, default=32)
     parser.add_argument("--rate", type=int, default=0, help="messages a second, of paced alone")
+    parser.add_argument("--work-us", type=int, default=0)
     options = parser.parse_args()
     if options.mode == "paced" and options.rate < 1:
         parser.error("paced needs a --rate")

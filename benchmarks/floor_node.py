@@ -8,9 +8,10 @@ A message is committed once the master has synced its group *and* one slave has 
 own sync: a majority of three. Answers to the client are cumulative counts of messages.
 
 Nothing else is here: no log format, no CRC, no terms, no retries. This is what a broker on the same
-libraries could reach at most, not a broker.
+libraries could reach at most, not a broker. With `--work-us` each of a message's five stops
+(client, master, slave, master, client) also runs the interpreter for so long, as any logic would.
 
-    python -m benchmarks.floor_node --data DIR [--slave HOST:PORT --slave HOST:PORT]
+    python -m benchmarks.floor_node --data DIR [--slave HOST:PORT --slave HOST:PORT] [--work-us N]
 
 prints one JSON line with its address once it serves, and ends with its parent or on SIGTERM.
 """
@@ -27,6 +28,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -65,6 +67,14 @@ def run_loop(main: Coroutine[Any, Any, None]) -> None:
 def die_with_parent() -> None:
     """Let the kernel kill this process when the one that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def work(microseconds: int) -> None:
+    """Runs the interpreter for so much of this thread's own time."""
+    if microseconds:
+        end = time.thread_time_ns() + microseconds * 1_000
+        while time.thread_time_ns() < end:
+            pass
 
 
 class GroupCommit:
@@ -138,7 +148,8 @@ class SlaveLink:
 class Node:
     """A slave, or with slaves given, the master."""
 
-    def __init__(self, data: Path, slaves: list[str]) -> None:
+    def __init__(self, data: Path, slaves: list[str], work_us: int) -> None:
+        self._work_us = work_us
         self._received = 0
         self._pending: list[bytes] = []
         self._groups_formed = 0
@@ -152,6 +163,7 @@ class Node:
         self._slaves = [SlaveLink(address, self._on_progress) for address in slaves]
 
     def _receive(self, data: bytes) -> None:
+        work(self._work_us)
         self._received += 1
         self._pending.append(data)
         self._form_groups()
@@ -205,6 +217,8 @@ class Node:
             progress.clear()
             committed = self._committed - base
             if committed > answered:
+                if self._slaves:
+                    work(self._work_us)
                 await context.write(committed.to_bytes(8, "little"))
                 answered = committed
 
@@ -216,9 +230,9 @@ class Node:
             yield self._writer.read(number * length, length)
 
 
-async def serve(data: Path, slaves: list[str]) -> None:
+async def serve(data: Path, slaves: list[str], work_us: int) -> None:
     """Serve until SIGTERM."""
-    node = Node(data, slaves)
+    node = Node(data, slaves, work_us)
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
     _, append_name = APPEND_METHOD.strip("/").split("/")
     service, read_name = READ_METHOD.strip("/").split("/")
@@ -243,8 +257,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--slave", action="append", default=[], metavar="HOST:PORT")
+    parser.add_argument("--work-us", type=int, default=0)
     options = parser.parse_args()
-    run_loop(serve(options.data, options.slave))
+    run_loop(serve(options.data, options.slave, options.work_us))
 
 
 if __name__ == "__main__":
