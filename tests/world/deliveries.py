@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 from semel.client import RetryPolicy
 from semel.client.core import letters
@@ -35,7 +36,6 @@ from tests.world.clients import TOPIC, ClientHost, Member, Sender
 from tests.world.loop import PROCESS
 from tests.world.nodes import BrokerHost
 from tests.world.operator import Operator
-from tests.world.patching import Patched
 from tests.world.plan import Plan, make_plan
 from tests.world.run import Failed, Result, Run
 from tests.world.world import World
@@ -148,7 +148,7 @@ class DeliveryRun(Run):
                 self.world.count("copies skipped")
             return covered
 
-        with Patched(Retrying, "take_over", observed):
+        with patch.object(Retrying, "take_over", observed):
             return super().execute()
 
     def _make_clients(self) -> None:
@@ -254,7 +254,7 @@ def run_delivery(
 # --- planted bugs
 
 
-def forgets_copies() -> AbstractContextManager[None]:
+def forgets_copies() -> AbstractContextManager[object]:
     """An owner does not look for what an earlier one copied."""
     take_over = Relay.take_over
 
@@ -262,7 +262,7 @@ def forgets_copies() -> AbstractContextManager[None]:
         await take_over(relay, topics)
         return []
 
-    return Patched(Relay, "take_over", bad)
+    return patch.object(Relay, "take_over", bad)
 
 
 def commits_first() -> AbstractContextManager[object]:
@@ -278,8 +278,8 @@ def commits_first() -> AbstractContextManager[object]:
 
     on_committed = Retrying.on_committed
     plants = ExitStack()
-    plants.enter_context(Patched(Retrying, "publish", nothing))
-    plants.enter_context(Patched(Retrying, "on_committed", late))
+    plants.enter_context(patch.object(Retrying, "publish", nothing))
+    plants.enter_context(patch.object(Retrying, "on_committed", late))
     return plants
 
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from semel.broker import replica as replica_module
 from semel.broker.log import checkpoint as checkpoint_module
@@ -43,16 +44,6 @@ from tests.world.protocol_clients import Doubter
 Plant = Callable[[], Any]
 
 
-@contextmanager
-def _exchanged(target: Any, name: str, value: Any) -> Iterator[None]:
-    old = target.__dict__.get(name) if isinstance(target, type) else getattr(target, name)
-    setattr(target, name, value)
-    try:
-        yield
-    finally:
-        setattr(target, name, old)
-
-
 class _Unsynced:
     """A file whose owner forgets to sync it."""
 
@@ -68,7 +59,7 @@ def acknowledges_before_sync() -> Any:
         self._dirty = False
         self._durable_index = self._written_index
 
-    return _exchanged(Writer, "_sync", _sync)
+    return patch.object(Writer, "_sync", _sync)
 
 
 def forgets_to_save_its_vote() -> Any:
@@ -77,7 +68,7 @@ def forgets_to_save_its_vote() -> Any:
             self.load()
         self._last = ((self._last[0] + 1 if self._last else 0), term, voted_for)
 
-    return _exchanged(hard_state_module.HardStateFile, "save", save)
+    return patch.object(hard_state_module.HardStateFile, "save", save)
 
 
 def forgets_to_sync_its_vote() -> Any:
@@ -86,7 +77,7 @@ def forgets_to_sync_its_vote() -> Any:
     def _write(self: Any, file: Any, state: Any) -> None:
         original(self, _Unsynced(file), state)  # type: ignore[arg-type]
 
-    return _exchanged(hard_state_module.HardStateFile, "_write", _write)
+    return patch.object(hard_state_module.HardStateFile, "_write", _write)
 
 
 def acknowledges_before_commit() -> Any:
@@ -100,7 +91,7 @@ def acknowledges_before_commit() -> Any:
             item.sink.ack(item.header, "committed", offset, time_us)
         return parts
 
-    return _exchanged(Proposer, "_judge_batch", _judge_batch)
+    return patch.object(Proposer, "_judge_batch", _judge_batch)
 
 
 def changed_rows(table: SequenceTable) -> Iterator[Row]:
@@ -122,7 +113,7 @@ def drops_the_window_in_checkpoints() -> Any:
             row.window = bytes(row.window[-ENTRY.size :])
         return table
 
-    return _exchanged(SequenceTable, "read_parts", classmethod(read_parts))
+    return patch.object(SequenceTable, "read_parts", classmethod(read_parts))
 
 
 def forgets_the_table_in_checkpoints() -> Any:
@@ -132,7 +123,7 @@ def forgets_the_table_in_checkpoints() -> Any:
         original(cls, reader)
         return cls()
 
-    return _exchanged(SequenceTable, "read_parts", classmethod(read_parts))
+    return patch.object(SequenceTable, "read_parts", classmethod(read_parts))
 
 
 def judges_before_it_has_applied() -> Any:
@@ -147,11 +138,11 @@ def judges_before_it_has_applied() -> Any:
         finally:
             state.applied_term = true
 
-    return _exchanged(Replica, "_maybe_become_judge", _maybe_become_judge)
+    return patch.object(Replica, "_maybe_become_judge", _maybe_become_judge)
 
 
 def lets_log_time_fall() -> Any:
-    return _exchanged(Replica, "_last_entry_time_us", lambda self: 0)
+    return patch.object(Replica, "_last_entry_time_us", lambda self: 0)
 
 
 def chains_anew_what_may_be_stored() -> Any:
@@ -171,12 +162,12 @@ def chains_anew_what_may_be_stored() -> Any:
             self.last_assigned = chain
         return original(self)
 
-    return _exchanged(window, "on_stream_lost", on_stream_lost)
+    return patch.object(window, "on_stream_lost", on_stream_lost)
 
 
 def moves_on_after_a_mere_read() -> Any:
     """A program takes "not committed" for final though nothing was fenced."""
-    return _exchanged(Doubter, "trusts_mere_reads", True)
+    return patch.object(Doubter, "trusts_mere_reads", True)
 
 
 def cleans_live_records() -> Any:
@@ -185,23 +176,23 @@ def cleans_live_records() -> Any:
     def compact(self: Any, upto_index: int, keep: Any) -> int:
         return original(self, upto_index, lambda first, end: ())
 
-    return _exchanged(Cleaner, "compact", compact)
+    return patch.object(Cleaner, "compact", compact)
 
 
 def serves_what_it_does_not_check() -> Any:
     return _both(
-        _exchanged(recovery_module, "_is_entry", lambda frame, one: True),
-        _exchanged(LogReader, "_check", lambda *_: None),
+        patch.object(recovery_module, "_is_entry", lambda frame, one: True),
+        patch.object(LogReader, "_check", lambda *_: None),
     )
 
 
 def mends_in_memory_only() -> Any:
     """What a peer gave is never written over what was damaged."""
-    return _exchanged(LogReader, "mend", lambda *_: None)
+    return patch.object(LogReader, "mend", lambda *_: None)
 
 
 def scrubs_without_looking() -> Any:
-    return _exchanged(LogReader, "check", lambda *_: None)
+    return patch.object(LogReader, "check", lambda *_: None)
 
 
 def commits_under_any_token() -> Any:
@@ -218,12 +209,12 @@ def commits_under_any_token() -> Any:
         finally:
             state.owner = owner
 
-    return _exchanged(ConsumerGroups, "commit", commit)
+    return patch.object(ConsumerGroups, "commit", commit)
 
 
 def reads_without_a_quorum() -> Any:
     """Who was master a moment ago answers (etcd #7331, #20418)."""
-    return _exchanged(Replica, "confirm_read", Replica.wait_master)
+    return patch.object(Replica, "confirm_read", Replica.wait_master)
 
 
 def answers_duplicates_early() -> Any:
@@ -237,7 +228,7 @@ def answers_duplicates_early() -> Any:
                 item.sink.ack(item.header, "duplicate", waiting.pop()[1], 0)
         return parts
 
-    return _exchanged(Proposer, "_judge_batch", _judge_batch)
+    return patch.object(Proposer, "_judge_batch", _judge_batch)
 
 
 def forgets_to_sync_checkpoints() -> Any:
@@ -246,11 +237,11 @@ def forgets_to_sync_checkpoints() -> Any:
     def _write(file: Any, index: int, term: int, parts: Any) -> int:
         return original(_Unsynced(file), index, term, parts)  # type: ignore[arg-type]
 
-    return _exchanged(checkpoint_module, "_write", _write)
+    return patch.object(checkpoint_module, "_write", _write)
 
 
 def votes_after_losing_its_disk() -> Any:
-    return _exchanged(RaftCore, "set_muted", lambda self, muted: None)
+    return patch.object(RaftCore, "set_muted", lambda self, muted: None)
 
 
 def writes_without_its_office() -> Any:
@@ -262,11 +253,11 @@ def writes_without_its_office() -> Any:
         transaction = Transaction(checks=checks or {}, puts=puts or {}, deletes=deletes)
         return int(await self.store.transact(transaction))
 
-    return _exchanged(Office, "transact", transact)
+    return patch.object(Office, "transact", transact)
 
 
 def obeys_replaced_controllers() -> Any:
-    return _exchanged(RoutesCopy, "check_office", lambda *_: None)
+    return patch.object(RoutesCopy, "check_office", lambda *_: None)
 
 
 def moves_without_windows() -> Any:
@@ -280,7 +271,7 @@ def moves_without_windows() -> Any:
         found.rows = b"".join(table.parts())
         return found.SerializeToString(deterministic=True)
 
-    return _exchanged(serving_moves, "make_slice", without)
+    return patch.object(serving_moves, "make_slice", without)
 
 
 def activates_without_tokens() -> Any:
@@ -292,7 +283,7 @@ def activates_without_tokens() -> Any:
             state.token = 0
         original(self, key, other)
 
-    return _exchanged(ConsumerGroups, "adopt", adopt)
+    return patch.object(ConsumerGroups, "adopt", adopt)
 
 
 def tells_of_an_abort_that_is_none() -> Any:
@@ -302,7 +293,7 @@ def tells_of_an_abort_that_is_none() -> Any:
         row = self.rows.get(record.transaction_id)
         return row is not None and bool(record.attempt) and row.decided_attempt == record.attempt
 
-    return _exchanged(Coordination, "abort", abort)
+    return patch.object(Coordination, "abort", abort)
 
 
 def decides_any_attempt() -> Any:
@@ -315,7 +306,7 @@ def decides_any_attempt() -> Any:
             row.begun_epoch, row.attempt = record.epoch, record.attempt
         return real(self, record, now_us)
 
-    return _exchanged(Coordination, "decide", decide)
+    return patch.object(Coordination, "decide", decide)
 
 
 def releases_early() -> Any:
@@ -325,7 +316,7 @@ def releases_early() -> Any:
     def first(self: Any, until_us: int, below_ordinal: int, batches_max: int) -> Any:
         return original(self, until_us + 1_000_000, below_ordinal, batches_max)
 
-    return _exchanged(DelayedQueue, "first", first)
+    return patch.object(DelayedQueue, "first", first)
 
 
 def releases_twice() -> Any:
@@ -335,7 +326,7 @@ def releases_twice() -> Any:
     def _remove(self: Any, key: Any, extents: Any) -> None:
         original(self, key, extents[:-1] or extents)
 
-    return _exchanged(Delays, "_remove", _remove)
+    return patch.object(Delays, "_remove", _remove)
 
 
 def forgets_delays_in_checkpoints() -> Any:
@@ -345,11 +336,11 @@ def forgets_delays_in_checkpoints() -> Any:
         original(cls, reader)
         return cls()
 
-    return _exchanged(Delays, "read_parts", classmethod(read_parts))
+    return patch.object(Delays, "read_parts", classmethod(read_parts))
 
 
 def cleans_what_is_delayed() -> Any:
-    return _exchanged(Delays, "live_records", lambda *_: iter(()))
+    return patch.object(Delays, "live_records", lambda *_: iter(()))
 
 
 @contextmanager
@@ -362,7 +353,7 @@ def raft(bug: type[RaftCore]) -> Plant:
     """A bug of the core, in the whole node."""
 
     def plant() -> Any:
-        return _exchanged(replica_module, "RaftCore", bug)
+        return patch.object(replica_module, "RaftCore", bug)
 
     plant.__name__ = bug.__name__
     return plant
@@ -372,4 +363,4 @@ def names_a_slot_twice() -> Any:
     def take(self: Any) -> Slot:
         return Slot(self, self._free[-1], deque())
 
-    return _exchanged(Region, "take", take)
+    return patch.object(Region, "take", take)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from semel.broker.log import IndexUnavailable, LogConfig
 from semel.broker.log.reader import record_of
@@ -51,9 +52,9 @@ from tests.world.nemesis import Nemesis
 from tests.world.network import Weather
 from tests.world.nodes import CONTROLLER, BrokerHost, ControllerHost, SimBroker, broker_config
 from tests.world.operator import Operator
-from tests.world.patching import Patched, Quiet
 from tests.world.plan import NODES_MAX, Plan, make_plan
 from tests.world.protocol_clients import Doubter, Hasty
+from tests.world.quiet import Quiet
 from tests.world.tellers import Teller
 from tests.world.world import World
 
@@ -108,14 +109,14 @@ class Run:
         with ExitStack() as stack:
             stack.enter_context(Quiet(self.world))
             stack.enter_context(hosted(self.world))
-            stack.enter_context(Patched(client_session, "shared_runtime", self._runtime))
-            stack.enter_context(Patched(controller_node, "_check_free", lambda listen: None))
+            stack.enter_context(patch.object(client_session, "shared_runtime", self._runtime))
+            stack.enter_context(patch.object(controller_node, "_check_free", lambda listen: None))
             if self.plan.more_groups:
                 for module, name, value in _SMALL_MOVES:
-                    stack.enter_context(Patched(module, name, value))
+                    stack.enter_context(patch.object(module, name, value))
             if self.plan.shared_memory:
-                stack.enter_context(Patched(shared_memory, "BUSY_BYTES", 0))
-                stack.enter_context(Patched(Exchange, "on_answer", self._on_answer))
+                stack.enter_context(patch.object(shared_memory, "BUSY_BYTES", 0))
+                stack.enter_context(patch.object(Exchange, "on_answer", self._on_answer))
             stack.callback(self.world.end)
             return self._execute()
 

@@ -82,12 +82,8 @@ class BatchFlags(IntEnum):
     POSITION_MARK = 512
 
 
-ALL_FLAGS: Final = sum(flag.value for flag in BatchFlags)
+ALL_FLAGS: Final = sum(BatchFlags)
 COLUMN_FLAGS: Final = 0x7F
-_SEQUENCE: Final = BatchFlags.SEQUENCE.value
-_SOURCE_POSITIONS: Final = BatchFlags.SOURCE_POSITIONS.value
-_POSITION_MARK: Final = BatchFlags.POSITION_MARK.value
-
 _CODECS: Final = tuple(Codec)
 """A look-up by value costs ten times as much."""
 
@@ -230,7 +226,7 @@ def decode_header(data: bytes | bytearray | memoryview, at: int = 0) -> BatchHea
         raise CorruptBatch(
             f"batch sequences do not rise: {previous_sequence}, {base_sequence}, {last_sequence}"
         )
-    if flags & _POSITION_MARK:
+    if flags & BatchFlags.POSITION_MARK:
         if count or body_length or uncompressed_length or flags & COLUMN_FLAGS or deliver_at_us:
             raise CorruptBatch("position mark has messages, columns or a body")
     else:
@@ -238,8 +234,10 @@ def decode_header(data: bytes | bytearray | memoryview, at: int = 0) -> BatchHea
         if not 1 <= count < uncompressed_length // 4:
             raise CorruptBatch(f"batch count {count} does not fit {uncompressed_length} bytes")
         jumps = last_sequence - base_sequence != count - 1
-        if flags & _SOURCE_POSITIONS:
-            if last_sequence - base_sequence < count - 1 or (jumps and not flags & _SEQUENCE):
+        if flags & BatchFlags.SOURCE_POSITIONS:
+            if last_sequence - base_sequence < count - 1 or (
+                jumps and not flags & BatchFlags.SEQUENCE
+            ):
                 raise CorruptBatch("batch with source positions does not name them all")
         elif jumps or base_sequence != previous_sequence + 1:
             raise CorruptBatch(

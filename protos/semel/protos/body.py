@@ -125,18 +125,14 @@ def unpack_body(batch: bytes | bytearray | memoryview, header: BatchHeader) -> p
     return body
 
 
-_KEY = BatchFlags.KEY.value
-_HEADERS = BatchFlags.HEADERS.value
-_TIMESTAMP = BatchFlags.TIMESTAMP.value
-_MESSAGE_ID = BatchFlags.MESSAGE_ID.value
 BUFFER_COUNTS: Final = (
-    (_KEY, 3),
-    (_HEADERS, 5),
-    (_TIMESTAMP, 1),
-    (_MESSAGE_ID, 3),
-    (BatchFlags.SLOT.value, 1),
-    (BatchFlags.SEQUENCE.value, 1),
-    (BatchFlags.DELIVER_AT.value, 1),
+    (BatchFlags.KEY, 3),
+    (BatchFlags.HEADERS, 5),
+    (BatchFlags.TIMESTAMP, 1),
+    (BatchFlags.MESSAGE_ID, 3),
+    (BatchFlags.SLOT, 1),
+    (BatchFlags.SEQUENCE, 1),
+    (BatchFlags.DELIVER_AT, 1),
 )
 
 
@@ -166,11 +162,11 @@ class BodyReader:
 
     def content(self) -> list[pa.Buffer]:
         """The buffers that `content_crc` covers."""
-        key_and_headers = 2 + 3 * bool(self.flags & _KEY)
-        key_and_headers += 5 * bool(self.flags & _HEADERS)
+        key_and_headers = 2 + 3 * bool(self.flags & BatchFlags.KEY)
+        key_and_headers += 5 * bool(self.flags & BatchFlags.HEADERS)
         found = self.buffers[:key_and_headers]
-        if self.flags & _MESSAGE_ID:
-            at = key_and_headers + bool(self.flags & _TIMESTAMP)
+        if self.flags & BatchFlags.MESSAGE_ID:
+            at = key_and_headers + bool(self.flags & BatchFlags.TIMESTAMP)
             found += self.buffers[at : at + 3]
         return found
 

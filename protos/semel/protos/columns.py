@@ -66,10 +66,6 @@ if sys.byteorder != "little":
 _HEADERS_MAP: Final = pa.map_(pa.string(), pa.binary())
 _TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
 
-_KEY, _HEADERS, _TIMESTAMP, _MESSAGE_ID, _SLOT, _SEQUENCE, _DELIVER_AT = (
-    1 << bit for bit in range(7)
-)  # BatchFlags as plain integers
-
 RECORD_SCHEMA: Final = pa.schema(
     [
         ("key", pa.binary()),
@@ -369,13 +365,13 @@ def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -
     flags = header.flags
     count = header.count
     values = reader.binary(count)
-    keys = reader.nullable(count) if flags & _KEY else None
-    headers = reader.headers(count) if flags & _HEADERS else None
-    timestamps = reader.numbers(count, pa.int64()) if flags & _TIMESTAMP else None
-    ids = reader.nullable(count) if flags & _MESSAGE_ID else None
-    slots = reader.numbers(count, pa.uint16()) if flags & _SLOT else None
-    sequences = reader.numbers(count, pa.int64()) if flags & _SEQUENCE else None
-    deliver_at = reader.numbers(count, pa.int64()) if flags & _DELIVER_AT else None
+    keys = reader.nullable(count) if flags & BatchFlags.KEY else None
+    headers = reader.headers(count) if flags & BatchFlags.HEADERS else None
+    timestamps = reader.numbers(count, pa.int64()) if flags & BatchFlags.TIMESTAMP else None
+    ids = reader.nullable(count) if flags & BatchFlags.MESSAGE_ID else None
+    slots = reader.numbers(count, pa.uint16()) if flags & BatchFlags.SLOT else None
+    sequences = reader.numbers(count, pa.int64()) if flags & BatchFlags.SEQUENCE else None
+    deliver_at = reader.numbers(count, pa.int64()) if flags & BatchFlags.DELIVER_AT else None
     _check_sequences(header, sequences)
     return Columns(
         values=values,

@@ -51,7 +51,7 @@ DELAY_LEVEL: Final = 5
 RELEASE_BATCHES_MAX: Final = 1_000
 """One entry releases at most so many, of all queues together: no more than it stores at once."""
 RETRY_MS: Final = 1_000
-COLUMN_FLAG: Final = BatchFlags.DELIVER_AT.value
+COLUMN_FLAG: Final = BatchFlags.DELIVER_AT
 HEAD: Final = struct.Struct("<QI")
 DELAYED_QUEUE: Final = struct.Struct("<QII")
 DELAYED_EXTENT: Final = struct.Struct("<qQqIII")
@@ -239,8 +239,7 @@ class Delays:
                 f" {messages} messages, the end is {queue and queue.log_end_offset}"
             )
         self._remove(key, found)
-        # A queue that was moved here may have later batches than this group's clock knows.
-        append_time_us = max(now_us, queue.last_append_us)
+        append_time_us = queue.append_time_us(now_us)
         for extent in found:
             queue.append(
                 extent.messages, extent.entry, extent.position, extent.length, append_time_us

@@ -523,10 +523,10 @@ class Judge:
         return judge_release(self._state.delays, self._spec, queue, now_us, batches_max)
 
     def append_time_us(self, queue_key: QueueKey, time_us: int) -> int:
-        """When a batch that was just accepted counts as appended: the entry's time, but not before
-        the queue's newest batch, which another group's clock may have dated."""
+        """`QueueState.append_time_us` of a batch that was just accepted; the entry's time while the
+        queue's own beginning is not applied."""
         queue = self._state.queues.get(queue_key)
-        return time_us if queue is None else max(time_us, queue.last_append_us)
+        return time_us if queue is None else queue.append_time_us(time_us)
 
     # --- the fold catches up ----------------------------------------------------------------
 

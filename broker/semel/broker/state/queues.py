@@ -124,6 +124,11 @@ class QueueState:
         """It was split: nothing is appended any more."""
         return bool(self.children)
 
+    def append_time_us(self, now_us: int) -> int:
+        """When what is appended at log time `now_us` counts as appended: not before the newest
+        batch. A queue that was moved here may have batches that another group's clock dated."""
+        return max(now_us, self.last_append_us)
+
     def append(
         self, count: int, index: int, position: int, length: int, append_time_us: int
     ) -> None:

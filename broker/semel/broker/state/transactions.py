@@ -164,8 +164,7 @@ class Transactions:
             )
         for key, extents in found.items():
             queue = queues[key]
-            # A queue that was moved here may have later batches than this group's clock knows.
-            append_time_us = max(now_us, queue.last_append_us)
+            append_time_us = queue.append_time_us(now_us)
             for entry, position, length, messages, _, _, due_us in extents:
                 if due_us:
                     delays.add(key, due_us, entry, position, length, messages)

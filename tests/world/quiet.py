@@ -1,26 +1,11 @@
-"""What is different while a simulated cluster runs: names of modules, and where log lines go."""
+"""Where the product's log lines go while a simulated cluster runs."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from typing import Any
 
 from tests.world.world import World
-
-
-class Patched(AbstractContextManager[None]):
-    """A name of a module has another value meanwhile."""
-
-    def __init__(self, target: Any, name: str, value: Any) -> None:
-        self._target, self._name, self._value = target, name, value
-
-    def __enter__(self) -> None:
-        self._old = getattr(self._target, self._name)
-        setattr(self._target, self._name, self._value)
-
-    def __exit__(self, *_: object) -> None:
-        setattr(self._target, self._name, self._old)
 
 
 class _TraceHandler(logging.Handler):
