@@ -9,6 +9,7 @@ Not here: the other faults (`matrix.py`), which imports this module to have all 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import random
@@ -16,6 +17,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import Final
 import grpc
 import psutil
 
+from semel.broker.log.kernel_sync import KernelSyncs
 from semel.client import connect
 from semel.protos.errors import SemelError
 from semel.protos.rpc import CHANNEL_OPTIONS
@@ -242,24 +245,70 @@ def _wait_injected(seen: Path, timeout: float = 15.0) -> bool:
     return True
 
 
-@fault("strace-sync-fails", chaos=False, unavailable=_no_strace)
+def _no_kernel_syncs() -> str:
+    if why := _no_strace():
+        return why
+
+    async def tried() -> str:
+        with tempfile.TemporaryFile() as file:
+            syncs = KernelSyncs.open(asyncio.get_running_loop(), file.fileno())
+            if syncs is None:
+                return "the kernel takes no syncs here"
+            syncs.close()
+            return ""
+
+    return asyncio.run(tried())
+
+
+@contextlib.contextmanager
+def _syncing_by_thread(run: Run, node: Node) -> Iterator[None]:
+    """The node is started again, and does all its syncs in its thread."""
+    flags = ["--sync-by", "thread"]
+    run.cluster.kill(node)
+    node.command += flags
+    try:
+        run.cluster.start_node(node)
+        yield
+    finally:
+        del node.command[-len(flags) :]
+
+
+def _sync_fails(run: Run, name: str, node: Node, call: str, when: int) -> None:
+    with _traced(run, node, call, f"error=EIO:when={when}") as seen:
+        assert node.process is not None
+        status = node.process.wait(20)
+        run.bit(name, _wait_injected(seen))
+    assert status == 1, f"broker {node.id} ended with status {status}"
+
+
+@fault("strace-sync-fails", chaos=False, unavailable=_no_kernel_syncs)
 def _strace_sync(run: Run, rng: random.Random) -> Iterator[None]:
-    """The kernel answers EIO to one of the master's fdatasyncs: it ends."""
+    """The kernel answers EIO to one of the syncs that the master has it do: it ends."""
     with run.victim("master") as node:
-        with _traced(run, node, "fdatasync", f"error=EIO:when={rng.randrange(1, 6)}") as seen:
-            assert node.process is not None
-            status = node.process.wait(20)
-            run.bit("strace-sync-fails", _wait_injected(seen))
-        assert status == 1, f"broker {node.id} ended with status {status}"
+        _sync_fails(run, "strace-sync-fails", node, "io_submit", rng.randrange(1, 6))
+        yield
+        run.cluster.start_node(node)
+
+
+@fault("strace-thread-sync-fails", chaos=False, unavailable=_no_strace)
+def _strace_thread_sync(run: Run, rng: random.Random) -> Iterator[None]:
+    """The same of a node that syncs in its thread, by fdatasync."""
+    with run.victim("slave") as node:
+        with _syncing_by_thread(run, node):
+            _sync_fails(run, "strace-thread-sync-fails", node, "fdatasync", rng.randrange(1, 6))
         yield
         run.cluster.start_node(node)
 
 
 @fault("strace-slow-sync", seconds=(2.0, 3.0), chaos=False, unavailable=_no_strace)
 def _strace_slow(run: Run, rng: random.Random) -> Iterator[None]:
-    """Every fdatasync of a slave takes 300 ms longer in the kernel."""
+    """Every fdatasync of a slave takes 300 ms longer in the kernel.
+
+    In its thread: to delay the call that has the kernel sync would stop the loop, another fault.
+    """
     with (
         run.victim("slave") as node,
+        _syncing_by_thread(run, node),
         _traced(run, node, "fdatasync", "delay_exit=300000") as seen,
     ):
         run.bit("strace-slow-sync", _wait_injected(seen))

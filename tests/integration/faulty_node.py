@@ -27,6 +27,7 @@ Not here: faults of the network and of processes (`cluster.py`), a disk that los
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fnmatch
@@ -42,6 +43,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.log import File, FileLayer, OsFiles, Reserve
+from semel.broker.log.files import Syncs
+from semel.broker.log.kernel_sync import OnDone
 from semel.protos.errors import DiskFull
 
 if TYPE_CHECKING:
@@ -172,11 +175,12 @@ class _Rules:
                 return rule
         return None
 
-    def still_hangs(self, operation: str, path: Path) -> bool:
+    def concerns(self, operation: str, path: Path, *, hang: bool = False) -> bool:
+        """Whether a rule, one that hangs if so asked, is about such an operation."""
         with self._lock:
             self._refresh()
             return any(
-                rule.hang
+                rule.hang >= hang
                 and fnmatch.fnmatch(operation, rule.operation)
                 and fnmatch.fnmatch(path.name, rule.path)
                 for rule in self._rules
@@ -228,7 +232,7 @@ class FaultyFiles:
             return None
         if rule.delay_ms:
             time.sleep(rule.delay_ms / 1000)
-        while rule.hang and self._rules.still_hangs(operation, path):
+        while rule.hang and self._rules.concerns(operation, path, hang=True):
             time.sleep(_LOOK_S)
         if rule.error:
             number = getattr(errno, rule.error)
@@ -236,6 +240,10 @@ class FaultyFiles:
                 raise DiskFull(f"no room on the disk for {path}, by a rule of the test")
             raise OSError(number, os.strerror(number), str(path))
         return rule
+
+    def concerns(self, operation: str, path: Path) -> bool:
+        """Whether a rule is about it, which need not bite."""
+        return self._rules.concerns(operation, path)
 
     def open(self, path: Path, *, create: bool = False) -> File:
         self.suffer("create" if create else "open", path)
@@ -275,6 +283,47 @@ class FaultyFiles:
     def boot(self) -> int:
         return self._rules.boot()
 
+    def syncs(self, loop: asyncio.AbstractEventLoop, file: File) -> Syncs | None:
+        below = self._below.syncs(loop, file)
+        return None if below is None else _FaultySyncs(loop, below)
+
+
+class _FaultySyncs:
+    """The kernel's syncs; one that a rule is about is made by a thread, which suffers as told."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, below: Syncs) -> None:
+        self._loop = loop
+        self._below = below
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+        self.close = below.close
+
+    def start(self, file: File, on_done: OnDone) -> None:
+        assert isinstance(file, _FaultyFile)
+        if file.suffers("sync"):
+            self._thread = threading.Thread(target=self._sync, args=(file, on_done), daemon=True)
+            self._thread.start()
+        else:
+            self._thread = None
+            self._below.start(file.below, on_done)
+
+    def _sync(self, file: File, on_done: OnDone) -> None:
+        try:
+            file.sync()
+            self._error = None
+        except OSError as error:
+            self._error = error
+        except DiskFull as error:
+            self._error = OSError(errno.ENOSPC, str(error))
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(on_done, self._error)
+
+    def wait(self) -> OSError | None:
+        if self._thread is None:
+            return self._below.wait()
+        self._thread.join()
+        return self._error
+
 
 class _FaultyFile:
     """An open file; its name follows renames, as that of a spare that becomes a segment."""
@@ -282,7 +331,11 @@ class _FaultyFile:
     def __init__(self, files: FaultyFiles, path: Path, below: File) -> None:
         self._files = files
         self.path = path
-        self._below = below
+        self.below = below
+
+    def suffers(self, operation: str) -> bool:
+        """Whether a rule is about it."""
+        return self._files.concerns(operation, self.path)
 
     def write(self, parts: Sequence[bytes], offset: int) -> None:
         rule = self._files.suffer("write", self.path)
@@ -290,34 +343,34 @@ class _FaultyFile:
             return
         if rule is not None and rule.flip is not None:
             parts = [_flipped(b"".join(parts), rule.flip)]
-        self._below.write(parts, offset)
+        self.below.write(parts, offset)
 
     def read(self, length: int, offset: int) -> bytes:
         rule = self._files.suffer("read", self.path)
-        data = self._below.read(length, offset)
+        data = self.below.read(length, offset)
         return data if rule is None or rule.flip is None else _flipped(data, rule.flip)
 
     def sync(self) -> None:
         rule = self._files.suffer("sync", self.path)
         if rule is None or not rule.skip:
-            self._below.sync()
+            self.below.sync()
 
     def drop_cached(self, offset: int, length: int) -> None:
-        self._below.drop_cached(offset, length)
+        self.below.drop_cached(offset, length)
 
     def allocate(self, length: int) -> None:
         self._files.suffer("allocate", self.path)
-        self._below.allocate(length)
+        self.below.allocate(length)
 
     def resize(self, length: int) -> None:
         self._files.suffer("resize", self.path)
-        self._below.resize(length)
+        self.below.resize(length)
 
     def size(self) -> int:
-        return self._below.size()
+        return self.below.size()
 
     def close(self) -> None:
-        self._below.close()
+        self.below.close()
 
 
 def _flipped(data: bytes, at: int) -> bytes:

@@ -49,6 +49,9 @@ class SlowFiles(OsFiles):
         slow = path.name.startswith(("segment-", "spare-"))
         return _SlowFile(file, self._delay_s) if slow else file
 
+    def syncs(self, loop: object, file: File) -> None:
+        """The kernel would not be slow."""
+
 
 async def _stalled(client: RawClient, requests: int) -> Any:
     """A consumer that asks for everything and takes nothing."""

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from semel.broker.peer_stream import ACCEPTED, encode_head, encode_hello
 from semel.broker.peers import Identity
 from semel.broker.raft import Message, MessageKind, encode_message
 from semel.broker.server.replicate import PeerPort
 from semel.protos.errors import DataDirectoryError
+from semel.protos.framed import ACCEPTED, encode_head, encode_hello
 from semel.protos.ids import NodeId
 from semel.protos.v1 import raft_pb2
 

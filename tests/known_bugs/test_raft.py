@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from semel.broker.log import checkpoint, recovery
+from semel.broker.log.active import ActiveSegment
 from semel.broker.log.files import File
 from semel.broker.log.hard_state import HardStateFile
 from semel.broker.log.segment import ID_BYTES, IDS_AT, frames_at
-from semel.broker.log.writer import Writer
 from semel.broker.raft import RaftCore
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import NodeId
@@ -179,11 +179,11 @@ def test_the_writer_reports_what_the_disk_has() -> None:
                 assert everything(again) == frames(1, 6), "reported, and lost"
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        def no_sync(self: Writer) -> None:
-            self._dirty = False
-            self._durable_index = self._written_index
+        def no_sync(self: ActiveSegment) -> None:
+            self.dirty_since = None
+            self.durable_index = self.written_index
 
-        patch.setattr(Writer, "_sync", no_sync)
+        patch.setattr(ActiveSegment, "sync", no_sync)
 
     breaks_when_planted(scenario, plant, match="reported, and lost")
 
@@ -231,15 +231,15 @@ def test_a_failed_sync_is_never_tried_again() -> None:
             assert found.last_index >= max(reported, default=2), "reported, and lost"
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        once = Writer._sync
+        once = ActiveSegment.sync
 
-        def again(self: Writer) -> None:
+        def again(self: ActiveSegment) -> None:
             try:
                 once(self)
             except OSError:
                 once(self)
 
-        patch.setattr(Writer, "_sync", again)
+        patch.setattr(ActiveSegment, "sync", again)
 
     breaks_when_planted(scenario, plant, match="reported, and lost")
 

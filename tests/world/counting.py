@@ -69,6 +69,8 @@ class Count:
         """`body_bytes`: of a batch's body."""
         self.roles: dict[str, str] = {}
         """By host."""
+        self.brokers: set[str] = set()
+        """Hosts."""
         self.counted: Counter[str] = Counter()
         """"What of whom": number."""
         self.copied_at: Counter[str] = Counter()
@@ -202,6 +204,7 @@ class Count:
         """On this thread and on those of the simulator that are made meanwhile; connections take
         everything, in one piece."""
         run_carrier, before = _Carrier._run, NodeFiles.before
+        sync_by_kernel = _NodeFile.sync_by_kernel
         read, write = _NodeFile.read, SimTransport.write
         put, answer = SimCall.put, _Serving.write
 
@@ -213,13 +216,20 @@ class Count:
             self.count(f"{kind} of")
             before(files, kind)
 
+        def counted_sync_by_kernel(file: _NodeFile) -> None:
+            self.count("sync of")
+            sync_by_kernel(file)
+
         def counted_read(file: _NodeFile, length: int, offset: int) -> bytes:
             self.count("read of")
             return read(file, length, offset)
 
         def counted_write(transport: SimTransport, data: bytes) -> None:
-            self.count("sends to peers of")
-            self.count("bytes to peers of", len(data))
+            other = transport.other
+            ends = {transport.process.host, other.process.host if other is not None else ""}
+            whither = "to peers" if len(ends & self.brokers) == 2 else "on direct streams"
+            self.count(f"sends {whither} of")
+            self.count(f"bytes {whither} of", len(data))
             write(transport, data)
 
         def counted_put(call: SimCall, message: Any) -> None:
@@ -233,6 +243,7 @@ class Count:
         exchanged: list[tuple[object, str, Callable[..., object] | float]] = [
             (_Carrier, "_run", traced_carrier),
             (NodeFiles, "before", counted_before),
+            (_NodeFile, "sync_by_kernel", counted_sync_by_kernel),
             (_NodeFile, "read", counted_read),
             (SimTransport, "write", counted_write),
             (SimCall, "put", counted_put),

@@ -4,9 +4,10 @@ dies at any operation.
 How it works. The bytes lie in the log's own simulated file system (`tests/unit/log/sim_files.py`),
 which keeps a durable image of every file and name beside the present one. A process sees it through
 a `NodeFiles`, which makes each operation take its time: a thread sleeps, the event loop stands
-still. A crash is planned as "at the so-manieth operation of this kind": the process dies in it, and
-the operation is done, or not, or (a write) in part. A misdirected write is planned likewise: it
-succeeds, and its bytes lie elsewhere in the file or in another file of the node.
+still, a sync of the kernel (`NodeSyncs`) ends later, unless the process is dead by then. A crash is
+planned as "at the so-manieth operation of this kind": the process dies in it, and the operation is
+done, or not, or (a write) in part. A misdirected write is planned likewise: it succeeds, and its
+bytes lie elsewhere in the file or in another file of the node.
 
 Not here: which faults happen when (`nemesis.py`).
 """
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.log.files import File
 from semel.broker.log.hard_state import BLOCK_BYTES
+from semel.broker.log.kernel_sync import OnDone
 from tests.unit.log.sim_files import SECTOR, SimFiles
 from tests.world.loop import Killed, Process
 
@@ -46,6 +48,8 @@ class Disk:
         self.random = Random(world.random.getrandbits(64))
         self.stalled_until = 0.0
         self.sync_max_s = 0.006
+        self.kernel_syncs = True
+        """The kernel syncs for the event loop; else threads do."""
         self.crash_in: int | None = None
         """Operations of `crash_kind` until the process dies in one."""
         self.crash_kind = ""
@@ -192,11 +196,11 @@ class NodeFiles:
 
     def __init__(self, disk: Disk, process: Process) -> None:
         self.disk = disk
-        self._process = process
+        self.process = process
 
     def before(self, kind: str) -> None:
         """Takes time, and may kill. Raises Killed, OSError."""
-        disk, process = self.disk, self._process
+        disk, process = self.disk, self.process
         if not process.alive:
             raise Killed
         world = disk.world
@@ -207,6 +211,11 @@ class NodeFiles:
                 thread.sleep(delay)
             else:
                 world.loop.stop_process(process, world.loop.now + delay)
+        self.meets_its_fate(kind)
+
+    def meets_its_fate(self, kind: str) -> None:
+        """The moment at which the operation is done, or not. Raises Killed, OSError."""
+        disk, process, world = self.disk, self.process, self.disk.world
         disk.seen[kind] += 1
         if disk.fail_in is not None and kind in ((disk.fail_kind,) if disk.fail_kind else _FAIL):
             disk.fail_in -= 1
@@ -222,20 +231,20 @@ class NodeFiles:
                 world.crash(process.host, "in " + kind)
                 raise Killed
 
-    def _dying(self) -> bool:
+    def dying(self) -> bool:
         """Whether the operation in which the process died was done all the same."""
         return self.disk.random.random() < 0.5
 
     def open(self, path: Path, *, create: bool = False) -> File:
         if not create:
-            if not self._process.alive:
+            if not self.process.alive:
                 raise Killed
             return _NodeFile(self, self.disk.files.open(path))
         files = self.disk.files
         try:
             self.before("create")
         except Killed:
-            if self._dying() and path not in files.names_now:
+            if self.dying() and path not in files.names_now:
                 files.open(path, create=True)
             raise
         return _NodeFile(self, files.open(path, create=True))
@@ -251,7 +260,7 @@ class NodeFiles:
         try:
             self.before("rename")
         except Killed:
-            if self._dying() and source in files.names_now:
+            if self.dying() and source in files.names_now:
                 files.rename(source, target)
             raise
         files.rename(source, target)
@@ -277,6 +286,9 @@ class NodeFiles:
     def boot(self) -> int:
         return self.disk.files.boot()
 
+    def syncs(self, loop: object, file: File) -> NodeSyncs | None:
+        return NodeSyncs(self) if self.disk.kernel_syncs else None
+
 
 class _NodeFile:
     """An open file of one process."""
@@ -291,7 +303,7 @@ class _NodeFile:
         try:
             self._layer.before("write")
         except Killed:
-            if self._layer._dying():
+            if self._layer.dying():
                 data = b"".join(parts)
                 torn = self._layer.disk.random.randrange(0, len(data) + SECTOR)
                 if data[:torn]:
@@ -313,6 +325,16 @@ class _NodeFile:
         self._layer.before("sync")
         self._file.sync()
 
+    def sync_by_kernel(self) -> None:
+        """The same, when its time has passed already."""
+        try:
+            self._layer.meets_its_fate("sync")
+        except Killed:
+            if self._layer.dying():
+                self._file.sync()
+            raise
+        self._file.sync()
+
     def drop_cached(self, offset: int, length: int) -> None:
         self._file.drop_cached(offset, length)
 
@@ -323,3 +345,54 @@ class _NodeFile:
     def resize(self, length: int) -> None:
         self._layer.before("resize")
         self._file.resize(length)
+
+
+class NodeSyncs:
+    """The kernel's syncs (`Syncs`) for one process."""
+
+    def __init__(self, layer: NodeFiles) -> None:
+        self._layer = layer
+        self._file: _NodeFile | None = None
+        """Whose sync is under way."""
+        self._due = 0.0
+        self._error: OSError | None = None
+
+    def start(self, file: File, on_done: OnDone) -> None:
+        assert self._file is None
+        assert isinstance(file, _NodeFile)
+        layer = self._layer
+        if not layer.process.alive:
+            raise Killed
+        loop = layer.disk.world.loop
+        self._file, self._due = file, loop.now + layer.disk.latency("sync")
+        loop.call_at(self._due, self._on_due, file, on_done)
+
+    def _on_due(self, file: _NodeFile, on_done: OnDone) -> None:
+        """On the loop, when it turns: one that stands still hears of it later."""
+        if self._file is file:
+            self._end()
+            on_done(self._error)
+
+    def _end(self) -> None:
+        file, self._file, self._error = self._file, None, None
+        assert file is not None
+        try:
+            file.sync_by_kernel()
+        except OSError as error:
+            self._error = error
+        self._layer.disk.world.seen["sync by the kernel"] += 1
+
+    def wait(self) -> OSError | None:
+        """In a thread."""
+        world = self._layer.disk.world
+        thread = world.threads.current
+        assert thread is not None, "the event loop of a node waits for its disk"
+        if self._file is not None:
+            world.count("kernel waited for at the end")
+            thread.sleep(max(0.0, self._due - world.loop.now))
+        if self._file is not None:
+            self._end()
+        return self._error
+
+    def close(self) -> None:
+        assert self._file is None, "a sync is under way"

@@ -32,7 +32,7 @@ from tests.world.world import World
 BATCHES = 15
 """All that are stored fit one segment."""
 WARM_UP = 5
-WINDOW_S = 0.5
+WINDOW_S = 1.0
 """Heartbeats and the like happen about as often in each stretch of so long."""
 VALUE_BYTES = 1024
 FEW, MANY = 1, 400
@@ -67,6 +67,7 @@ def quiet_plan() -> Plan:
         queues=1,
         retention_bytes=0,
         checkpoint_records=100_000,
+        kernel_bytes=1 << 20,  # batches of all sizes go the same way
         segment_bytes=16 << 20,
         cache_bytes=64 << 20,
         producers_max=100,
@@ -148,6 +149,7 @@ class Measured(Run):
             assert host.replica is not None
             roles[host.name] = MASTER if host.replica.is_master else SLAVES
         assert sorted(roles.values()) == [MASTER, SLAVES, SLAVES]
+        self.counting.brokers = set(roles)
         roles[client.name] = CLIENT
         for phase in self._phases:
             self._do(client, phase, 1)  # what is made once is there

@@ -113,6 +113,9 @@ class Plan:
     streams: bool
     """Replicas talk by streams of bytes, as in production; else by datagrams, which may be lost,
     repeated and reordered."""
+    kernel_bytes: int
+    """Groups of writes up to this size are synced by the kernel, for the event loop; larger ones by
+    the log's thread. 0: all of them, no kernel does."""
     controllers: int = 1
     lease_s: float = 0.0
     """Of several controllers: how long each believes what the store said last."""
@@ -281,12 +284,37 @@ _WHILE_MOVING = (
 )
 _NEEDS_PEERS = frozenset({"rot", "misdirected write", "lost directory"})
 """What is lost so must be known to somebody else."""
+
+
+def _left_behind(plan: Plan, random: Random) -> Plan:
+    """A disk rots while its node is away and the others clean their logs: what it is yet to apply
+    nobody can give."""
+    at = random.uniform(0.1, 0.5)
+    steps = [(at + 0.01 * number, "rot") for number in range(4)]
+    steps += [(at + 0.05, "long absence"), (at + 1.3, "rot"), (at + 1.35, "power cut")]
+    steps += [(at + later, "checkpoint") for later in (0.06, 0.4, 0.8)]
+    return _themed(
+        plan,
+        random,
+        [*steps, (2.6, "heal")],
+        size=3,
+        victim=random.randrange(1, 4),
+        **_USUAL,
+        send_mean_s=0.03,
+        checkpoint_records=8,
+        retention_bytes=1_500,
+        value_bytes=800,
+        segment_bytes=16_384,
+    )
+
+
 THEMES: dict[str, Theme] = {
     "asleep": _asleep,
     "checkpoints": _checkpoints,
     "deposed": _deposed,
     "late commits": _late_commits,
     "late rot": _late_rot,
+    "left behind": _left_behind,
     "lost disk": _lost_disk,
     "rotten tail": _rotten_tail,
 }
@@ -368,6 +396,7 @@ def _draw(seed: int) -> Plan:
         checkpoint_keep=random.choice((1, 2)),
         skew=random.choice((0.0, 0.01, 0.05)),
         streams=random.random() < 0.5,
+        kernel_bytes=random.choice((0, 700, 64 << 10, 64 << 10)),
     )
 
 

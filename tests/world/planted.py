@@ -19,6 +19,7 @@ from semel.broker import replica as replica_module
 from semel.broker.log import checkpoint as checkpoint_module
 from semel.broker.log import hard_state as hard_state_module
 from semel.broker.log import recovery as recovery_module
+from semel.broker.log.active import ActiveSegment
 from semel.broker.log.cleaner import Cleaner
 from semel.broker.log.reader import Reader as LogReader
 from semel.broker.log.writer import Writer
@@ -55,11 +56,29 @@ class _Unsynced:
 
 
 def acknowledges_before_sync() -> Any:
-    def _sync(self: Any) -> None:
-        self._dirty = False
-        self._durable_index = self._written_index
+    def sync(self: Any) -> None:
+        self.dirty_since = None
+        self.durable_index = self.written_index
 
-    return patch.object(Writer, "_sync", _sync)
+    return patch.object(ActiveSegment, "sync", sync)
+
+
+@contextmanager
+def acknowledges_before_the_kernel_synced() -> Iterator[None]:
+    begin, report = Writer._begin, Writer._report
+    told: list[Any] = [None]
+
+    def _begin(self: Any, group: Any) -> Any:
+        self._report(group)
+        told[0] = group
+        return begin(self, group)
+
+    def _report(self: Any, group: Any) -> None:
+        if group is not told[0]:
+            report(self, group)
+
+    with patch.object(Writer, "_begin", _begin), patch.object(Writer, "_report", _report):
+        yield
 
 
 def forgets_to_save_its_vote() -> Any:

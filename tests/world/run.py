@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from semel.broker.log import IndexUnavailable, LogConfig
+from semel.broker.log import IndexUnavailable, LogConfig, writer
 from semel.broker.log.reader import record_of
 from semel.broker.replica import Replica
 from semel.broker.server import moves as serving_moves
@@ -111,6 +111,7 @@ class Run:
             stack.enter_context(hosted(self.world))
             stack.enter_context(patch.object(client_session, "shared_runtime", self._runtime))
             stack.enter_context(patch.object(controller_node, "_check_free", lambda listen: None))
+            stack.enter_context(patch.object(writer, "_SMALL_BYTES", self.plan.kernel_bytes))
             if self.plan.more_groups:
                 for module, name, value in _SMALL_MOVES:
                     stack.enter_context(patch.object(module, name, value))
@@ -217,6 +218,7 @@ class Run:
         host = BrokerHost(world, number, group.hosts, config)
         group.hosts[host.number] = host
         host.streams = plan.streams
+        host.disk.kernel_syncs = plan.kernel_bytes > 0
         host.restart_s = lambda: world.random.choice((0.01, 0.1, 0.4))
         return host
 

@@ -41,6 +41,8 @@ class SimTransport:
         self._high = BUFFER_BYTES
         self._on_its_way = 0
         self._paused = False
+        self._unread: list[bytes] | None = None
+        """What has come while the owner does not read."""
         self._closed = False
         self._lost = False
 
@@ -55,6 +57,18 @@ class SimTransport:
 
     def is_closing(self) -> bool:
         return self._closed
+
+    def pause_reading(self) -> None:
+        if self._unread is None:
+            self._unread = []
+
+    def resume_reading(self) -> None:
+        self._on_owner(self._read_on)
+
+    def _read_on(self) -> None:
+        unread, self._unread = self._unread, None
+        for piece in unread or ():
+            self._receive(piece)  # which may pause again
 
     def write(self, data: bytes) -> None:
         if self._closed or not data:
@@ -98,6 +112,9 @@ class SimTransport:
 
     def _receive(self, piece: bytes) -> None:
         if self._closed:
+            return
+        if self._unread is not None:
+            self._unread.append(piece)
             return
         protocol = self._protocol
         if not isinstance(protocol, asyncio.BufferedProtocol):

@@ -267,8 +267,16 @@ def test_a_connection_keeps_its_bytes_in_order_and_breaks_with_its_end() -> None
     assert far.data == sent
     assert far.pieces > len(sent) / 1000, "some arrive in pieces"
     assert near.events == ["pause", "resume"]
-    world.crash("server", "test")
+    far.transport.pause_reading()
+    near.transport.write(b"unread")
+    world.loop.run(3.5)
+    assert far.data == sent
+    far.transport.resume_reading()
+    near.transport.write(b", then read")
     world.loop.run(4)
+    assert far.data == sent + b"unread, then read"
+    world.crash("server", "test")
+    world.loop.run(5)
     assert near.events[2:] == ["ConnectionResetError"]
     assert not world.network.transports
     assert not world.loop.errors

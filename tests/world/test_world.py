@@ -51,6 +51,7 @@ RARE = {
     "loader forgotten": 5,
     "loader read what is stored": 5,
     "loader resumed": 15,
+    "kernel waited for at the end": 3,
     "lock released": 500,
     "log cleaned": 800,
     "long stop of the master": 15,
@@ -88,6 +89,7 @@ RARE = {
     "send: ProducerFenced": 6,
     "snapshot installed": 15,
     "stop of the master": 40,
+    "sync by the kernel": 20_000,
     "trim": 300,
     "truncation": 15,
     "unknown message stored": 400,
@@ -142,6 +144,7 @@ def test_the_trace_of_a_seed_repeats_itself_word_for_word() -> None:
 # Each with the theme that shows it, if it needs one, and how many seeds it may take.
 PLANTS: list[tuple[Plant, str | None, int]] = [
     (planted.acknowledges_before_sync, None, 5),
+    (planted.acknowledges_before_the_kernel_synced, None, 5),
     (planted.acknowledges_before_commit, None, 40),
     (planted.answers_duplicates_early, "deposed", 10),
     (planted.chains_anew_what_may_be_stored, None, 20),

@@ -48,7 +48,15 @@ TARGETS: Final = {
     "log": Target(
         files=tuple(
             f"{_BROKER}/log/{name}.py"
-            for name in ("recovery", "segment", "hard_state", "checkpoint", "writer", "index")
+            for name in (
+                "recovery",
+                "segment",
+                "hard_state",
+                "checkpoint",
+                "writer",
+                "active",
+                "index",
+            )
         ),
         tests=("tests/unit/log", "tests/known_bugs"),
     ),

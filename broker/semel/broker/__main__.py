@@ -23,6 +23,7 @@ import click
 
 from semel.broker.config import BrokerConfig
 from semel.broker.log import FileLayer, LogConfig, OsFiles, Reserve
+from semel.broker.log.config import SYNC_BY
 from semel.broker.node import READERS, BrokerNode
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.ids import GroupId, NodeId
@@ -137,6 +138,13 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
     callback=_members,
     help="NODE=HOST:PORT where a peer's stream port is reached, if not directly. Repeat.",
 )
+@click.option(
+    "--stream-port",
+    type=click.IntRange(0, 65_535),
+    default=0,
+    help="Port for the clients' direct streams, on the host of --listen; 0 takes a free one. "
+    "Clients that cannot reach it produce and fetch through --listen, less quickly.",
+)
 @click.option("--controllers", default="", help="HOST:PORT[,HOST:PORT] of the controllers.")
 @click.option("--rack", default="", help="Rack or site label.")
 @click.option(
@@ -207,6 +215,13 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
     "acknowledged message can be lost when the power of a majority fails at once.",
 )
 @click.option(
+    "--sync-by",
+    type=click.Choice(SYNC_BY),
+    default="auto",
+    help="auto: the kernel syncs small writes by itself (Linux AIO), where it can. thread: the "
+    "log's own thread syncs all.",
+)
+@click.option(
     "--catch-up-rate",
     type=click.IntRange(1 << 10),
     default=256 << 20,
@@ -235,6 +250,7 @@ def main(
     peers_at: dict[NodeId, str],
     peer_port: int,
     peer_streams_at: dict[NodeId, str],
+    stream_port: int,
     controllers: str,
     rack: str,
     allow_same_machine: bool,
@@ -251,6 +267,7 @@ def main(
     scrub_bytes_per_second: int,
     scrub_pause_ms: int,
     durability: str,
+    sync_by: str,
     catch_up_rate: int,
     move_rate: int,
     as_json: bool,
@@ -277,6 +294,7 @@ def main(
             peers_at=peers_at,
             peer_port=peer_port,
             peer_streams_at=peer_streams_at,
+            stream_port=stream_port,
             controllers=tuple(filter(None, controllers.split(","))),
             rack=rack,
             allow_same_machine=allow_same_machine,
@@ -285,6 +303,7 @@ def main(
                 segment_bytes=segment_bytes,
                 cache_bytes=cache_bytes,
                 sync_interval_ms=100 if durability == "interval" else 0,
+                sync_by=sync_by,
             ),
             retention_check_ms=retention_check_ms,
             producer_idle_ms=producer_idle_ms,

@@ -11,7 +11,7 @@ from semel.broker.raft.config import RaftConfig
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import GroupId, NodeId
 
-_MAY_BE_ZERO = ("metrics_port", "peer_port", "scrub_bytes_per_second")
+_MAY_BE_ZERO = ("metrics_port", "peer_port", "stream_port", "scrub_bytes_per_second")
 
 LOOPBACK = ("127.", "localhost", "::1")
 
@@ -53,6 +53,10 @@ class BrokerConfig:
     peer_streams_at: Mapping[NodeId, str] = field(default_factory=dict)
     """HOST:PORT under which this node reaches a peer's stream port, where it is not the one that
     the peer tells (port forwarding, a proxy)."""
+
+    stream_port: int = 0
+    """Port for the clients' direct streams, on the host of `listen`; 0 takes a free one, which
+    clients are told. A fixed one is for firewalls; who cannot reach it stays on gRPC."""
 
     join: tuple[str, ...] = ()
     """Addresses of members of an existing group that this node is to join, instead of `members`.
@@ -197,6 +201,8 @@ class BrokerConfig:
             raise InvalidRequest("a broker needs the id of its cluster: --cluster-id")
         if not 0 <= self.peer_port <= 65_535:
             raise InvalidRequest(f"peer_port is {self.peer_port}, ports end at 65535")
+        if not 0 <= self.stream_port <= 65_535:
+            raise InvalidRequest(f"stream_port is {self.stream_port}, ports end at 65535")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise InvalidRequest(f"metrics_port is {self.metrics_port}, ports end at 65535")
         for name in self.__slots__:

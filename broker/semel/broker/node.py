@@ -42,6 +42,7 @@ from semel.broker.replica import TICK_MS, Replica
 from semel.broker.routes_copy import RoutesCopy
 from semel.broker.scrub import Scrub
 from semel.broker.server.admin import AdminService
+from semel.broker.server.direct import DirectStreams
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.members import MembersService
 from semel.broker.server.moves import MovesService
@@ -59,7 +60,7 @@ from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
-from semel.protos.v1 import broker_pb2_grpc, raft_pb2_grpc, transactions_pb2_grpc
+from semel.protos.v1 import broker_pb2, broker_pb2_grpc, raft_pb2_grpc, transactions_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -237,25 +238,28 @@ class BrokerNode:
         fetch = FetchHandler(replica)
         moves = MovesService(config, replica, self._routes)
         self._probe = Probe(config, replica, self.checkpoints, self.scrub, produce, fetch, moves)
+        direct = DirectStreams(
+            {
+                broker_pb2.DIRECT_STREAM_PRODUCE: produce.produce,
+                broker_pb2.DIRECT_STREAM_FETCH: fetch.fetch,
+            }
+        )
         streams = {
-            "semel.protos.v1.BrokerStream": {"Produce": produce.produce, "Fetch": fetch.fetch},
+            "Produce": grpc.stream_stream_rpc_method_handler(produce.produce),
+            "Fetch": grpc.stream_stream_rpc_method_handler(fetch.fetch),
+            "OpenDirect": grpc.unary_unary_rpc_method_handler(
+                direct.open,
+                request_deserializer=broker_pb2.OpenDirectRequest.FromString,
+                response_serializer=broker_pb2.OpenDirectReply.SerializeToString,
+            ),
         }
         raft_pb2_grpc.add_RaftPeerServicer_to_server(peer_port, server)
         raft_pb2_grpc.add_SnapshotsServicer_to_server(
             SnapshotService(replica, self.checkpoints), server
         )
-        for service, methods in streams.items():
-            server.add_generic_rpc_handlers(
-                (
-                    grpc.method_handlers_generic_handler(
-                        service,
-                        {
-                            name: grpc.stream_stream_rpc_method_handler(method)
-                            for name, method in methods.items()
-                        },
-                    ),
-                )
-            )
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("semel.protos.v1.BrokerStream", streams),)
+        )
         broker_pb2_grpc.add_MembersServicer_to_server(
             MembersService(config, replica, self.changes), server
         )
@@ -281,14 +285,18 @@ class BrokerNode:
                 "this machine's; choose another with --listen"
             )
         self.address = f"{host}:{port}"
-        try:
-            await peer_port.serve(host.strip("[]"), config.peer_port)
-        except OSError as error:
-            raise OSError(
-                f"cannot listen for peers on {host}:{config.peer_port}: {error.strerror}; choose "
-                "another port with --peer-port"
-            ) from error
-        self._stack.push_async_callback(peer_port.close)
+        for opened, number, whom in (
+            (peer_port, config.peer_port, "peer"),
+            (direct, config.stream_port, "stream"),
+        ):
+            try:
+                await opened.serve(host.strip("[]"), number)
+            except OSError as error:
+                raise OSError(
+                    f"cannot listen for {whom}s on {host}:{number}: {error.strerror}; choose "
+                    f"another port with --{whom}-port"
+                ) from error
+            self._stack.push_async_callback(opened.close)
         await server.start()
         self._stack.push_async_callback(server.stop, _STOP_GRACE_S)
 

@@ -18,7 +18,7 @@ Invariants
    `_BUFFER_BYTES` and one message more, the core's byte window bounds the rest.
 
 Not here: what is sent and when (`raft/`, `node.py`), the receiving side (`server/replicate.py`),
-the bytes (`peer_stream.py`).
+the bytes (`protos/framed.py`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ import grpc
 import grpc.aio
 
 from semel.broker.log import IndexUnavailable, Log
-from semel.broker.peer_stream import ACCEPTED, encode_head, encode_hello, tune
 from semel.broker.raft import Message, MessageKind, encode_message
 from semel.protos.errors import CorruptSegment
+from semel.protos.framed import ACCEPTED, encode_head, encode_hello, tune
 from semel.protos.ids import NodeId
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
@@ -49,6 +49,8 @@ _RECONNECT_MAX_S = 0.2
 _OPEN_TIMEOUT_S = 2.0
 _WAITING_MAX = 4096
 _BUFFER_BYTES = 2 << 20
+SILENCE_MAX_S: Final = 3
+"""A link that says nothing for so long is given up."""
 _CONTROL: Final = 0
 _BULK: Final = 1
 
@@ -166,7 +168,7 @@ class _Stream(asyncio.Protocol):
     # ------------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        tune(transport)
+        tune(transport, silence_max_s=SILENCE_MAX_S)
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_BUFFER_BYTES)
 

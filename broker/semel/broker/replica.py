@@ -4,7 +4,7 @@ How it works. Inputs arrive on the event loop: messages of peers, requests of cl
 syncs, ticks. Each is handed to the Raft core, and what the core decides is performed at once
 (`_perform`), in this order:
 
-1. Entries are truncated and appended: handed to the log's writer thread, which syncs them.
+1. Entries are truncated and appended: handed to the log's writer, which syncs them beside all this.
 2. A new term or vote is written and synced *here and now*, on the loop: elections are rare, and
    nothing of the new term may leave before it.
 3. Messages leave. A master's entries go to the slaves in parallel with its own write. An
@@ -174,8 +174,9 @@ class Replica:
         self._role_waiters: list[asyncio.Future[None]] = []
         self._last_tick_ms = monotonic_ms()
         self._term_of_proposer = 0
-        log.on_synced = self._on_synced_in_writer
+        log.on_synced = self._on_synced_by_log
         log.on_failure = self._on_log_failure
+        log.attach(self._loop)
 
     # ------------------------------------------------------------------ what others ask
 
@@ -509,8 +510,15 @@ class Replica:
         if self._hard_state_file.mend():
             logger.error("a copy of term and vote was damaged and is written anew")
 
-    def _on_synced_in_writer(self, index: int, term: int) -> None:
-        self._loop.call_soon_threadsafe(self._on_synced, index, term)
+    def _on_synced_by_log(self, index: int, term: int) -> None:
+        """In a thread, or on the loop, which then need not be woken. Not at once: the log holds its
+        locks."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop.call_soon_threadsafe(self._on_synced, index, term)
+        else:
+            self._loop.call_soon(self._on_synced, index, term)
 
     @halting
     def _on_synced(self, index: int, term: int) -> None:
@@ -561,6 +569,10 @@ class Replica:
         index, term = self.core.next_index(), self.core.term
         entry = proposer.next_entry(index, term, time_us, now_ms, self.config.entry_bytes_target)
         if entry is not None:
+            # The slaves have the longer way: what they get leaves at the end of this turn of the
+            # loop, and only then this node writes its own.
+            self.log.hold_writes()
+            self._loop.call_soon(self.log.release_writes)
             self._propose(index, term, time_us, entry.records)
             self.drain()
         if proposer.pending_bytes <= self.config.pending_bytes_max:

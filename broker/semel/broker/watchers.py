@@ -65,7 +65,7 @@ class QueueWatchers:
                 finish(growth)
 
 
-def finish(growth: Growth) -> None:
-    """Whoever waits goes on; a second time does nothing."""
-    if not growth.done():
-        growth.set_result(None)
+def finish(awaited: asyncio.Future[None] | None) -> None:
+    """Whoever waits goes on; a second time, or when nobody does, it does nothing."""
+    if awaited is not None and not awaited.done():
+        awaited.set_result(None)

@@ -28,6 +28,7 @@ from semel.client.controllers import Controllers
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master, RouteTable, TopicRoute
 from semel.client.routes_file import RoutesKeeper, find
+from semel.client.streams import Streams
 from semel.client.wire import Wires
 from semel.protos.errors import (
     NotMaster,
@@ -67,6 +68,11 @@ class Cluster:
         self.config = config
         self.routes = RouteTable()
         self.connections = Connections()
+        self.streams = Streams(
+            self.connections,
+            direct=config.direct_streams,
+            patience_s=2 * config.silence_ms / 1000,
+        )
         self.controllers = Controllers(bootstrap, self.connections, self._brokers)
         self.wires = Wires(self)
         self._bootstrap = bootstrap

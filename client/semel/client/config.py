@@ -78,6 +78,9 @@ class ClientConfig:
     shared_memory: bool = True
     """Let a broker on the same machine, and of the same user, put what is fetched into memory of
     this process instead of sending it; up to some 32 MiB for each stream that is busy."""
+    direct_streams: bool = True
+    """Send and fetch on sockets beside gRPC where a broker can be reached so: an awaited message
+    takes a fifth less time. What cannot be reached is asked by gRPC alone, without more ado."""
     keep_routes: bool = True
     """Keep the routes in a file of this user, for clients that start while no controller answers.
     `SEMEL_ROUTES_DIRECTORY` names the directory, by default `~/.cache/semel`."""

@@ -85,13 +85,6 @@ def translate(error: grpc.RpcError, address: str) -> SemelError:
     return known
 
 
-def stream_ended(error: BaseException, address: str, what: str) -> SemelError:
-    """The exception for a write to a stream of `what` that has ended."""
-    if isinstance(error, grpc.RpcError):
-        return translate(error, address)
-    return Unavailable(f"{address} ended the {what} stream")
-
-
 def telling(group: BaseExceptionGroup[SemelError]) -> SemelError:
     """The error of a stream's tasks that says most: a broker's own word before the transport's."""
     leaves: list[SemelError] = []

@@ -32,17 +32,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
-
-import grpc
-import grpc.aio
+from typing import Final, NamedTuple, Protocol
 
 from semel.client.cluster import Cluster
-from semel.client.connection import Purpose, stream_ended, telling, translate
+from semel.client.connection import Purpose, telling
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
 from semel.client.feed_queue import Delivery, FeedQueue, cut
 from semel.client.shared_memory import Exchange, Slot
+from semel.client.streams import Stream
 from semel.protos.batch import decode_broker_header
 from semel.protos.errors import (
     InternalError,
@@ -55,7 +53,7 @@ from semel.protos.errors import (
     from_detail,
 )
 from semel.protos.ids import GroupId, NodeId, QueueKey, Term
-from semel.protos.streams import FETCH_METHOD, decode_fetch_header
+from semel.protos.streams import decode_fetch_header
 from semel.protos.v1 import broker_pb2, common_pb2
 
 logger = logging.getLogger(__name__)
@@ -336,74 +334,59 @@ class _FetchLink:
         return Exchange(feed.fetch_bytes, feed.prefetch_bytes, allowed=allowed)
 
     async def _stream(self, master: Master) -> None:
-        channel = self._feed.cluster.connections.channel(master.address, Purpose.FETCH)
-        call: Any = channel.stream_stream(
-            FETCH_METHOD,
-            request_serializer=broker_pb2.FetchRequest.SerializeToString,
-            response_deserializer=None,
-        )()
+        stream = await self._feed.cluster.streams.open(master.address, Purpose.FETCH)
         self._exchange = self._new_exchange()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(call, master.address))
-                tasks.create_task(self._ask(call, master.address))
+                tasks.create_task(self._read(stream))
+                tasks.create_task(self._ask(stream))
                 tasks.create_task(self._watch(master.address))
         finally:
-            call.cancel()
+            stream.close()
 
-    async def _ask(self, call: Any, address: str) -> None:
+    async def _ask(self, stream: Stream) -> None:
         feed = self._feed
-        try:
-            while True:
-                queues = feed.wanted(self._group_id)
-                if not queues:
-                    self._wake.clear()
-                    await self._wake.wait()
-                    continue
-                wait = self._not_before - time.monotonic()
-                if wait > 0:
-                    await asyncio.sleep(wait)
-                    continue
-                self._number += 1
-                request = broker_pb2.FetchRequest(
-                    correlation_id=self._number,
-                    max_bytes=feed.fetch_bytes,
-                    max_wait_ms=MAX_WAIT_MS,
-                    any_replica=self._any,
+        while True:
+            queues = feed.wanted(self._group_id)
+            if not queues:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            wait = self._not_before - time.monotonic()
+            if wait > 0:
+                await asyncio.sleep(wait)
+                continue
+            self._number += 1
+            request = broker_pb2.FetchRequest(
+                correlation_id=self._number,
+                max_bytes=feed.fetch_bytes,
+                max_wait_ms=MAX_WAIT_MS,
+                any_replica=self._any,
+            )
+            asked = []
+            for queue in queues:
+                queue.asked = True
+                peek = queue.delay_ms > 0 and queue.due is None
+                asked.append(_Asked(queue, queue.turn, peek))
+                request.queues.add(
+                    queue=common_pb2.QueueRef(
+                        topic_id=queue.key.topic_id, queue_id=queue.key.queue_id
+                    ),
+                    offset=queue.offset,
+                    max_bytes=1 if queue.delay_ms else feed.fetch_bytes,
+                    group="" if peek else feed.owner.group,
+                    token=0 if peek else queue.token,
                 )
-                asked = []
-                for queue in queues:
-                    queue.asked = True
-                    peek = queue.delay_ms > 0 and queue.due is None
-                    asked.append(_Asked(queue, queue.turn, peek))
-                    request.queues.add(
-                        queue=common_pb2.QueueRef(
-                            topic_id=queue.key.topic_id, queue_id=queue.key.queue_id
-                        ),
-                        offset=queue.offset,
-                        max_bytes=1 if queue.delay_ms else feed.fetch_bytes,
-                        group="" if peek else feed.owner.group,
-                        token=0 if peek else queue.token,
-                    )
-                slot = self._exchange.name_place(request, time.monotonic())
-                deadline = time.monotonic() + MAX_WAIT_MS / 1000 + OVERDUE_S
-                self._polls[self._number] = _Poll(deadline, asked, slot)
-                await call.write(request)
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise stream_ended(error, address, "fetch") from None
+            slot = self._exchange.name_place(request, time.monotonic())
+            deadline = time.monotonic() + MAX_WAIT_MS / 1000 + OVERDUE_S
+            self._polls[self._number] = _Poll(deadline, asked, slot)
+            await stream.write(request.SerializeToString())
 
-    async def _read(self, call: Any, address: str) -> None:
-        try:
-            while True:
-                message = await call.read()
-                if message is grpc.aio.EOF:
-                    code = await call.code()
-                    raise Unavailable(f"{address} ended the fetch stream: {code.name}")
-                self._on_reply(message)
-        except grpc.RpcError as error:
-            raise translate(error, address) from None
+    async def _read(self, stream: Stream) -> None:
+        while True:
+            self._on_reply(await stream.read())
 
-    def _on_reply(self, message: bytes) -> None:
+    def _on_reply(self, message: bytes | memoryview) -> None:
         header, rest = decode_fetch_header(message)
         _, asked, slot = self._polls.pop(header.correlation_id, _Poll(0.0, [], None))
         parts = self._exchange.on_answer(header, rest, slot, time.monotonic())

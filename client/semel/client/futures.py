@@ -49,7 +49,7 @@ async def await_settled(chunk: Chunk, done: Callable[[], bool]) -> None:
 
         def wake(future: asyncio.Future[None] = future) -> None:
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_finish, future)
+                loop.call_soon_threadsafe(finish, future)
 
         chunk.waiters.append(wake)
         if done():
@@ -57,9 +57,10 @@ async def await_settled(chunk: Chunk, done: Callable[[], bool]) -> None:
         await future
 
 
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def finish(awaited: asyncio.Future[None] | None) -> None:
+    """Whoever waits goes on; a second time, or when nobody does, it does nothing."""
+    if awaited is not None and not awaited.done():
+        awaited.set_result(None)
 
 
 class SendFuture:

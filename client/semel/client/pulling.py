@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from semel.client.feed_queue import FeedQueue
 from semel.client.fetch import Feed
+from semel.client.futures import finish
 from semel.client.message import Message, Rows
 from semel.protos.errors import SemelError
 
@@ -154,7 +155,7 @@ async def await_ready(feed: Feed, timeout: float | None) -> bool:
 
                 def wake(future: asyncio.Future[None] = future) -> None:
                     with contextlib.suppress(RuntimeError):
-                        loop.call_soon_threadsafe(_finish, future)
+                        loop.call_soon_threadsafe(finish, future)
 
                 feed.add_waiter(wake)
                 try:
@@ -163,8 +164,3 @@ async def await_ready(feed: Feed, timeout: float | None) -> bool:
                 finally:
                     feed.remove_waiter(wake)
     return feed.ready
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -23,17 +23,16 @@ import logging
 import random
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-import grpc
-
-from semel.client.connection import Purpose, stream_ended, telling, translate
+from semel.client.connection import Purpose, telling
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
 from semel.client.core.sequences import Moved
+from semel.client.streams import Stream
 from semel.protos.errors import InternalError, SemelError, TimedOut, Unavailable, from_detail
 from semel.protos.ids import GroupId
-from semel.protos.streams import PRODUCE_METHOD, encode_ping, encode_produce
+from semel.protos.streams import encode_ping, encode_produce
 from semel.protos.v1 import broker_pb2
 
 if TYPE_CHECKING:
@@ -179,12 +178,7 @@ class Wire:
         self._cluster.on_master_error(self.group_id, master, error)
 
     async def _stream(self, address: str) -> None:
-        channel = self._cluster.connections.channel(address, Purpose.PRODUCE)
-        call: Any = channel.stream_stream(
-            PRODUCE_METHOD,
-            request_serializer=None,
-            response_deserializer=broker_pb2.ProduceReply.FromString,
-        )()
+        stream = await self._cluster.streams.open(address, Purpose.PRODUCE)
         self._heard = asyncio.get_running_loop().time()
         if self.searching:
             self.searching = False
@@ -192,24 +186,18 @@ class Wire:
         write_lock = asyncio.Lock()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(call, address))
-                tasks.create_task(self._write(call, address, write_lock))
-                tasks.create_task(self._watch(call, address, write_lock))
+                tasks.create_task(self._read(stream, address))
+                tasks.create_task(self._write(stream, write_lock))
+                tasks.create_task(self._watch(stream, address, write_lock))
         finally:
-            call.cancel()
+            stream.close()
 
-    async def _read(self, call: Any, address: str) -> None:
+    async def _read(self, stream: Stream, address: str) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            while True:
-                reply = await call.read()
-                if reply is grpc.aio.EOF:
-                    code = await call.code()
-                    raise Unavailable(f"{address} ended the produce stream: {code.name}")
-                self._heard = loop.time()
-                self._on_reply(reply, address)
-        except grpc.RpcError as error:
-            raise translate(error, address) from None
+        while True:
+            message = await stream.read()
+            self._heard = loop.time()
+            self._on_reply(broker_pb2.ProduceReply.FromString(bytes(message)), address)
 
     def _on_reply(self, reply: broker_pb2.ProduceReply, address: str) -> None:
         for ack in reply.acks:
@@ -243,19 +231,16 @@ class Wire:
         if reply.HasField("error"):
             raise from_detail(reply.error)
 
-    async def _write(self, call: Any, address: str, lock: asyncio.Lock) -> None:
-        try:
-            while True:
-                batches = self._gather()
-                if batches:
-                    message = encode_produce(batches)
-                    async with lock:
-                        await call.write(message)
-                    continue
-                self._work.clear()
-                await self._work.wait()
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise stream_ended(error, address, "produce") from None
+    async def _write(self, stream: Stream, lock: asyncio.Lock) -> None:
+        while True:
+            batches = self._gather()
+            if batches:
+                message = encode_produce(batches)
+                async with lock:
+                    await stream.write(message)
+                continue
+            self._work.clear()
+            await self._work.wait()
 
     def _gather(self) -> list[bytes]:
         batches: list[bytes] = []
@@ -290,7 +275,7 @@ class Wire:
             del self._sent[lane.sent_as]
         lane.sent_as = None
 
-    async def _watch(self, call: Any, address: str, lock: asyncio.Lock) -> None:
+    async def _watch(self, stream: Stream, address: str, lock: asyncio.Lock) -> None:
         """Pings while something is in flight, and ends a stream that is silent."""
         loop = asyncio.get_running_loop()
         config = self._cluster.config
@@ -315,8 +300,6 @@ class Wire:
                 number += 1
                 try:
                     async with lock, asyncio.timeout(interval):
-                        await call.write(encode_ping(number))
+                        await stream.write(encode_ping(number))
                 except TimeoutError:
                     raise TimedOut(f"{address} does not take data") from None
-                except (grpc.RpcError, asyncio.InvalidStateError) as error:
-                    raise stream_ended(error, address, "produce") from None

@@ -126,7 +126,7 @@ def encode_ping(number: int) -> bytes:
     return frame_prefix(PRODUCE_HEAD_BYTES) + PRODUCE_HEAD_STRUCT.pack(KIND_PING, 0, 0, 0, number)
 
 
-def decode_produce(message: bytes) -> Ping | list[bytes]:
+def decode_produce(message: bytes | memoryview) -> Ping | list[bytes]:
     """A ping, or the batches of a produce request, each as bytes of its own.
 
     Raises InvalidRequest when the envelope is malformed.
@@ -210,7 +210,9 @@ def decode_fetch_reply(message: bytes) -> tuple[broker_pb2.FetchReplyHeader, lis
     return header, fetched_batches(header, rest)
 
 
-def decode_fetch_header(message: bytes) -> tuple[broker_pb2.FetchReplyHeader, memoryview]:
+def decode_fetch_header(
+    message: bytes | memoryview,
+) -> tuple[broker_pb2.FetchReplyHeader, memoryview]:
     """The header of a fetch reply and what stands behind it. Raises CorruptBatch."""
     try:
         data = frame_data(message)

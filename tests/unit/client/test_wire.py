@@ -75,7 +75,7 @@ class Owner:
 
 
 class Stream:
-    """A call to a broker, which answers what the test says."""
+    """A stream to a broker, which answers what the test says."""
 
     def __init__(self) -> None:
         self.written = asyncio.Event()
@@ -85,10 +85,10 @@ class Stream:
         if b"batch" in message:
             self.written.set()
 
-    async def read(self) -> Any:
-        return await self.replies.get()
+    async def read(self) -> bytes:
+        return (await self.replies.get()).SerializeToString()
 
-    def cancel(self) -> None:
+    def close(self) -> None:
         pass
 
 
@@ -97,10 +97,10 @@ class OneMaster:
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(ping_ms=60_000, silence_ms=600_000)
-        self.streams: list[Stream] = []
+        self.streams = self
+        self.calls: list[Stream] = []
         self.opened = asyncio.Event()
         self.routes = SimpleNamespace(master=lambda _: self._master)
-        self.connections = SimpleNamespace(channel=lambda *_: self)
         self.tasks: list[asyncio.Task[None]] = []
         self._master = SimpleNamespace(address="b:1")
 
@@ -110,13 +110,10 @@ class OneMaster:
     def on_master_error(self, *_: Any) -> None:
         pass
 
-    def stream_stream(self, *_: Any, **__: Any) -> Any:
-        def call() -> Stream:
-            self.streams.append(Stream())
-            self.opened.set()
-            return self.streams[-1]
-
-        return call
+    async def open(self, *_: object) -> Stream:
+        self.calls.append(Stream())
+        self.opened.set()
+        return self.calls[-1]
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         self.tasks.append(asyncio.create_task(coroutine, name=name))
@@ -143,7 +140,7 @@ class Box:
         link.count(100)
         link.on_ready(cast(Lane, lane))
         await self.cluster.opened.wait()
-        await self.cluster.streams[0].written.wait()
+        await self.cluster.calls[0].written.wait()
         return link
 
     def ack(self, lane: FakeLane, base: int, error: Any = None, **other: int) -> Any:
@@ -226,9 +223,9 @@ async def test_what_went_out_on_a_stream_that_ends_goes_out_on_the_next() -> Non
         box.cluster.opened.clear()
         reply = broker_pb2.ProduceReply()
         reply.error.CopyFrom(to_detail(Throttled("go away", retry_after_ms=1)))
-        box.cluster.streams[0].replies.put_nowait(reply)
+        box.cluster.calls[0].replies.put_nowait(reply)
         await box.cluster.opened.wait()
-        await box.cluster.streams[1].written.wait()
+        await box.cluster.calls[1].written.wait()
     box.end()
 
 
@@ -280,7 +277,7 @@ async def test_a_broker_that_names_no_session_is_not_believed() -> None:
     async with asyncio.timeout(10):
         link = await box.sending(lane)
         reply = broker_pb2.ProduceReply(acks=[box.ack(lane, 0, session=0)])
-        box.cluster.streams[0].replies.put_nowait(reply)
+        box.cluster.calls[0].replies.put_nowait(reply)
         while link.last_error is None:
             await asyncio.sleep(0.001)
     assert "upgrade the brokers" in link.last_error.message

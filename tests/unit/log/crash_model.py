@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 
 from semel.broker.log import Log, RecordRef
 from semel.protos.errors import Closed, StorageError
 from semel.protos.frames import FRAME_HEADER_BYTES
 from tests.unit.log.entries import WAIT_S, frame, opened
-from tests.unit.log.sim_files import PowerCut, SimFiles
+from tests.unit.log.sim_files import PowerCut, SimFiles, SimSyncs
 
 
 class Violation(AssertionError):
@@ -85,10 +86,15 @@ class Model:
 
 
 class Driver:
-    """Lives of one node on one disk; everything follows from the seed, but the threads' pace."""
+    """Lives of one node on one disk; everything follows from the seed, but the threads' pace.
 
-    def __init__(self, seed: int) -> None:
+    With `kernel` small writes are synced by a simulated kernel, which is done at any time, and is
+    heard of at any later one.
+    """
+
+    def __init__(self, seed: int, *, kernel: bool = False) -> None:
         self.chance = random.Random(seed)
+        self.kernel = kernel
         self.disk = SimFiles()
         self.model = Model()
         self.term = 1
@@ -129,8 +135,12 @@ class Driver:
         try:
             log = self._recovered()
             log.on_synced = model.on_synced
+            if self.kernel:
+                disk.kernel = SimSyncs(disk)
+                log.attach(None)  # type: ignore[arg-type]
             for _ in range(chance.randrange(1, 25)):
                 self._step(log)
+                self._kernel_step()
             if chance.random() < 0.2:
                 log.close()
                 self.saw.add("closed")
@@ -150,6 +160,27 @@ class Driver:
                 with contextlib.suppress(PowerCut):
                     log.close()
 
+    def _kernel_step(self) -> None:
+        kernel = self.disk.kernel
+        if kernel is None or not kernel.under_way:
+            return
+        self.saw.add("kernel")
+        what = self.chance.random()
+        if what < 0.5:
+            kernel.tell()
+        elif what < 0.7:
+            kernel.complete()
+
+    def _wait(self, log: Log, index: int) -> None:
+        """Until the entry is reported durable. Raises Closed."""
+        deadline = time.monotonic() + WAIT_S
+        kernel = self.disk.kernel
+        while not log.wait_synced(index, WAIT_S if kernel is None else 0.001):
+            if kernel is not None:
+                kernel.tell()
+            if time.monotonic() > deadline:
+                raise Violation(f"entry {index} is never reported durable")
+
     def _step(self, log: Log) -> None:
         chance, model = self.chance, self.model
         what = chance.random()
@@ -164,8 +195,7 @@ class Driver:
             model.now.extend(added)
             log.append(added)
         elif what < 0.75:
-            if not log.wait_synced(log.last_index, WAIT_S):
-                raise Violation(f"entry {log.last_index} is never reported durable")
+            self._wait(log, log.last_index)
         elif what < 0.87:
             lowest = max(log.first_index, model.checkpoint + 1)
             if lowest <= log.last_index:
@@ -184,7 +214,7 @@ class Driver:
         index = self.chance.randrange(lowest, log.last_index + 1)
         if index <= self.model.checkpoint or index < 1:
             return
-        log.wait_synced(index, WAIT_S)
+        self._wait(log, index)
         term = log.term_at(index)
         assert term is not None
         payload = f"state {index} ".encode() * 100
@@ -217,7 +247,7 @@ def _entry(index: int, term: int) -> bytes:
     return frame(index, term, (60, 60, 60, 200, 900)[hash((index // 5, term)) % 5])
 
 
-def run_seed(seed: int, lives: int = 4) -> set[str]:
-    driver = Driver(seed)
+def run_seed(seed: int, lives: int = 4, *, kernel: bool = False) -> set[str]:
+    driver = Driver(seed, kernel=kernel)
     driver.run(lives)
     return driver.saw

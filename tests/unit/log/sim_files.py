@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from semel.broker.log.files import File
+from semel.broker.log.kernel_sync import OnDone
 from semel.protos.errors import DataDirectoryError, DiskFull
 
 SECTOR = 512
@@ -124,6 +125,56 @@ class SimFile:
             self._disk.locked.discard(self._lock)
 
 
+class SimSyncs:
+    """`Syncs` of a SimFiles: the test says when the kernel is done, and when the loop hears it."""
+
+    def __init__(self, disk: SimFiles) -> None:
+        self._disk = disk
+        self._file: File | None = None
+        self._on_done: OnDone | None = None
+        self._error: OSError | None = None
+        self._mutex = threading.Lock()
+        self.started = 0
+        self.closed = False
+
+    @property
+    def under_way(self) -> bool:
+        """The loop has not heard of it."""
+        return self._on_done is not None
+
+    def start(self, file: File, on_done: OnDone) -> None:
+        assert not self.under_way, "one is under way"
+        with self._disk.operation("start a sync"):
+            self._file, self._on_done = file, on_done
+            self.started += 1
+
+    def complete(self) -> None:
+        """The kernel is done, and nobody knows."""
+        with self._mutex:
+            file, self._file = self._file, None
+            if file is not None:
+                self._error = None
+                try:
+                    file.sync()
+                except (OSError, PowerCut) as error:
+                    self._error = error  # type: ignore[assignment]
+
+    def tell(self) -> None:
+        """The loop hears it."""
+        self.complete()
+        on_done, self._on_done = self._on_done, None
+        if on_done is not None:
+            on_done(self._error)
+
+    def wait(self) -> OSError | None:
+        self.complete()
+        return self._error
+
+    def close(self) -> None:
+        assert self._file is None, "a sync is under way"
+        self.closed = True
+
+
 class _Operation:
     def __init__(self, disk: SimFiles, kind: str) -> None:
         self._disk = disk
@@ -163,6 +214,8 @@ class SimFiles:
         """Offset and length of what was taken out of the page cache."""
         self.boots = 1
         """Rises when the power fails."""
+        self.kernel: SimSyncs | None = None
+        """What syncs for the loop that a log is attached to."""
 
     def operation(self, kind: str) -> _Operation:
         return _Operation(self, kind)
@@ -239,6 +292,9 @@ class SimFiles:
 
     def boot(self) -> int:
         return self.boots
+
+    def syncs(self, loop: object, file: File) -> SimSyncs | None:
+        return self.kernel
 
     def _set(self, path: Path, inode: _Inode | None) -> None:
         self.names_now[path] = inode

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.broker.log import Log, checkpoint, kept, recovery
+from semel.broker.log import Log, checkpoint, kept, recovery, writer
+from semel.broker.log.active import ActiveSegment
 from semel.broker.log.files import File
+from semel.broker.log.index import Write
 from semel.broker.log.reader import Reader
 from semel.broker.log.writer import Writer
 from tests.unit.log.crash_model import Driver, Model, Violation, run_seed
 from tests.unit.log.entries import fill, frame, frames, opened
-from tests.unit.log.sim_files import SimFiles
+from tests.unit.log.sim_files import SimFiles, SimSyncs
+from tests.waiting import until
 
 SEEDS_TO_CATCH = 300
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_what_was_reported_survives_and_nothing_torn_is_served(seed: int) -> None:
-    run_seed(seed)
+@given(seed=st.integers(0, 2**32 - 1), kernel=st.booleans())
+def test_what_was_reported_survives_and_nothing_torn_is_served(seed: int, kernel: bool) -> None:
+    run_seed(seed, kernel=kernel)
 
 
-def test_the_rare_events_happen() -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _large_groups_come_soon() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "_SMALL_BYTES", 1_500)
+        yield
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_the_rare_events_happen(kernel: bool) -> None:
     saw: set[str] = set()
     wanted = {
+        *(["kernel"] if kernel else []),
         "checkpoint",
         "closed",
         "compaction",
@@ -35,16 +49,45 @@ def test_the_rare_events_happen() -> None:
         "truncation",
     }
     for seed in range(SEEDS_TO_CATCH):
-        saw |= run_seed(seed)
+        saw |= run_seed(seed, kernel=kernel)
         if saw >= wanted:
             return
     raise AssertionError(f"never happened: {wanted - saw}")
 
 
-def _is_caught() -> bool:
+@pytest.mark.parametrize("completed", [False, True])
+def test_a_crash_while_the_kernel_syncs(completed: bool) -> None:
+    """What it has not synced may be lost, and was not reported; what it has is there."""
+    disk = SimFiles()
+    kernel = disk.kernel = SimSyncs(disk)
+    log = opened(disk)
+    fill(log, frames(1, 2))
+    log.attach(None)  # type: ignore[arg-type]
+    writer = log._store.writer
+    until(lambda: writer._given == writer._performed)
+    log.append(frames(2, 4))
+    log.append(frames(4, 5))  # gathers
+    assert kernel.under_way
+    if completed:
+        kernel.complete()
+    assert log.synced_index == 1
+    again = opened(disk.restart(survives=0.0))
+    assert again.last_index == (3 if completed else 1)
+    again.close()
+    again = opened(disk.restart(survives=1.0))
+    assert again.last_index == 3, "what gathered is in memory alone"
+    again.close()
+    kernel.tell()
+    assert log.synced_index == 3
+    log.close()
+    assert log.synced_index == 4
+    assert kernel.closed
+
+
+def _is_caught(*, kernel: bool = False) -> bool:
     for seed in range(SEEDS_TO_CATCH):
         try:
-            Driver(seed).run(4)
+            Driver(seed, kernel=kernel).run(4)
         except Violation:
             return True
         except Exception:
@@ -70,12 +113,42 @@ def test_the_checker_finds_nothing_in_the_real_log() -> None:
 
 
 def test_the_checker_catches_a_missing_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    def _sync(self: Writer) -> None:
-        self._dirty = False
-        self._durable_index = self._written_index
+    def sync(self: ActiveSegment) -> None:
+        self.dirty_since = None
+        self.durable_index = self.written_index
 
-    monkeypatch.setattr(Writer, "_sync", _sync)
+    monkeypatch.setattr(ActiveSegment, "sync", sync)
     assert _is_caught()
+
+
+def test_the_checker_catches_a_report_before_the_kernel_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin, report = Writer._begin, Writer._report
+    told: list[list[Write] | None] = [None]
+
+    def _begin(self: Writer, group: list[Write]) -> BaseException | None:
+        self._report(group)
+        told[0] = group
+        return begin(self, group)
+
+    def _report(self: Writer, group: list[Write]) -> None:
+        if group is not told[0]:
+            report(self, group)
+
+    monkeypatch.setattr(Writer, "_begin", _begin)
+    monkeypatch.setattr(Writer, "_report", _report)
+    assert _is_caught(kernel=True)
+
+
+def test_the_checker_catches_an_error_of_the_kernel_that_is_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hears = Writer._on_kernel_synced
+    monkeypatch.setattr(
+        Writer, "_on_kernel_synced", lambda self, group, error: hears(self, group, None)
+    )
+    assert _is_caught(kernel=True)
 
 
 def test_the_checker_catches_frames_taken_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +185,7 @@ def test_the_checker_catches_a_truncation_that_writes_on_in_place(
     original = Log.truncate
 
     def truncate(self: Log, from_index: int) -> None:
-        self._store.writer._durable_index = 0
+        self._store.writer.active.durable_index = 0
         index = self._store.index
         tail = index._tail
         assert tail is not None

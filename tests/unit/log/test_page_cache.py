@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from semel.broker.log import Log, LogConfig
-from semel.broker.log.writer import _DROP_BYTES
+from semel.broker.log.active import _DROP_BYTES
 from tests.unit.log import sim_files
 from tests.unit.log.entries import WAIT_S, everything, fill, frames, opened
 from tests.unit.log.sim_files import SimFiles

@@ -98,7 +98,8 @@ def test_one_group_is_two_writes_and_one_sync() -> None:
         ("close", 1),
     ]
     assert reports == [(3, 3, 5, 2)]
-    assert (writer.syncs, writer.rolls, writer.written_bytes, writer.failed) == (1, 1, 400, False)
+    active = writer.active
+    assert (active.syncs, active.rolls, active.written_bytes, writer.failed) == (1, 1, 400, False)
 
 
 def test_a_report_names_the_term_of_its_last_entry() -> None:
@@ -123,7 +124,7 @@ def test_ids_say_what_was_durable_when_they_were_written() -> None:
     )
     assert writer._perform([roll, first])
     assert writer._perform([second])
-    file = writer._file
+    file = writer.active.file
     seed = roll.segment.seed
     ids = file.data[IDS_AT] + file.data[IDS_AT + 2 * ID_BYTES]  # type: ignore[union-attr]
     found = [decode_id(ids, slot, seed) for slot in range(3)]
@@ -132,7 +133,7 @@ def test_ids_say_what_was_durable_when_they_were_written() -> None:
         (2, 1, AT + 96, 200, 2),
         (3, 2, AT + 296, 104, 1),
     ]
-    writer._durable_index = -LAG_MAX
+    writer.active.durable_index = -LAG_MAX
     (third,) = put(index, 8)
     writer._perform([third])
     last = decode_id(file.data[IDS_AT + 3 * ID_BYTES], 0, seed)  # type: ignore[union-attr]
@@ -160,8 +161,8 @@ def test_a_roll_syncs_the_old_segment_before_it_names_the_new_one() -> None:
     ]
     assert files.retired == [(None, ()), (Retired(old, 4, AT + 384, 1), ())]
     assert reports == [(5, 1, 0, 2)]
-    assert (writer.syncs, writer.rolls) == (2, 2)
-    assert (writer._durable_index, writer._written_index) == (5, 5)
+    assert (writer.active.syncs, writer.active.rolls) == (2, 2)
+    assert (writer.active.durable_index, writer.active.written_index) == (5, 5)
 
 
 def test_a_roll_behind_a_truncation_counts_from_the_cut() -> None:
@@ -171,7 +172,7 @@ def test_a_roll_behind_a_truncation_counts_from_the_cut() -> None:
     steps += put(index, 104, term=2, era=1)
     writer, files, reports = written(*steps)
     assert reports == [(2, 2, 1, 2)]
-    assert writer._durable_index == 2
+    assert writer.active.durable_index == 2
     assert ("write", 2, AT, 104) in files.calls
 
 
@@ -179,7 +180,7 @@ def test_with_an_interval_reports_do_not_wait_and_the_end_syncs() -> None:
     index = index_of()
     writer, files, reports = written(*put(index, 96), interval_ms=60_000)
     assert reports == [(1, 1, 0, 1)]
-    assert (writer.syncs, files.calls[-2:]) == (1, [("sync", 1), ("close", 1)])
+    assert (writer.active.syncs, files.calls[-2:]) == (1, [("sync", 1), ("close", 1)])
     quiet = Writer(
         Files(),
         durable_index=0,
@@ -191,7 +192,8 @@ def test_with_an_interval_reports_do_not_wait_and_the_end_syncs() -> None:
     assert quiet._thread.daemon, "a process that fails must end"
     assert quiet._perform([])
     assert quiet._perform(list(put(index_of(), 96)))
-    assert (quiet.syncs, quiet._dirty, quiet._durable_index) == (0, True, 0)
+    active = quiet.active
+    assert (active.syncs, active.dirty_since is None, active.durable_index) == (0, False, 0)
 
 
 class Quiet:
@@ -214,18 +216,19 @@ def test_a_delayed_sync_waits_for_its_time_and_comes() -> None:
             on_durable=lambda *report: None,
             on_failure=lambda error: None,
         )
-        assert (writer._durable_index, writer._written_index) == (7, 7)
+        assert (writer.active.durable_index, writer.active.written_index) == (7, 7)
         assert writer._perform(list(put(index_of(), 96)))
         quiet = Quiet()
         writer._queue = quiet  # type: ignore[assignment]
-        writer._sync_due = time.monotonic() + due_s
+        writer.active.dirty_since = time.monotonic() + due_s - 60
         assert writer._gather() == []
         (waited,) = quiet.waited
         assert waited is not None
         assert low <= waited <= high
-        assert (writer.syncs, writer._dirty, writer._durable_index) == (1, False, 1)
+        active = writer.active
+        assert (active.syncs, active.dirty_since, active.durable_index) == (1, None, 1)
 
 
 def test_without_frames_nothing_is_written_nor_reported() -> None:
     writer, files, reports = written()
-    assert (files.calls, reports, writer.syncs) == ([], [], 0)
+    assert (files.calls, reports, writer.active.syncs) == ([], [], 0)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from semel.protos.errors import InvalidRequest
 
+SYNC_BY = ("auto", "thread")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
@@ -38,6 +40,10 @@ class LogConfig:
     """0: an entry is reported once it is on disk. Above 0 (the documented opt-out
     `durability=interval`): reported once the OS has it, synced this often."""
 
+    sync_by: str = "auto"
+    """auto: the kernel carries out the syncs of small writes by itself, where it can, so that no
+    thread is woken for them. thread: the log's own thread does all."""
+
     open_files_max: int = 128
     """Sealed segments and kept files held open for reading."""
 
@@ -61,3 +67,5 @@ class LogConfig:
             value = getattr(self, name)
             if value < lowest:
                 raise InvalidRequest(f"log: {name} is {value}, it must be at least {lowest}")
+        if self.sync_by not in SYNC_BY:
+            raise InvalidRequest(f"log: sync_by is {self.sync_by}, it must be one of {SYNC_BY}")

@@ -10,11 +10,15 @@ Invariants
 3. A full disk raises DiskFull, every other fault raises OSError, but for blocks that cannot be
    read.
 
-Not here: formats (`segment.py`, `kept.py`, `checkpoint.py`).
+4. A sync of `Syncs` is one like any: 1 holds for it when its result is there.
+
+Not here: formats (`segment.py`, `kept.py`, `checkpoint.py`), how the kernel is asked to sync
+(`kernel_sync.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -25,6 +29,7 @@ from pathlib import Path
 from typing import Protocol
 
 from semel.broker.log.descriptors import Reserve
+from semel.broker.log.kernel_sync import KernelSyncs, OnDone
 from semel.protos.errors import DataDirectoryError, DiskFull
 
 _log = logging.getLogger(__name__)
@@ -63,6 +68,21 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+class Syncs(Protocol):
+    """Syncs that take no thread: one at a time is under way. For one event loop and one log."""
+
+    def start(self, file: File, on_done: OnDone) -> None:
+        """On the loop. Begins to make durable what was written to a file of the same layer;
+        `on_done(error)` is called on the loop, later. Raises OSError: nothing is under way."""
+
+    def wait(self) -> OSError | None:
+        """BLOCKING, in another thread. The result of the newest one; whoever calls it does not
+        listen to `on_done` any more, which may be called or not."""
+
+    def close(self) -> None:
+        """Any thread, once nothing is under way."""
+
+
 class FileLayer(Protocol):
     """A file system."""
 
@@ -90,6 +110,9 @@ class FileLayer(Protocol):
         """A number of the machine's present boot; 0 when it is unknown. While it is the same, what
         a killed process had written is all there, synced or not."""
 
+    def syncs(self, loop: asyncio.AbstractEventLoop, file: File) -> Syncs | None:
+        """BLOCKING, for one sync of `file`; on the loop's thread. None: only `File.sync` does."""
+
 
 @contextlib.contextmanager
 def _translated(path: Path) -> Iterator[None]:
@@ -108,7 +131,7 @@ class OsFile:
 
     def __init__(self, path: Path, descriptor: int, reserve: Reserve) -> None:
         self._path = path
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._reserve = reserve
 
     def write(self, parts: Sequence[bytes], offset: int) -> None:
@@ -116,7 +139,7 @@ class OsFile:
             for start in range(0, len(parts), _IOV_MAX):
                 chunk = parts[start : start + _IOV_MAX]
                 wanted = sum(map(len, chunk))
-                written = os.pwritev(self._descriptor, chunk, offset)
+                written = os.pwritev(self.descriptor, chunk, offset)
                 if written < wanted:
                     self._write_rest(b"".join(chunk), written, offset)
                 offset += wanted
@@ -125,7 +148,7 @@ class OsFile:
         """A short write is legal (2 GiB limit, signals, a disk that is nearly full)."""
         view = memoryview(data)
         while written < len(data):
-            written += os.pwrite(self._descriptor, view[written:], offset + written)
+            written += os.pwrite(self.descriptor, view[written:], offset + written)
 
     def read(self, length: int, offset: int) -> bytes:
         try:
@@ -154,13 +177,13 @@ class OsFile:
         return b"".join(parts)
 
     def _read(self, length: int, offset: int) -> bytes:
-        data = os.pread(self._descriptor, length, offset)
+        data = os.pread(self.descriptor, length, offset)
         if len(data) == length or not data:
             return data
         parts = [data]
         got = len(data)
         while got < length:
-            data = os.pread(self._descriptor, length - got, offset + got)
+            data = os.pread(self.descriptor, length - got, offset + got)
             if not data:
                 break
             parts.append(data)
@@ -169,26 +192,39 @@ class OsFile:
 
     def sync(self) -> None:
         with _translated(self._path):
-            os.fdatasync(self._descriptor)
+            os.fdatasync(self.descriptor)
 
     def drop_cached(self, offset: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
     def allocate(self, length: int) -> None:
         with _translated(self._path):
-            os.posix_fallocate(self._descriptor, 0, length)
+            os.posix_fallocate(self.descriptor, 0, length)
 
     def resize(self, length: int) -> None:
-        os.ftruncate(self._descriptor, length)
+        os.ftruncate(self.descriptor, length)
 
     def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
+        return os.fstat(self.descriptor).st_size
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
+        if self.descriptor >= 0:
+            descriptor, self.descriptor = self.descriptor, -1
             self._reserve.close(descriptor)
+
+
+class _OsSyncs:
+    """`Syncs` of files of the operating system."""
+
+    def __init__(self, below: KernelSyncs) -> None:
+        self._below = below
+        self.wait = below.wait
+        self.close = below.close
+
+    def start(self, file: File, on_done: OnDone) -> None:
+        assert isinstance(file, OsFile), "whoever wraps files does so with their syncs"
+        self._below.start(file.descriptor, on_done)
 
 
 class OsFiles:
@@ -259,6 +295,11 @@ class OsFiles:
         except OSError:
             return 0
         return int(text.replace("-", "")[:16] or "0", 16)
+
+    def syncs(self, loop: asyncio.AbstractEventLoop, file: File) -> Syncs | None:
+        assert isinstance(file, OsFile)
+        below = KernelSyncs.open(loop, file.descriptor)
+        return None if below is None else _OsSyncs(below)
 
 
 def replace_file(files: FileLayer, path: Path, parts: Sequence[bytes]) -> None:

@@ -17,6 +17,7 @@ Not here: the files (`keeper.py`, `writer.py`), what survives a crash (`recovery
 from __future__ import annotations
 
 import os
+import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from semel.broker.log.types import IndexUnavailable
 from semel.protos.values import value
 
 _FIRST_INDEX = attrgetter("first_index")
+_INDEX_TERM = struct.Struct("<8xQQ")
+"""In a frame's header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,21 @@ class LogIndex:
             return True
         room = tail.header.id_capacity - tail.count
         return count > room or tail.end + length > tail.bytes_limit
+
+    def terms_of(self, frames: Sequence[bytes]) -> list[int]:
+        """Terms of frames that are to follow; asserts that they do."""
+        expected = self.last_index
+        last_term = self.last_term
+        terms = []
+        for frame in frames:
+            expected += 1
+            number, term = _INDEX_TERM.unpack_from(frame)
+            assert number == expected, f"frame {number} appended, {expected} expected"
+            assert term >= last_term, f"frame {number} is of term {term}, after {last_term}"
+            assert not len(frame) & 7, f"frame {number} has {len(frame)} bytes"
+            last_term = term
+            terms.append(term)
+        return terms
 
     def place(self, frames: Sequence[bytes], terms: Sequence[int], era: int) -> list[Roll | Write]:
         """Takes the frames behind the last entry; returns what the writer has to do for it."""

@@ -1,12 +1,13 @@
 """The log of one node: the only door to its bytes on disk.
 
-How it works. `append` places frames in memory at once (index, terms, tail cache) and queues them
-for the writer's thread, which syncs them in groups and reports (index, term) through `on_synced`.
+How it works. `append` places frames in memory at once (index, terms, tail cache) and gives them to
+the writer, which syncs them in groups and reports (index, term) through `on_synced`.
 Reads come from the tail cache, or block in the caller's reader pool. Checkpoints, compaction and
 snapshots block in an executor beside serving.
 
 Threads. The *owner* (one thread: the node's event loop) calls everything that is not marked
-BLOCKING; methods marked BLOCKING are for other threads. `save_checkpoint`, `compact`, `drop_kept`
+BLOCKING; methods marked BLOCKING are for other threads, or, once its loop is `attach`ed, the owner
+would wait for what it is to hear itself. `save_checkpoint`, `compact`, `drop_kept`
 and `install_snapshot` exclude each other.
 
 Invariants
@@ -19,18 +20,17 @@ Not here: what records mean (state), who may append (raft), in which order thing
 
 from __future__ import annotations
 
-import struct
+import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 from semel.broker.log.checkpoint import Checkpoint, Checkpoints
 from semel.broker.log.config import LogConfig
 from semel.broker.log.current import CurrentDirectory
-from semel.broker.log.files import FileLayer, OsFiles
+from semel.broker.log.files import FileLayer, OsFiles, Syncs
 from semel.broker.log.index import Write
 from semel.broker.log.kept import KeptStore
 from semel.broker.log.reader import OpenFiles, record_of
@@ -40,9 +40,6 @@ from semel.broker.log.types import Damage, DamagedEntry, IndexUnavailable, LogSt
 from semel.protos.errors import Closed, CorruptSegment, InvalidRequest
 from semel.protos.frames import check_frame
 from semel.protos.metrics import Histogram
-
-_INDEX_TERM: Final = struct.Struct("<8xQQ")
-"""Index and term in a frame's header."""
 
 
 def _ignore_synced(index: int, term: int) -> None:
@@ -57,7 +54,8 @@ class Log:
     """Open it with `Log.open`, set the two callbacks, then append."""
 
     on_synced: Callable[[int, int], None]
-    """(index, term): all up to it is durable. Called in the writer's thread; must not block."""
+    """(index, term): all up to it is durable. Called in the writer's thread, or on the loop that is
+    attached; must not block."""
 
     def __init__(self, directory: Path, config: LogConfig, files: FileLayer) -> None:
         """BLOCKING. Use `open`."""
@@ -72,10 +70,10 @@ class Log:
         self._closed = False
         self._era = 0
         self._cuts: deque[tuple[int, int]] = deque()
-        # Invariant: (era that began, truncated from), for eras the writer has not reached.
-        self._queued_ms: deque[int] = deque()
-        # When each write was queued that is not durable.
+        # (era that began, truncated from), for eras the writer has not reached.
+        self._queued_ms: deque[int] = deque()  # of each write that is not durable
         self._maintenance = threading.Lock()
+        self._syncs: Syncs | None = None
         self._appended_bytes = 0
         self._page_cached = True
         files.make_directory(directory)
@@ -109,8 +107,17 @@ class Log:
             on_failure=self._fail,
         )
         self._synced_index = store.acknowledgeable
-        store.writer.page_cached = self._page_cached
+        store.writer.active.page_cached = self._page_cached
+        store.writer.attach(self._syncs)
         return store
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """On the owner's loop, once: from now on the kernel syncs small writes, if it can, and no
+        thread is woken for them. BLOCKING for one sync."""
+        config = self._config
+        if config.sync_by == "auto" and not config.sync_interval_ms:
+            self._syncs = self._files.syncs(loop, self._lock_file)
+            self._store.writer.attach(self._syncs)
 
     @property
     def page_cached(self) -> bool:
@@ -120,7 +127,7 @@ class Log:
 
     @page_cached.setter
     def page_cached(self, stays: bool) -> None:
-        self._page_cached = self._store.writer.page_cached = stays
+        self._page_cached = self._store.writer.active.page_cached = stays
 
     @property
     def on_failure(self) -> Callable[[BaseException], None]:
@@ -217,7 +224,7 @@ class Log:
     @property
     def sync_seconds(self) -> Histogram:
         """How long the syncs took, since the start or the newest snapshot."""
-        return self._store.writer.sync_seconds
+        return self._store.writer.active.sync_seconds
 
     @property
     def disk_full(self) -> bool:
@@ -252,17 +259,7 @@ class Log:
             and index.needs_roll(len(frames), sum(map(len, frames)))
         ):
             raise shortage
-        expected = index.last_index
-        last_term = index.last_term
-        terms = []
-        for frame in frames:
-            expected += 1
-            number, term = _INDEX_TERM.unpack_from(frame)
-            assert number == expected, f"frame {number} appended, {expected} expected"
-            assert term >= last_term, f"frame {number} is of term {term}, after {last_term}"
-            assert not len(frame) & 7, f"frame {number} has {len(frame)} bytes"
-            last_term = term
-            terms.append(term)
+        terms = index.terms_of(frames)
         now_ms = time.monotonic_ns() // 1_000_000
         with store.lock:
             store.assert_whole()
@@ -275,6 +272,14 @@ class Log:
             self._queued_ms.extend(now_ms for step in steps if isinstance(step, Write))
         for step in steps:
             store.writer.put(step)
+
+    def hold_writes(self) -> None:
+        """What is appended from now on is not written before `release_writes`: something else is to
+        leave first."""
+        self._store.writer.hold()
+
+    def release_writes(self) -> None:
+        self._store.writer.release()
 
     def truncate(self, from_index: int) -> None:
         """Drops the entries from `from_index` on, which were not committed.
@@ -338,7 +343,7 @@ class Log:
             return False
 
     def _on_durable(self, index: int, term: int, era: int, writes: int) -> None:
-        """In the writer's thread: `writes` more are durable, up to (index, term) of that era."""
+        """In the writer's thread or on the loop: `writes` more are durable, up to that entry."""
         for _ in range(writes):
             self._queued_ms.popleft()
         with self._changed:
@@ -583,4 +588,6 @@ class Log:
                 self._closed = True
                 self._changed.notify_all()
             self._store.close()
+            if self._syncs is not None:
+                self._syncs.close()
             self._lock_file.close()

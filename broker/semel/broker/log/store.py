@@ -127,8 +127,8 @@ class Store:
             synced_index=synced_index,
             damaged=len(self.damaged),
             appended_bytes=appended_bytes,
-            syncs=self.writer.syncs,
-            rolls=self.writer.rolls,
+            syncs=self.writer.active.syncs,
+            rolls=self.writer.active.rolls,
             disk_full=self.keeper.shortage is not None,
         )
 

@@ -1,19 +1,29 @@
-"""The writer: the one thread that puts frames on disk, in order, many with one sync.
+"""The writer: puts frames on disk, in order, many with one sync, and reports what is durable.
 
-How it works. It takes all that is queued: frames for one segment become one vectored write, their
-IDs another, and one fdatasync makes them durable (group commit: while a sync runs, the next group
-gathers). Then it reports the last (index, term). A roll first syncs the old segment, then gives the
-new one its file, so that a segment's existence proves that everything before it is durable.
+How it works. It has a thread, which takes all that is queued, writes it, and makes it durable with
+one fdatasync (group commit: while a sync runs, the next group gathers); then it reports the last
+(index, term). To wake that thread and to be woken by it costs more than a small write does. So,
+once it was given `Syncs`, small writes do without: the owner's thread, the event loop, writes them
+to the page cache itself, the kernel syncs them, and the loop hears when it has.
+
+Who has the segment. The loop, while the thread has performed all that it was given; else the
+thread. `put` and the end of a kernel sync decide by one rule (`_are_for_the_kernel`): a small group
+for the segment that is open, and nothing due beside the sync. All else goes to the thread: rolls,
+large groups, hints to the page cache, delayed syncs, and what is left at the end. While a kernel
+sync is under way everything gathers, so the loop never writes to a disk that is known to hang, and
+a node with such a disk is not silent. A write that blocks by itself, in the page cache, stops the
+loop: that is like a short stop of the process, which its group survives.
 
 Invariants
-1. Completions are reported in the order of the queue, each with (index, term, era): an entry that
-   was truncated meanwhile is not mistaken for its successor at the same index.
-2. A failed write or sync ends the thread and is reported once; it is never tried again, because the
-   kernel may have dropped the pages (fsyncgate).
-3. Frames are written before their IDs, so that a killed process leaves no ID without its frame.
-4. What a node writes that serves nobody does not stay in the page cache (`page_cached`).
+1. Completions are reported in the order of the queue, each once and with (index, term, era): an
+   entry that was truncated meanwhile is not mistaken for its successor at the same index.
+2. A failed write or sync, whoever made it, ends everything and is reported once; it is never tried
+   again, because the kernel may have dropped the pages (fsyncgate). So a kernel sync that is under
+   way at the end is waited for, not made once more.
+3. Loop and thread never have the segment at the same time.
+4. Nothing is written to a segment while a sync of it is under way.
 
-Not here: where frames go (`index.py`), files (`keeper.py`).
+Not here: how a segment is written and synced (`active.py`), where frames go (`index.py`).
 """
 
 from __future__ import annotations
@@ -22,31 +32,32 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeGuard
 
-from semel.broker.log.files import File
-from semel.broker.log.index import Retired, Roll, Write
-from semel.broker.log.segment import ID_BYTES, IDS_AT, LAG_MAX, Segment, encode_id
-from semel.protos.metrics import Histogram
-
-
-class SegmentFiles(Protocol):
-    """What the writer needs of the keeper."""
-
-    def activate(self, segment: Segment) -> File: ...
-
-    def retire(
-        self, file: File | None, retired: Retired | None, void: tuple[Segment, ...]
-    ) -> None: ...
+from semel.broker.log.active import ActiveSegment, SegmentFiles
+from semel.broker.log.files import Syncs
+from semel.broker.log.index import Roll, Write
 
 
 class _Stop:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class _TakenOver:
+    """The thread is to wait for a kernel sync, and to report its group."""
+
+    group: list[Write]
+    began: float
+    syncs: Syncs
+
+
+Step = Roll | Write | _TakenOver | _Stop
 _STOP: Final = _Stop()
-_DROP_BYTES: Final = 4 << 20
-"""So much is written between two hints to the page cache."""
+_SMALL_BYTES: Final = 64 << 10
+"""The loop copies no more than this to the page cache, which takes 10 µs."""
 
 
 class Writer:
@@ -61,62 +72,171 @@ class Writer:
         on_durable: Callable[[int, int, int, int], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """In the thread: `on_durable(index, term, era, number of writes)`, `on_failure(error)`."""
-        self._keeper = keeper
+        """Both are called in the thread, or on the loop that had the segment:
+        `on_durable(index, term, era, number of writes)`, `on_failure(error)`."""
+        self.active = ActiveSegment(keeper, durable_index)
         self._interval_s = sync_interval_ms / 1000
         self._on_durable = on_durable
         self._on_failure = on_failure
-        self._queue: queue.SimpleQueue[Roll | Write | _Stop] = queue.SimpleQueue()
-        self._durable_index = durable_index
-        self._written_index = durable_index
-        self._file: File | None = None
-        self._dirty = False
-        self._sync_due = 0.0
-        self.page_cached = True
-        """Whether what is written from now on is left in the page cache; any thread may set it."""
-        self._written_to = self._dropped_to = 0
-        """Of the file: the end of the last write, and of what was dropped from the page cache."""
+        self._queue: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self.failed = False
-        self.syncs = 0
-        self.sync_seconds = Histogram()
-        """Of the syncs that succeeded; counted by this thread alone."""
-        self.rolls = 0
-        self.written_bytes = 0
+        self._hands = threading.RLock()
+        # Held while steps change hands, and by the loop while it has the segment. The thread needs
+        # no lock: what it was given is its own until it has counted it as performed.
+        self._given = 0
+        self._performed = 0
+        # Steps; the second is the thread's, and raised when all that belongs to them is done.
+        self._syncs: Syncs | None = None
+        self._under_way: list[Write] | None = None
+        # The group that the kernel syncs, or that is being reported on the loop.
+        self._began = 0.0
+        self._held = False
+        self._gathered: list[Roll | Write] = []
+        # Steps that came meanwhile.
         self._thread = threading.Thread(target=self._run, name="semel-log-writer", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def attach(self, syncs: Syncs | None) -> None:
+        """From now on small writes go without the thread, unless their syncs are delayed."""
+        with self._hands:
+            self._syncs = None if self._interval_s else syncs
+
     def put(self, step: Roll | Write) -> None:
-        self._queue.put(step)
+        with self._hands:
+            if self._under_way is not None or self._held:
+                self._gathered.append(step)
+            elif not self.failed:
+                self._go_on([step])
+
+    def hold(self) -> None:
+        """What is put from now on waits for `release`, or for the end."""
+        self._held = True
+
+    def release(self) -> None:
+        """Of what was not held nothing is, and that is fine."""
+        with self._hands:
+            self._held = False
+            if self._under_way is None and self._gathered and not self.failed:
+                self._go_on(self._take_gathered())
 
     def close(self) -> None:
-        """BLOCKING. Writes and syncs what is queued, then ends."""
-        self._queue.put(_STOP)
+        """BLOCKING. Writes and syncs what is queued, then ends. Any thread."""
+        with self._hands:
+            syncs, self._syncs = self._syncs, None
+            group, self._under_way = self._under_way, None
+            if group is not None:
+                assert syncs is not None
+                self._give(_TakenOver(group, self._began, syncs))
+            for step in self._take_gathered():
+                self._give(step)
+            self._give(_STOP)
         if self._thread.is_alive():
             self._thread.join()
 
+    # With `_hands`: on the loop, but for `close`.
+
+    def _give(self, step: Step) -> None:
+        """To the thread."""
+        self._given += 1
+        self._queue.put(step)
+
+    def _take_gathered(self) -> list[Roll | Write]:
+        steps, self._gathered = self._gathered, []
+        return steps
+
+    def _go_on(self, steps: list[Roll | Write]) -> None:
+        """Nothing is under way: the steps go to the kernel or to the thread."""
+        if self._are_for_the_kernel(steps):
+            error = self._begin(steps)
+            if error is not None:
+                self._fail(error)
+        else:
+            for step in steps:
+                self._give(step)
+
+    def _are_for_the_kernel(self, steps: list[Roll | Write]) -> TypeGuard[list[Write]]:
+        """Whether the loop has the segment and is to write all of these."""
+        active = self.active
+        if self._syncs is None or self._given != self._performed or active.drop_due:
+            return False
+        size = 0
+        for step in steps:
+            if not isinstance(step, Write) or step.segment is not active.segment:
+                return False
+            size += sum(map(len, step.frames))
+        return size <= _SMALL_BYTES
+
+    def _begin(self, group: list[Write]) -> BaseException | None:
+        """Writes, and has the kernel sync it."""
+        active = self.active
+        assert self._syncs is not None and active.file is not None
+        self._under_way = group
+        try:
+            active.write(group)
+            self._began = time.monotonic()
+            self._syncs.start(active.file, partial(self._on_kernel_synced, group))
+        except BaseException as error:
+            return error
+        return None
+
+    def _on_kernel_synced(self, group: list[Write], error: OSError | None) -> None:
+        """A callback of the loop."""
+        with self._hands:
+            if self._under_way is not group:
+                return  # the thread has it
+            try:
+                if error is not None:
+                    raise error
+                self._report_and_go_on(group)
+            except BaseException as failure:
+                self._fail(failure)
+
+    def _report_and_go_on(self, group: list[Write]) -> None:
+        """The next group first, so that the disk does not wait; but what goes to the thread is not
+        to be reported before this. What the report leads to gathers meanwhile."""
+        self.active.on_synced(self._began)
+        if self._gathered and self._are_for_the_kernel(self._gathered):
+            error = self._begin(self._gathered)
+            self._gathered = []
+            self._report(group)
+            if error is not None:
+                raise error
+            return
+        self._report(group)
+        self._under_way = None
+        if self._gathered:
+            self._go_on(self._take_gathered())
+
+    def _fail(self, error: BaseException) -> None:
+        self.failed = True
+        self._under_way = None
+        self._gathered.clear()
+        self._on_failure(error)
+
+    # In the thread.
+
     def _run(self) -> None:
         try:
-            while self._perform(self._gather()):
-                pass
+            while True:
+                steps = self._gather()
+                if self.failed or not self._perform(steps):
+                    break
         except BaseException as error:
             self.failed = True
             self._on_failure(error)
         finally:
-            if self._file is not None:
-                self._file.close()
+            self.active.close()
 
-    def _gather(self) -> list[Roll | Write | _Stop]:
+    def _gather(self) -> list[Step]:
         """All that is queued; waits for the first step, or until a delayed sync is due."""
         take = self._queue.get
+        due = self._sync_due()
         try:
-            if self._dirty:
-                steps = [take(timeout=max(0.0, self._sync_due - time.monotonic()))]
-            else:
-                steps = [take()]
+            steps = [take() if due is None else take(timeout=max(0.0, due - time.monotonic()))]
         except queue.Empty:
-            self._sync()
+            self.active.sync()
             return []
         try:
             while True:
@@ -124,87 +244,46 @@ class Writer:
         except queue.Empty:
             return steps
 
-    def _perform(self, steps: list[Roll | Write | _Stop]) -> bool:
+    def _sync_due(self) -> float | None:
+        since = self.active.dirty_since
+        return None if since is None else since + self._interval_s
+
+    def _perform(self, steps: list[Step]) -> bool:
         """Carries the steps out, as few writes as possible; False when it is time to stop."""
+        active = self.active
         writes: list[Write] = []
-        last: Write | None = None
-        count = 0
+        reached: list[Write] = []
         stop = False
         for step in steps:
             if isinstance(step, Write):
                 writes.append(step)
-                last = step
-                count += 1
+                reached.append(step)
             elif isinstance(step, Roll):
-                self._write(writes)
+                active.write(writes)
                 writes = []
-                self._roll(step)
+                active.roll(step)
+            elif isinstance(step, _TakenOver):
+                self._wait_for_kernel(step)
             else:
                 stop = True
-        self._write(writes)
-        if not self._interval_s or stop or time.monotonic() >= self._sync_due:
-            self._sync()
-        if last is not None:
-            self._on_durable(last.last_index, last.terms[-1], last.era, count)
+        active.write(writes)
+        due = self._sync_due()
+        if stop or due is None or time.monotonic() >= due:
+            active.sync()
+        if reached:
+            self._report(reached)
+        self._performed += len(steps)
         return not stop
 
-    def _write(self, writes: list[Write]) -> None:
-        """Writes of one segment: a truncation or a full segment has put a roll in between."""
-        if not writes:
-            return
-        file = self._file
-        assert file is not None
-        segment = writes[0].segment
-        seed = segment.seed
-        position = writes[0].position
-        index = writes[0].first_index
-        durable = self._durable_index
-        parts: list[bytes] = []
-        ids: list[bytes] = []
-        at = position
-        first = index
-        for write in writes:
-            assert write.segment is segment
-            assert (write.first_index, write.position) == (index, at)
-            for frame, term in zip(write.frames, write.terms, strict=True):
-                length = len(frame)
-                ids.append(encode_id(index, term, at, length, min(index - durable, LAG_MAX), seed))
-                index += 1
-                at += length
-            parts += write.frames
-        file.write(parts, position)
-        file.write([b"".join(ids)], IDS_AT + (first - segment.first_index) * ID_BYTES)
-        self.written_bytes += at - position
-        self._written_to = at
-        self._written_index = index - 1
-        if not self._dirty:
-            self._dirty = True
-            self._sync_due = time.monotonic() + self._interval_s
+    def _wait_for_kernel(self, step: _TakenOver) -> None:
+        """Of what the loop had begun when it ended."""
+        error = step.syncs.wait()
+        if error is not None:
+            raise error
+        self.active.on_synced(step.began)
+        self._report(step.group)
 
-    def _sync(self) -> None:
-        if self._dirty:
-            assert self._file is not None
-            began = time.monotonic()
-            self._file.sync()
-            self.sync_seconds.observe(time.monotonic() - began)
-            self.syncs += 1
-            self._dirty = False
-            self._durable_index = self._written_index
-        if self._written_to - self._dropped_to >= _DROP_BYTES:
-            self._drop()
-
-    def _drop(self) -> None:
-        """Takes what is durable out of the page cache, unless somebody reads here."""
-        if not self.page_cached and self._file is not None:
-            self._file.drop_cached(self._dropped_to, self._written_to - self._dropped_to)
-        self._dropped_to = self._written_to
-
-    def _roll(self, roll: Roll) -> None:
-        self._sync()
-        self._drop()
-        old = self._file
-        self._file = self._keeper.activate(roll.segment)
-        self._written_to = self._dropped_to = roll.segment.header.frames_at
-        self._keeper.retire(old, roll.retired, roll.void)
-        self.rolls += 1
-        self._durable_index = self._written_index = roll.segment.first_index - 1
+    def _report(self, group: list[Write]) -> None:
+        """Once they are durable, or need not be."""
+        last = group[-1]
+        self._on_durable(last.last_index, last.terms[-1], last.era, len(group))

@@ -148,7 +148,7 @@ class FetchHandler:
             async with asyncio.TaskGroup() as tasks:
                 while (data := await context.read()) is not grpc.aio.EOF:
                     try:
-                        request = broker_pb2.FetchRequest.FromString(data)
+                        request = broker_pb2.FetchRequest.FromString(bytes(data))
                     except DecodeError:
                         raise InvalidRequest("fetch request is not a FetchRequest") from None
                     if request.HasField("memory"):

@@ -27,6 +27,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.server.stream import StreamContext
+from semel.broker.watchers import finish
 from semel.protos.batch import BatchHeader, check_batch
 from semel.protos.errors import NotMaster, SemelError, to_detail
 from semel.protos.metrics import Histogram
@@ -152,13 +153,13 @@ class ProduceStream:
                 error=error,
             )
         )
-        _finish(self._due)
+        finish(self._due)
 
     def fail(self, error: SemelError) -> None:
         """Ends the stream after what is due has left."""
         if self._error is None:
             self._error = error
-        _finish(self._due)
+        finish(self._due)
 
     async def serve(self, context: StreamContext) -> None:
         """Reads and writes until either side ends."""
@@ -189,15 +190,15 @@ class ProduceStream:
             self._unanswered = 0  # the client went away: what it sent is answered to nobody
         finally:
             self._ended = True
-            _finish(self._due)
+            finish(self._due)
 
-    def _on_message(self, data: bytes) -> bool:
+    def _on_message(self, data: bytes | memoryview) -> bool:
         """False for a ping, which is answered however little room there is."""
         message = decode_produce(data)
         if isinstance(message, Ping):
             self._node.check_master()
             self._pong = max(self._pong, message.number)
-            _finish(self._due)
+            finish(self._due)
             return False
         arrival = _Arrival(self, self._counters, asyncio.get_running_loop().time())
         for batch in message:
@@ -216,7 +217,7 @@ class ProduceStream:
                 continue
             acks = self._acks[:_ACKS_PER_REPLY]
             del self._acks[:_ACKS_PER_REPLY]
-            _finish(self._taken)
+            finish(self._taken)
             reply = broker_pb2.ProduceReply(acks=acks, term=self._node.term)
             reply.pong, self._pong = self._pong, 0
             last = self._error is not None and not self._acks
@@ -225,11 +226,6 @@ class ProduceStream:
             await context.write(reply.SerializeToString())
             if last:
                 return
-
-
-def _finish(awaited: asyncio.Future[None] | None) -> None:
-    if awaited is not None and not awaited.done():
-        awaited.set_result(None)
 
 
 class ProduceHandler:

@@ -2,13 +2,11 @@
 
 How it works. A peer asks over gRPC for a stream; who it says to be is checked there, and a ticket
 given. With that it connects to the peer port and sends Raft messages, on which nothing is answered
-(`peer_stream.py`). A message is decoded, its frames are checked (both CRCs), and the node gets it
+(`ticket_port.py`). A message is decoded, its frames are checked (both CRCs), and the node gets it
 in the same loop turn in which its last byte arrived.
 
 Invariants
-1. A connection says nothing before it has shown a ticket, and a ticket serves once.
-2. A stream whose bytes make no sense, or which speaks for another node, ends; no node does.
-3. Connections without a ticket are few and short-lived, however many knock.
+1. A stream whose bytes make no sense, or which speaks for another node, ends; no node does.
 
 Not here: the sending side (`peers.py`), snapshots' bytes (`snapshots.py`), what a message does
 (`raft/`, `node.py`).
@@ -16,24 +14,15 @@ Not here: the sending side (`peers.py`), snapshots' bytes (`snapshots.py`), what
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import secrets
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
-from semel.broker.peer_stream import (
-    ACCEPTED,
-    TICKET_BYTES,
-    MessageBuffer,
-    decode_hello,
-    tune,
-)
-from semel.broker.peers import Identity
+from semel.broker.peers import SILENCE_MAX_S, Identity
 from semel.broker.raft import EntryMeta, Membership, Message, decode_message, envelope_length
+from semel.broker.server.ticket_port import FramedStream, TicketPort
 from semel.broker.state import FEATURE_LEVEL_MAX
 from semel.protos.control_records import membership_nodes
-from semel.protos.errors import DataDirectoryError, InvalidRequest, SemelError
+from semel.protos.errors import DataDirectoryError, InvalidRequest
 from semel.protos.frames import (
     FRAME_HEADER_BYTES,
     RECORD_HEADER_STRUCT,
@@ -45,12 +34,6 @@ from semel.protos.frames import (
 )
 from semel.protos.ids import NodeId
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
-
-logger = logging.getLogger(__name__)
-
-_TICKET_S = 5.0
-_TICKETS_MAX = 256
-_STRANGERS_MAX = 64
 
 
 class MessageSink(Protocol):
@@ -93,35 +76,9 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
         self._sink = sink
         self._identity = identity
         self._is_member = is_member
-        self._server: asyncio.Server | None = None
-        self._port = 0
-        self._closed = False
-        self._tickets: dict[bytes, tuple[NodeId, float]] = {}
-        """Node and end of life (loop time, s) by ticket."""
-        self._strangers: dict[_Incoming, None] = {}
-        """Connected and without a ticket so far, oldest first."""
-        self._peers: set[_Incoming] = set()
-
-    async def serve(self, host: str, port: int) -> None:
-        """Listens; port 0 takes a free one. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Incoming(self), host, port)
-        self._port = self._server.sockets[0].getsockname()[1]
-
-    async def close(self) -> None:
-        """Ends every stream."""
-        self._closed = True
-        if self._server is not None:
-            loop = asyncio.get_running_loop()
-            if isinstance(loop, asyncio.SelectorEventLoop):
-                # asyncio forgets a connection, open, that it accepted one turn before its server
-                # closes: so nothing more is accepted, and that one is finished first.
-                for listening in self._server.sockets:
-                    loop.remove_reader(listening.fileno())
-                await asyncio.sleep(0)
-            self._server.close()
-        for stream in (*self._strangers, *self._peers):
-            stream.abort()
+        self._port = TicketPort(silence_max_s=SILENCE_MAX_S)
+        self.serve = self._port.serve
+        self.close = self._port.close
 
     async def OpenStream(  # noqa: N802
         self, request: raft_pb2.OpenStreamRequest, context: object
@@ -139,103 +96,38 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
             raise DataDirectoryError(
                 f"node {request.node_id or '?'} is not a member of group {own.group_id}"
             )
-        now = asyncio.get_running_loop().time()
-        if len(self._tickets) >= _TICKETS_MAX:
-            self._tickets = {
-                ticket: holder for ticket, holder in self._tickets.items() if holder[1] > now
-            }
-            if len(self._tickets) >= _TICKETS_MAX:
-                del self._tickets[next(iter(self._tickets))]
-        ticket = secrets.token_bytes(TICKET_BYTES)
-        self._tickets[ticket] = (peer, now + _TICKET_S)
+
+        def taker(_: FramedStream) -> _Incoming:
+            return _Incoming(self._sink, peer, own.node_id)
+
         return raft_pb2.OpenStreamReply(
-            port=self._port, ticket=ticket, feature_level_max=FEATURE_LEVEL_MAX
+            port=self._port.port,
+            ticket=self._port.give_ticket(taker),
+            feature_level_max=FEATURE_LEVEL_MAX,
         )
 
-    # ------------------------------------------------------------------ what a stream tells
 
-    def on_connected(self, stream: _Incoming) -> None:
-        if self._closed:
-            stream.abort()
-            return
-        if len(self._strangers) >= _STRANGERS_MAX:
-            # Not the newest: a peer shows its ticket at once, a flood would keep it out.
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.abort()
-        self._strangers[stream] = None
+class _Incoming:
+    """What one peer sends (`ticket_port.Taker`)."""
 
-    def on_hello(self, stream: _Incoming, ticket: bytes) -> NodeId:
-        """The node that the ticket was given to. Raises InvalidRequest."""
-        peer, end = self._tickets.pop(ticket, (NodeId(0), 0.0))
-        if end <= asyncio.get_running_loop().time():
-            raise InvalidRequest("a stream was opened with a ticket that was not given out")
-        self._strangers.pop(stream, None)
-        self._peers.add(stream)
-        return peer
+    def __init__(self, sink: MessageSink, peer: NodeId, own: int) -> None:
+        self._sink = sink
+        self._peer = peer
+        self._own = own
+        self.whose = f"node {peer}"
 
-    def on_message(self, peer: NodeId, data: memoryview) -> None:
+    def on_message(self, data: memoryview, *, owned: bool) -> None:
         """Raises InvalidRequest and other SemelErrors when `data` is malformed."""
         message, frames = split_message(data)
-        if message.source != peer or message.target != self._identity.node_id:
+        if message.source != self._peer or message.target != self._own:
             raise InvalidRequest(
                 f"message of node {message.source} to node {message.target} on a stream of node "
-                f"{peer} to node {self._identity.node_id}"
+                f"{self._peer} to node {self._own}"
             )
         self._sink.on_message(message, frames)
 
-    def on_lost(self, stream: _Incoming) -> None:
-        self._strangers.pop(stream, None)
-        self._peers.discard(stream)
+    def on_writable(self) -> None:
+        """Peers are answered on their own streams."""
 
-
-class _Incoming(asyncio.BufferedProtocol):
-    """One connection at the peer port."""
-
-    def __init__(self, port: PeerPort) -> None:
-        self._port = port
-        self._transport: asyncio.Transport | None = None
-        self._peer: NodeId | None = None
-        self._buffer = MessageBuffer(self._on_message)
-        self._patience: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        tune(transport)
-        self._transport = cast("asyncio.Transport", transport)
-        self._patience = asyncio.get_running_loop().call_later(_TICKET_S, self.abort)
-        self._port.on_connected(self)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer.target()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            self._buffer.received(nbytes)
-        except SemelError as error:
-            logger.error(
-                "malformed message dropped with its stream peer=%s error=%s", self._peer, error
-            )
-            self.abort()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-        self._port.on_lost(self)
-
-    def abort(self) -> None:
-        """Ends the connection, whatever is under way."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _on_message(self, data: memoryview) -> None:
-        if self._peer is not None:
-            self._port.on_message(self._peer, data)
-            return
-        self._peer = self._port.on_hello(self, decode_hello(data))
-        assert self._patience is not None
-        assert self._transport is not None
-        self._patience.cancel()
-        self._transport.write(ACCEPTED)
+    def on_lost(self) -> None:
+        """The sending side of the link notices."""

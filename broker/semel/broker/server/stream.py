@@ -9,7 +9,7 @@ class StreamContext(Protocol):
     """grpc.aio.ServicerContext of a stream that is handled without serializers."""
 
     async def read(self) -> Any:
-        """The next message as bytes, or grpc.aio.EOF."""
+        """The next message, a bytes-like object, or grpc.aio.EOF."""
         ...
 
     async def write(self, message: bytes) -> None: ...

@@ -10,6 +10,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class DirectStream(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DIRECT_STREAM_UNSPECIFIED: _ClassVar[DirectStream]
+    DIRECT_STREAM_PRODUCE: _ClassVar[DirectStream]
+    DIRECT_STREAM_FETCH: _ClassVar[DirectStream]
+
 class ProduceStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PRODUCE_STATUS_UNSPECIFIED: _ClassVar[ProduceStatus]
@@ -23,6 +29,9 @@ class Standing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STANDING_LEARNER: _ClassVar[Standing]
     STANDING_VOTER: _ClassVar[Standing]
     STANDING_REMOVED: _ClassVar[Standing]
+DIRECT_STREAM_UNSPECIFIED: DirectStream
+DIRECT_STREAM_PRODUCE: DirectStream
+DIRECT_STREAM_FETCH: DirectStream
 PRODUCE_STATUS_UNSPECIFIED: ProduceStatus
 PRODUCE_STATUS_COMMITTED: ProduceStatus
 PRODUCE_STATUS_DUPLICATE: ProduceStatus
@@ -31,6 +40,20 @@ STANDING_UNSPECIFIED: Standing
 STANDING_LEARNER: Standing
 STANDING_VOTER: Standing
 STANDING_REMOVED: Standing
+
+class OpenDirectRequest(_message.Message):
+    __slots__ = ("stream",)
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    stream: DirectStream
+    def __init__(self, stream: _Optional[_Union[DirectStream, str]] = ...) -> None: ...
+
+class OpenDirectReply(_message.Message):
+    __slots__ = ("port", "ticket")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    ticket: bytes
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class ProduceAck(_message.Message):
     __slots__ = ("topic_id", "queue_id", "producer_id", "base_sequence", "last_sequence", "status", "base_offset", "append_time_us", "error", "epoch", "session")

@@ -46,6 +46,11 @@ class BrokerStreamStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.FetchRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.FromString,
                 _registered_method=True)
+        self.OpenDirect = channel.unary_unary(
+                '/semel.protos.v1.BrokerStream/OpenDirect',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.OpenDirectRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.OpenDirectReply.FromString,
+                _registered_method=True)
 
 
 class BrokerStreamServicer:
@@ -66,6 +71,14 @@ class BrokerStreamServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenDirect(self, request, context):
+        """Asks for one of the two on a socket of its own: the same messages, framed, without gRPC. See
+        docs/formats/framed-streams.md. Who may call is decided here, as for every call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerStreamServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_BrokerStreamServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.FetchRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_common__pb2.Frame.SerializeToString,
+            ),
+            'OpenDirect': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenDirect,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.OpenDirectRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.OpenDirectReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +153,33 @@ class BrokerStream:
             '/semel.protos.v1.BrokerStream/Fetch',
             semel_dot_protos_dot_v1_dot_broker__pb2.FetchRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_common__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenDirect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.BrokerStream/OpenDirect',
+            semel_dot_protos_dot_v1_dot_broker__pb2.OpenDirectRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.OpenDirectReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.broker import peer_stream
-from semel.broker.peer_stream import (
+from semel.protos import framed
+from semel.protos.errors import InvalidRequest
+from semel.protos.framed import (
     HEAD,
     HELLO,
     MESSAGE_BYTES_MAX,
@@ -16,10 +17,9 @@ from semel.broker.peer_stream import (
     encode_head,
     encode_hello,
 )
-from semel.protos.errors import InvalidRequest
 from tests.unit.protos.tables import fields, struct_format
 
-DOCUMENT = "peer-stream.md"
+DOCUMENT = "framed-streams.md"
 TICKET = bytes(range(16))
 
 
@@ -89,5 +89,5 @@ def test_a_hello_of_a_newer_version_says_what_to_do() -> None:
 def test_the_document_agrees() -> None:
     assert struct_format(fields(DOCUMENT, "Head")) == HEAD.format
     assert struct_format(fields(DOCUMENT, "Hello")) == HELLO.format
-    text = (peer_stream.__doc__ or "").split()
-    assert "docs/formats/peer-stream.md" in text
+    text = (framed.__doc__ or "").split()
+    assert "docs/formats/framed-streams.md" in text

@@ -1,0 +1,166 @@
+"""Produce and fetch streams on sockets of their own, without gRPC.
+
+How it works. A client asks over gRPC for one (`OpenDirect`) and gets a port and a ticket. What it
+then sends are the messages of the same stream on gRPC, framed, and what it hears likewise; the
+handlers see a context with gRPC's `read` and `write` and know no difference. A message costs less
+than half of what it costs through gRPC, whose threads each side wakes (docs/decisions/
+direct-streams.md).
+
+Backpressure. A stream is not read while `_HELD_BYTES` wait for its handler, and `write` returns
+when the socket has taken all but some 64 KiB.
+
+Invariants
+1. A handler is cancelled when its connection is lost.
+2. A handler that has ended is given time for its last words to arrive: a socket that is closed with
+   unread bytes in it takes back what it sent.
+
+Not here: who is let in (`ticket_port.py`), what the streams do (`produce.py`, `fetch.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from semel.broker.server.stream import StreamContext
+from semel.broker.server.ticket_port import FramedStream, TicketPort
+from semel.broker.watchers import finish
+from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.framed import DIRECT_SILENCE_MAX_S
+from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX
+from semel.protos.v1 import broker_pb2
+
+logger = logging.getLogger(__name__)
+
+_HELD_BYTES: Final = 1 << 20
+_STRANGERS_MAX: Final = 1024
+"""When a master is gone all of its clients come at once."""
+_LAST_WORDS_S: Final = 1.0
+
+Handler = Callable[[object, StreamContext], Awaitable[None]]
+
+
+class DirectStreams:
+    """The port for clients; `serve` and `close` open and shut it."""
+
+    def __init__(self, handlers: Mapping[int, Handler]) -> None:
+        """`handlers` by `broker_pb2.DirectStream`."""
+        self._handlers = handlers
+        self._port = TicketPort(
+            silence_max_s=DIRECT_SILENCE_MAX_S,
+            strangers_max=_STRANGERS_MAX,
+            length_max=STREAM_MESSAGE_BYTES_MAX,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.serve = self._port.serve
+
+    async def open(
+        self, request: broker_pb2.OpenDirectRequest, context: object
+    ) -> broker_pb2.OpenDirectReply:
+        """BrokerStream.OpenDirect. Raises InvalidRequest."""
+        handler = self._handlers.get(request.stream)
+        if handler is None:
+            raise InvalidRequest(f"stream {request.stream} is not known here")
+
+        def taker(stream: FramedStream) -> _Context:
+            context = _Context(stream)
+            context.task = task = asyncio.get_running_loop().create_task(_run(handler, context))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return context
+
+        return broker_pb2.OpenDirectReply(
+            port=self._port.port, ticket=self._port.give_ticket(taker)
+        )
+
+    async def close(self) -> None:
+        """Ends every stream, and waits for their handlers."""
+        await self._port.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(handler: Handler, context: _Context) -> None:
+    try:
+        await handler(None, context)
+    except SemelError as error:
+        logger.warning("stream refused error=%s", error)
+    except Exception:
+        logger.exception("stream failed")
+    finally:
+        context.end()
+
+
+class _Context:
+    """One client's stream: what its handler reads and writes (`ticket_port.Taker`)."""
+
+    def __init__(self, stream: FramedStream) -> None:
+        self.whose = "a client"
+        self.task: asyncio.Task[None] | None = None
+        self._stream = stream
+        self._messages: deque[bytes | memoryview] = deque()
+        self._held = 0
+        """Bytes of them."""
+        self._paused = False
+        self._ended = False
+        self._arrived: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+
+    # ------------------------------------------------------------------ for the handler
+
+    async def read(self) -> bytes | memoryview:
+        """The next message."""
+        while not self._messages:
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        message = self._messages.popleft()
+        self._held -= len(message)
+        if self._paused and self._held < _HELD_BYTES:
+            self._paused = False
+            self._stream.resume_reading()
+        return message
+
+    async def write(self, message: bytes) -> None:
+        """Sends a message, and returns when most of it has left: what a client does not take off
+        counts as its handler's."""
+        self._stream.write(message)
+        while self._stream.full:
+            if self._writable is None or self._writable.done():
+                self._writable = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._writable)
+
+    async def send_initial_metadata(self, metadata: tuple[()]) -> None:
+        """The client knows that it was let in."""
+
+    # ------------------------------------------------------------------ for the connection
+
+    def on_message(self, data: memoryview, *, owned: bool) -> None:
+        if self._ended:
+            return
+        self._messages.append(data if owned else bytes(data))
+        self._held += len(data)
+        if self._held >= _HELD_BYTES and not self._paused:
+            self._paused = True
+            self._stream.pause_reading()
+        finish(self._arrived)
+
+    def on_writable(self) -> None:
+        finish(self._writable)
+
+    def on_lost(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def end(self) -> None:
+        """The handler has ended."""
+        self._ended = True
+        self._messages.clear()
+        if self._paused:
+            self._paused = False
+            self._stream.resume_reading()
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._stream.abort)
