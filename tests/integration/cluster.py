@@ -306,6 +306,19 @@ class Cluster:
                     raise TimeoutError(f"broker {node.id} is behind {target}{self._logs()}")
                 time.sleep(0.02)
 
+    def wait_synced(self, group: int = 1, timeout: float = 30.0) -> None:
+        """Wait until no sync is due: all that the master's log holds is durable on every node.
+
+        A message is acknowledged, and applied on a slave, before the slowest disk has it.
+        """
+        deadline = time.monotonic() + timeout
+        target = self.status(self.master(group), confirmed=True).log_end_index
+        for node in self.brokers:
+            while node.group == group and self.status(node).synced_index < target:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"broker {node.id} has not synced {target}{self._logs()}")
+                time.sleep(0.02)
+
     def _spawn(self, node: Node) -> None:
         with node.log_file.open("ab") as log, node.output_file.open("wb") as output:
             node.process = subprocess.Popen(

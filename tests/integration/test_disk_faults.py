@@ -227,6 +227,7 @@ def test_a_write_torn_on_every_node_is_cut_and_sent_again(cluster: FaultyCluster
     with connect(cluster.bootstrap) as client, client.producer("loader") as producer:
         producer.send(TOPIC, b"first").result(30)  # it is known to the log
         cluster.stored.append(b"first")
+        cluster.wait_synced()  # a node whose sync of this one hung would not write the next
         for faults in cluster.faults.values():
             faults.set(Rule(operation="sync", path="segment-*", hang=True))
         future = producer.send(TOPIC, value)

@@ -79,6 +79,8 @@ class NodeReport(Described):
     commit_index: int = 0
     applied_index: int = 0
     log_end_index: int = 0
+    synced_index: int = 0
+    """Durable in its own log up to here."""
     queues: int = 0
     producers: int = 0
     """Rows of the sequence table."""
@@ -226,6 +228,7 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         commit_index=reply.commit_index,
         applied_index=reply.applied_index,
         log_end_index=reply.log_end_index,
+        synced_index=reply.synced_index,
         queues=reply.queues,
         producers=reply.producers,
         version=reply.version,

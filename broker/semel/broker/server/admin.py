@@ -384,6 +384,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             commit_index=status.commit_index,
             applied_index=state.applied_index,
             log_end_index=status.last_index,
+            synced_index=status.synced_index,
             log_first_index=log.first_index,
             checkpoint_index=self._checkpoints.index,
             queues=len(state.queues),
