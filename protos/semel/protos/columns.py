@@ -13,8 +13,8 @@ Invariants
    however the arrays they came from were sliced or chunked.
 3. Keys and message ids may be null; values, header names and header values are not.
 
-Not here: the headers (`batch.py`). The buffers are little-endian as on disk, so this module
-refuses to load on a big-endian machine.
+Not here: the headers (`batch.py`), a few messages without Arrow (`few_rows.py`). The buffers are
+little-endian as on disk, so this module refuses to load on a big-endian machine.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ from semel.protos.body import (
     unpack_body,
 )
 from semel.protos.errors import CorruptBatch, InvalidRequest, MessageTooLarge
+from semel.protos.few_rows import FewRows
 from semel.protos.ids import ProducerId, QueueId, Sequence, TopicId
 
 if sys.byteorder != "little":
@@ -106,6 +107,12 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @classmethod
+    def of_few(cls, rows: FewRows) -> Columns:
+        """The same messages as Arrow has them."""
+        keys = None if rows.keys is None else pa.array(rows.keys, pa.binary())
+        return cls(values=pa.array(rows.values, pa.binary()), keys=keys)
 
     @classmethod
     def from_arrow(
@@ -216,7 +223,7 @@ def _cast_headers(headers: Any) -> pa.Array | None:
 
 
 def encode_batch(
-    columns: Columns,
+    columns: Columns | FewRows,
     *,
     topic_id: TopicId | int,
     queue_id: QueueId | int,
@@ -241,7 +248,6 @@ def encode_batch(
     count = len(columns)
     if not count:
         raise InvalidRequest("a batch needs a message")
-    columns.check()
     flags, buffers, content = _buffers(columns)
     if source_positions:
         flags |= BatchFlags.SOURCE_POSITIONS
@@ -303,9 +309,13 @@ def encode_batch(
     return b"".join((packed_head, *parts))
 
 
-def _buffers(columns: Columns) -> tuple[int, list[Buffer], list[Buffer]]:
+def _buffers(columns: Columns | FewRows) -> tuple[int, list[Buffer], list[Buffer]]:
     """Flags of the columns present, all buffers in the order of the body, and those of them
     whose CRC is the content's."""
+    if isinstance(columns, FewRows):
+        flags, buffers = columns.buffers()
+        return flags, buffers, buffers
+    columns.check()
     flags = 0
     buffers = binary_buffers(columns.values)
     if columns.keys is not None:
@@ -335,8 +345,10 @@ def _buffers(columns: Columns) -> tuple[int, list[Buffer], list[Buffer]]:
     return flags, buffers, content
 
 
-def _check_message_sizes(columns: Columns, limit: int) -> None:
+def _check_message_sizes(columns: Columns | FewRows, limit: int) -> None:
     """Raises MessageTooLarge when key, value and headers of one message exceed the limit."""
+    if isinstance(columns, FewRows):
+        columns = Columns.of_few(columns)
     sizes = np.diff(offsets_of(columns.values)).astype(np.int64)
     if columns.keys is not None:
         sizes += np.diff(offsets_of(columns.keys))

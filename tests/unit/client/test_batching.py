@@ -26,6 +26,7 @@ from semel.client.futures import BulkFuture, SendFuture
 from semel.protos.batch import BatchFlags, Codec, check_batch
 from semel.protos.columns import Columns, check_content, decode_columns
 from semel.protos.errors import InvalidRequest, UnknownQueue
+from semel.protos.few_rows import FEW_ROWS_MAX, FewRows
 from semel.protos.ids import ProducerId, QueueId, QueueKey, Sequence, TopicId
 from semel.protos.slots import slot_of_key, slots_of_positions, split_slots
 from semel.protos.v1 import controller_pb2
@@ -52,8 +53,11 @@ def chunk_of(values: list[bytes], **columns: Any) -> Chunk:
 
 
 def values_of(part: Part) -> list[bytes]:
-    assert part.columns is not None
-    listed: list[bytes] = part.columns.values.to_pylist()
+    columns = part.columns
+    assert columns is not None
+    if isinstance(columns, FewRows):
+        return columns.values
+    listed: list[bytes] = columns.values.to_pylist()
     return listed
 
 
@@ -122,6 +126,38 @@ def test_every_message_is_found_again_in_order(
         seen[part.queue] = here
         del value
     assert BulkFuture([(chunk, 0, len(values))]).result().stored == len(values)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    values=st.lists(st.binary(max_size=40), min_size=1, max_size=FEW_ROWS_MAX + 2),
+    keyed=st.booleans(),
+    queues=st.integers(1, 3),
+    named=st.one_of(st.none(), st.integers(0, 2)),
+)
+def test_few_messages_take_the_short_way_to_the_same_batch(
+    values: list[bytes], keyed: bool, queues: int, named: int | None
+) -> None:
+    keys = [value[:1] for value in values] if keyed else None
+    named = None if named is None or named >= queues else named
+
+    def routed(rows: Any, row_keys: Any) -> tuple[bool, list[tuple[QueueKey, bytes]]]:
+        chunk = chunk_of(values, keys=row_keys, queues=named)
+        chunk.values = rows
+        parts = route(chunk, topic(queues), sticky=0, batch_bytes=1 << 20, resume=None)
+        assert chunk.values is None
+        assert chunk.parts == parts
+        assert chunk.open_parts == len(parts)
+        short = isinstance(parts[0].columns, FewRows)
+        identity: Any = {"producer_id": 1, "epoch": 0, "session": 0, "previous_sequence": 0}
+        found = [(part.queue, encode_part(part, codec=Codec.LZ4, **identity)[0]) for part in parts]
+        return short, found
+
+    # Arrow's arrays, as a bulk call has them, always take the other way.
+    _, wanted = routed(pa.array(values, pa.binary()), keys and pa.array(keys, pa.binary()))
+    short, found = routed(list(values), keys)
+    assert found == wanted
+    assert short == (len(values) <= FEW_ROWS_MAX and len(wanted) == 1)
 
 
 def test_positions_that_are_stored_are_skipped() -> None:

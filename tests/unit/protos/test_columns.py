@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from semel.protos import few_rows
 from semel.protos.batch import (
     BATCH_BYTES_MAX,
     HEADER_BYTES,
@@ -32,6 +33,7 @@ from semel.protos.columns import (
     to_record_batch,
 )
 from semel.protos.errors import CorruptBatch, InvalidRequest, MessageTooLarge
+from semel.protos.few_rows import FEW_ROWS_MAX, FewRows
 from semel.protos.ids import Offset, Term
 from tests.unit.protos.damage import cuts, flips, unnoticed
 
@@ -50,10 +52,10 @@ optional = st.one_of(st.none(), short)
 pairs = st.lists(st.tuples(st.text(max_size=5), short), max_size=3)
 
 
-def encode(columns: Columns, base: int = 0, **changes: Any) -> bytes:
+def encode(columns: Columns | FewRows, base: int = 0, **changes: Any) -> bytes:
     """A contiguous batch, or one with the source positions that the columns have."""
     last = base + len(columns) - 1
-    if columns.sequences is not None:
+    if isinstance(columns, Columns) and columns.sequences is not None:
         base, last = columns.sequences[0].as_py(), columns.sequences[-1].as_py()
         changes.setdefault("source_positions", True)
     given: dict[str, Any] = IDENTITY | {
@@ -122,6 +124,38 @@ def test_messages_round_trip(given_messages: dict[str, Any], codec: Codec) -> No
     batch = encode(Columns.from_arrow(**given_messages), codec=codec)
     assert listed(decode(batch)) == given_messages
     assert check_content(batch) == check_batch(batch)
+
+
+@given(
+    st.lists(st.tuples(short, short), min_size=1, max_size=FEW_ROWS_MAX),
+    st.booleans(),
+    st.sampled_from(Codec),
+)
+def test_few_rows_are_written_as_arrow_writes_them(
+    pairs: list[tuple[bytes, bytes]], keyed: bool, codec: Codec
+) -> None:
+    few = FewRows([value for value, _ in pairs], [key for _, key in pairs] if keyed else None)
+    columns = Columns.of_few(few)
+    assert listed(columns) == listed(Columns.from_arrow(few.values, keys=few.keys))
+    assert encode(few, codec=codec) == encode(columns, codec=codec)
+
+
+def test_few_rows_keep_the_limits() -> None:
+    over = FewRows([b"", bytes(MESSAGE_BYTES_MAX)], [b"k", b"k"])
+    with pytest.raises(MessageTooLarge, match="message 1 ") as caught:
+        encode(over)
+    assert caught.value.limit_bytes == MESSAGE_BYTES_MAX
+    with pytest.raises(AssertionError, match="1 keys for 2 values"):
+        encode(FewRows([b"a", b"b"], [b"k"]))
+
+
+def test_few_rows_that_differ_from_arrow_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: keys in the reverse order."""
+    few = FewRows([b"a", b"b"], [b"k", b"l"])
+    assert encode(few) == encode(Columns.of_few(few))
+    binary = few_rows._binary
+    monkeypatch.setattr(few_rows, "_binary", lambda pieces: binary(pieces[::-1]))
+    assert encode(few) != encode(Columns.of_few(few))
 
 
 @given(messages(), st.integers(0, 20), st.integers(0, 20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import struct
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +66,14 @@ NAMES = (
     "deliver_at",
 )
 OFFSETS = [name for name in NAMES if name.endswith("offsets")]
+
+
+@pytest.fixture(scope="module", params=[0, body_module.FEW_OFFSETS_MAX], autouse=True)
+def few_offsets_max(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Offsets are looked at by numpy, or one by one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_module, "FEW_OFFSETS_MAX", request.param)
+        yield
 
 
 def buffers() -> dict[str, bytes]:
@@ -270,6 +279,22 @@ def test_a_batch_shorter_than_its_header_says_is_refused() -> None:
     for length in (0, HEADER_BYTES, len(GOOD) - 1):
         with pytest.raises(CorruptBatch):
             decode_columns(GOOD[:length], HEADER)
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=80))
+def test_both_ways_to_look_at_offsets_agree(offsets: list[int]) -> None:
+    """Whatever the number of messages: the rule said once more, in plain words."""
+    good = offsets[0] == 0 and offsets == sorted(offsets)
+    body = laid_out(
+        {"offsets": np.array(offsets, np.int32).tobytes(), "data": bytes(max(offsets[-1], 0))}
+    )
+    changes = {"flags": 0, "count": len(offsets) - 1, "base_sequence": 10}
+    batch = sealed(body, **changes, last_sequence=10 + len(offsets) - 2)
+    if good:
+        assert len(read(batch)) == len(offsets) - 1
+    else:
+        with pytest.raises(CorruptBatch):
+            read(batch)
 
 
 def test_a_reader_that_trusts_offsets_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from semel.protos.batch import MESSAGE_BYTES_MAX
 from semel.protos.body import header_buffers, offsets_of
 from semel.protos.columns import Columns
 from semel.protos.errors import UnknownQueue
+from semel.protos.few_rows import FEW_ROWS_MAX, FewRows
 from semel.protos.ids import QueueKey
 from semel.protos.slots import slot_of_key, slots_of_keys, slots_of_positions
 from semel.protos.values import value
@@ -71,7 +72,7 @@ class Part:
         """Place of its first row in the chunk's order."""
         self.count = count
         self.bytes = size
-        self.columns: Columns | None = None
+        self.columns: Columns | FewRows | None = None
         """Given up once encoded."""
         self.positions: Rows | None = None
         """Sequences of its rows, with source positions."""
@@ -216,6 +217,7 @@ class Chunk:
     def forget(self) -> None:
         """Gives the messages themselves up."""
         self.values = self.keys = self.headers = self.timestamps = self.message_ids = None
+        self.queues = None
 
     def wake(self) -> None:
         """Calls whoever waits for a part to be settled."""
@@ -238,15 +240,16 @@ def route(
     with source positions only: the last sequence of each queue when the producer was opened.
     Raises InvalidRequest for a column that cannot be stored, UnknownQueue.
     """
+    few = _few(chunk, topic, sticky) if chunk.bytes <= batch_bytes else None
+    if few is not None:
+        return [_only_part(chunk, topic.queues[few[0]].key, few[1])]
     columns = _columns(chunk)
-    chunk.forget()
     count = chunk.count
     positions: Rows | None = None
     if resume is not None:
         positions = np.asarray(chunk.positions, np.int64)
         chunk.positions = None
     owners = _owners(chunk, columns.keys, positions, topic, sticky)
-    chunk.queues = None
     queues = len(topic.queues)
     if isinstance(owners, int) and positions is not None and resume is not None:
         owners = np.full(count, owners, np.int32)
@@ -255,13 +258,10 @@ def route(
         if (owners == owners[0]).all():
             owners = int(owners[0])
     if isinstance(owners, int) and owners < queues and chunk.bytes <= batch_bytes:
-        # The way of a single awaited message: nothing to sort, nothing to cut.
-        part = Part(chunk, topic.queues[owners].key, 0, count, chunk.bytes)
-        part.columns = columns
+        part = _only_part(chunk, topic.queues[owners].key, columns)
         part.positions = positions
-        chunk.open_parts = 1
-        chunk.parts = [part]
         return [part]
+    chunk.forget()
     if isinstance(owners, int):
         runs = [(owners, 0, count)]
     else:
@@ -296,6 +296,43 @@ def route(
     chunk.open_parts = len(to_send)
     chunk.parts = parts
     return to_send
+
+
+def _few(chunk: Chunk, topic: TopicRoute, sticky: int) -> tuple[int, FewRows] | None:
+    """Place of the queue, in `topic.queues`, that takes all of a chunk which Arrow is not needed
+    for, and its rows; None for any other chunk. The way of a single awaited message."""
+    named, keys = chunk.queues, chunk.keys
+    if (
+        chunk.count > FEW_ROWS_MAX
+        or type(chunk.values) is not list
+        or chunk.headers is not None
+        or chunk.timestamps is not None
+        or chunk.message_ids is not None
+        or chunk.positions is not None
+        or isinstance(named, list)
+        or (keys is not None and None in keys)
+    ):
+        return None
+    place = sticky
+    if named is not None:
+        place = _place(topic, named)
+    elif keys is not None:
+        slots = np.array([slot_of_key(key) for key in keys], np.int32)
+        places = topic.queues_of_slots(slots).tolist()
+        if places.count(places[0]) < chunk.count:
+            return None
+        place = places[0]
+    return place, FewRows(chunk.values, keys)
+
+
+def _only_part(chunk: Chunk, queue: QueueKey, rows: Columns | FewRows) -> Part:
+    """All of a chunk as one part: nothing to sort, nothing to cut."""
+    part = Part(chunk, queue, 0, chunk.count, chunk.bytes)
+    part.columns = rows
+    chunk.forget()
+    chunk.open_parts = 1
+    chunk.parts = [part]
+    return part
 
 
 def _columns(chunk: Chunk) -> Columns:

@@ -24,6 +24,7 @@ from semel.protos.batch import (
     decode_header,
 )
 from semel.protos.columns import decode_columns, encode_batch
+from semel.protos.few_rows import FewRows
 from semel.protos.ids import ProducerId, QueueKey, Sequence
 
 
@@ -48,6 +49,7 @@ def encode_part(
     else:
         base, last = Sequence(int(part.positions[0])), Sequence(int(part.positions[-1]))
         if last - base != part.count - 1:
+            assert not isinstance(columns, FewRows), "positions are columns"
             columns = dataclasses.replace(columns, sequences=pa.array(part.positions))
     payload = encode_batch(
         columns,

@@ -31,6 +31,7 @@ from semel.client.core.batching import (
 )
 from semel.protos.batch import decode_header
 from semel.protos.columns import Columns, decode_columns
+from semel.protos.few_rows import FewRows
 from semel.protos.ids import QueueKey
 from semel.protos.slots import queue_for_slots, slot_of_key, slots_of_positions
 
@@ -60,7 +61,10 @@ class Inheritance:
 
 def of_waiting(part: Part) -> Inheritance:
     """A part that was never encoded."""
-    return Inheritance(part=part, columns=part.columns)
+    columns = part.columns
+    if isinstance(columns, FewRows):
+        columns = Columns.of_few(columns)
+    return Inheritance(part=part, columns=columns)
 
 
 def of_encoded(part: Part, payload: bytes, trimmed: int) -> Inheritance:
