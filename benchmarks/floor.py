@@ -80,17 +80,22 @@ class Floor:
         return str(json.loads(line)["address"])
 
     def _client(
-        self, mode: str, batch_bytes: int, seconds: float, in_flight: int, rate: int = 0
+        self, mode: str, batch_bytes: int, seconds: float, in_flight: int = 1, rate: int = 0
     ) -> dict[str, float]:
-        command = [sys.executable, "-m", "benchmarks.floor_client", mode, self.address]
-        command += ["--batch-bytes", str(batch_bytes), "--seconds", str(seconds)]
-        command += ["--in-flight", str(in_flight), "--rate", str(rate)]
-        command += ["--work-us", self._work_us]
+        command = self._client_command(mode, batch_bytes, seconds, in_flight, rate)
         done = subprocess.run(
             command, stdout=subprocess.PIPE, cwd=ROOT, text=True, timeout=seconds + 60, check=True
         )
         figures: dict[str, float] = json.loads(done.stdout)
         return figures
+
+    def _client_command(
+        self, mode: str, batch_bytes: int, seconds: float, in_flight: int = 1, rate: int = 0
+    ) -> list[str]:
+        command = [sys.executable, "-m", "benchmarks.floor_client", mode, self.address]
+        command += ["--batch-bytes", str(batch_bytes), "--seconds", str(seconds)]
+        command += ["--in-flight", str(in_flight), "--rate", str(rate)]
+        return [*command, "--work-us", self._work_us]
 
     def append(self, batch_bytes: int, seconds: float, in_flight: int = 32) -> Mapping[str, float]:
         """`mb_s` and `batches_s` with a full window."""
@@ -98,15 +103,30 @@ class Floor:
 
     def round_trip(self, batch_bytes: int, seconds: float) -> Mapping[str, float]:
         """`p50_ms`, `p99_ms` and `messages_s` of one message at a time."""
-        return self._client("round-trip", batch_bytes, seconds, 1)
+        return self._client("round-trip", batch_bytes, seconds)
 
     def paced(self, batch_bytes: int, seconds: float, rate: int) -> Mapping[str, float]:
         """`p50_ms`, `p99_ms` and `messages` of an open loop of `rate` messages a second."""
-        return self._client("paced", batch_bytes, seconds, 1, rate)
+        return self._client("paced", batch_bytes, seconds, rate=rate)
+
+    def paced_and_read(self, batch_bytes: int, seconds: float, rate: int) -> Mapping[str, float]:
+        """The same with somebody who reads along, whose are `tail_p50_ms`, `tail_p99_ms` and
+        `tail_cpu_s`."""
+        command = self._client_command("tail", batch_bytes, seconds, rate=rate)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as tail:
+            try:
+                assert tail.stdout is not None
+                if not tail.stdout.readline():
+                    raise RuntimeError("the floor's reader did not start; see its error above")
+                paced = self.paced(batch_bytes, seconds, rate)
+                line, _ = tail.communicate(timeout=60)
+                return {**paced, **json.loads(line)}
+            finally:
+                tail.kill()  # has ended, unless something went wrong
 
     def read(self, batch_bytes: int, seconds: float) -> Mapping[str, float]:
         """`mb_s` of a stream from the master's cached file."""
-        return self._client("read", batch_bytes, seconds, 1)
+        return self._client("read", batch_bytes, seconds)
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
@@ -142,6 +162,10 @@ def main() -> int:
             Contender(name="floor 1 KiB", run=lambda: floor.append(1 << 10, seconds)),
             Contender(name="floor 1 KiB awaited", run=lambda: floor.round_trip(1 << 10, seconds)),
             Contender(name="floor 1,000/s", run=lambda: floor.paced(1 << 10, seconds, 1_000)),
+            Contender(
+                name="floor 1,000/s, read",
+                run=lambda: floor.paced_and_read(1 << 10, seconds, 1_000),
+            ),
             Contender(name="floor read 256 KiB", run=lambda: floor.read(256 << 10, seconds)),
         ]
         comparison = compare(

@@ -5,6 +5,7 @@ It runs as a process of its own so that its event loop never shares an interpret
     python -m benchmarks.floor_client append ADDRESS --batch-bytes 65536 --seconds 3 --in-flight 32
     python -m benchmarks.floor_client round-trip ADDRESS --batch-bytes 1024 --seconds 3
     python -m benchmarks.floor_client paced ADDRESS --batch-bytes 1024 --seconds 3 --rate 1000
+    python -m benchmarks.floor_client tail ADDRESS --batch-bytes 1024 --seconds 3 --rate 1000
     python -m benchmarks.floor_client read ADDRESS --batch-bytes 262144 --seconds 3
 """
 
@@ -25,6 +26,8 @@ from benchmarks.floor_node import (
     APPEND_METHOD,
     CHANNEL_OPTIONS,
     READ_METHOD,
+    STAMP_BYTES,
+    TAIL_METHOD,
     die_with_parent,
     run_loop,
     work,
@@ -42,7 +45,7 @@ class Appender:
     ) -> None:
         self._work_us = work_us
         self._call: Any = channel.stream_stream(APPEND_METHOD)()
-        self._data = os.urandom(batch_bytes)
+        self._data = bytes(STAMP_BYTES) + os.urandom(batch_bytes - STAMP_BYTES)
         self._in_flight = in_flight
         self._sent = 0
         self._acked = 0
@@ -87,6 +90,7 @@ class Appender:
         """Seconds of each message, from the time at which it is due, `rate` of them a second."""
         count, before = int(seconds * rate), self._acked
         start = time.perf_counter()
+        begun: list[float] = []
         durations: list[float] = []
 
         async def settle() -> None:
@@ -96,15 +100,19 @@ class Appender:
                 work(self._work_us)
                 now = time.perf_counter()
                 for place in range(len(durations), self._acked - before):
-                    durations.append(now - start - place / rate)
+                    durations.append(now - begun[place])
 
         settling = asyncio.create_task(settle())
         for place in range(count):
-            left = start + place / rate - time.perf_counter()
+            due = start + place / rate
+            left = due - time.perf_counter()
             if left > 0:
                 await asyncio.sleep(left)
             work(self._work_us)
-            await self._call.write(self._data)
+            # uvloop counts in milliseconds: what it sends too soon counts from then.
+            begun.append(min(due, time.perf_counter()))
+            stamp = round(begun[-1] * 1e9).to_bytes(STAMP_BYTES, "little")
+            await self._call.write(stamp + self._data[STAMP_BYTES:])
             self._sent += 1
         await settling
         return durations
@@ -147,6 +155,28 @@ async def _paced(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mapp
     }
 
 
+async def _tail(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mapping[str, float]:
+    """What a `paced` client of the same settings sends meanwhile, from when it was due."""
+    tail: Any = channel.unary_stream(TAIL_METHOD)
+    call = tail(b"from now on")
+    await call.read()
+    print(json.dumps({"ready": True}), flush=True)
+    durations: list[float] = []
+    while len(durations) < int(options.seconds * options.rate):
+        data = await call.read()
+        work(options.work_us)
+        now = time.perf_counter()
+        for place in range(0, len(data), options.batch_bytes):
+            stamp = int.from_bytes(data[place : place + STAMP_BYTES], "little")
+            if stamp:  # none while the other one warms up
+                durations.append(now - stamp / 1e9)
+    return {
+        "tail_p50_ms": percentile(durations, 50) * 1e3,
+        "tail_p99_ms": percentile(durations, 99) * 1e3,
+        "tail_cpu_s": time.process_time(),
+    }
+
+
 async def _read(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mapping[str, float]:
     call: Any = channel.unary_stream(READ_METHOD)
     request = options.batch_bytes.to_bytes(4, "little") + (64).to_bytes(4, "little")
@@ -158,7 +188,13 @@ async def _read(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mappi
     return {"mb_s": volume / (time.perf_counter() - start) / 1e6}
 
 
-_MODES = {"append": _append, "round-trip": _round_trip, "paced": _paced, "read": _read}
+_MODES = {
+    "append": _append,
+    "round-trip": _round_trip,
+    "paced": _paced,
+    "tail": _tail,
+    "read": _read,
+}
 
 
 async def _main(options: argparse.Namespace) -> None:
@@ -175,11 +211,13 @@ def main() -> None:
     parser.add_argument("--batch-bytes", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--in-flight", type=int, default=32)
-    parser.add_argument("--rate", type=int, default=0, help="messages a second, of paced alone")
+    parser.add_argument("--rate", type=int, default=0, help="messages a second, of paced and tail")
     parser.add_argument("--work-us", type=int, default=0)
     options = parser.parse_args()
-    if options.mode == "paced" and options.rate < 1:
-        parser.error("paced needs a --rate")
+    if options.mode in ("paced", "tail") and options.rate < 1:
+        parser.error(f"{options.mode} needs a --rate")
+    if options.batch_bytes < STAMP_BYTES:
+        parser.error(f"--batch-bytes must be {STAMP_BYTES} or more")
     run_loop(_main(options))
 
 

@@ -39,6 +39,9 @@ import grpc.aio
 
 APPEND_METHOD = "/semel.floor/Append"
 READ_METHOD = "/semel.floor/Read"
+TAIL_METHOD = "/semel.floor/Tail"
+STAMP_BYTES = 8
+"""What a message begins with: 0, or when it was sent, for those who read along."""
 FILE_BYTES = 64 << 20
 PARTS_MAX = 1_000
 """Below the 1,024 parts that one `pwritev` takes."""
@@ -158,6 +161,9 @@ class Node:
         self._ends: deque[int] = deque()
         """Count of messages at the end of each group that is not committed."""
         self._committed = 0
+        self._uncommitted: deque[bytes] = deque()
+        """The groups themselves."""
+        self._tails: set[asyncio.Queue[bytes]] = set()
         self._progress: set[asyncio.Event] = set()
         self._writer = GroupCommit(data / "floor.log", self._on_synced)
         self._slaves = [SlaveLink(address, self._on_progress) for address in slaves]
@@ -176,6 +182,7 @@ class Node:
         self._pending.clear()
         self._groups_formed += 1
         self._ends.append(self._received)
+        self._uncommitted.append(group)
         for slave in self._slaves:
             slave.append(group)
         self._writer.append(group)
@@ -192,6 +199,9 @@ class Node:
             return
         while self._groups_committed < committed:
             self._committed = self._ends.popleft()
+            group = self._uncommitted.popleft()
+            for tail in self._tails:
+                tail.put_nowait(group)
             self._groups_committed += 1
         self._form_groups()
         for event in self._progress:
@@ -222,6 +232,20 @@ class Node:
                 await context.write(committed.to_bytes(8, "little"))
                 answered = committed
 
+    async def tail(self, _request: bytes, context: Any) -> None:
+        """All that is committed from now on, behind a message that says so."""
+        groups: asyncio.Queue[bytes] = asyncio.Queue()
+        self._tails.add(groups)
+        try:
+            await context.write(bytes(STAMP_BYTES))
+            while True:
+                found = [await groups.get()]
+                while not groups.empty():
+                    found.append(groups.get_nowait())
+                await context.write(b"".join(found))
+        finally:
+            self._tails.discard(groups)
+
     async def read(self, request: bytes, _context: Any) -> AsyncIterator[bytes]:
         """`count` messages of `length` bytes, read from the file's cached pages."""
         length = int.from_bytes(request[:4], "little")
@@ -236,9 +260,11 @@ async def serve(data: Path, slaves: list[str], work_us: int) -> None:
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
     _, append_name = APPEND_METHOD.strip("/").split("/")
     service, read_name = READ_METHOD.strip("/").split("/")
+    _, tail_name = TAIL_METHOD.strip("/").split("/")
     handlers: dict[str, Any] = {
         append_name: grpc.stream_stream_rpc_method_handler(node.append),
         read_name: grpc.unary_stream_rpc_method_handler(node.read),
+        tail_name: grpc.unary_stream_rpc_method_handler(node.tail),
     }
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
     port = server.add_insecure_port("127.0.0.1:0")

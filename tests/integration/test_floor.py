@@ -17,6 +17,9 @@ def test_floor_figures_and_clean_end(tmp_path: Path):
         paced = floor.paced(1 << 10, 0.2, rate=500)
         assert paced["messages"] == 100
         assert 0 < paced["p50_ms"] <= paced["p99_ms"]
+        read = floor.paced_and_read(1 << 10, 0.2, rate=500)
+        assert read["messages"] == 100
+        assert 0 < read["tail_p50_ms"] <= read["tail_p99_ms"] < 10_000
         assert floor.read(256 << 10, 0.2)["mb_s"] > 1
         for name in ("master", "slave-1", "slave-2"):
             log = tmp_path / name / "floor.log"
