@@ -74,6 +74,10 @@ class FeedQueue:
         self.due = None
         self.offset = self.delivered = offset
 
+    def room(self, share: int) -> int:
+        """While less than so much is buffered it is asked for, if each queue may have `share`."""
+        return 1 if self.delay_ms else share
+
     def waits(self, now: float) -> bool:
         """Its next batch is not due."""
         return self.due is not None and now < self.due

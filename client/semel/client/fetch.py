@@ -131,7 +131,8 @@ class Feed:
         self._waiters: list[Callable[[], None]] = []
         self._failure: SemelError | None = None
         self._final: SemelError | None = None
-        self._room_told = False
+        self._room_wanted = False
+        """Some queue is not asked for because there is no room; guarded by the lock."""
 
     # --- the I/O thread -------------------------------------------------------------------------
 
@@ -152,17 +153,18 @@ class Feed:
 
     def wake(self) -> None:
         """Queues have moved, or there is room: ask."""
-        self._room_told = False
         for link in self._links.values():
             link.wake()
 
     def wanted(self, group_id: GroupId) -> list[FeedQueue]:
         """Queues to ask for at this moment, the emptiest first."""
-        if self.buffered >= self.prefetch_bytes:
-            return []
+        with self._lock:
+            if self.buffered >= self.prefetch_bytes:
+                self._room_wanted = True
+                return []
         now = time.monotonic()
         share = max(1, self.prefetch_bytes // max(1, len(self.queues)))
-        found = [
+        askable = [
             queue
             for queue in self.queues.values()
             if queue.group_id == group_id
@@ -171,8 +173,10 @@ class Feed:
             and not queue.ended
             and not queue.at_end
             and not queue.waits(now)
-            and queue.buffered < (1 if queue.delay_ms else share)
         ]
+        with self._lock:
+            found = [queue for queue in askable if queue.buffered < queue.room(share)]
+            self._room_wanted = self._room_wanted or len(found) < len(askable)
         found.sort(key=lambda queue: queue.buffered)
         # Not all in one poll: while one answer is on its way the broker works on the next.
         return found[: max(1, (len(self.queues) + POLLS - 1) // POLLS)]
@@ -224,8 +228,10 @@ class Feed:
                 delivery = self._line.popleft()
                 self.buffered -= len(delivery.stored)
                 delivery.queue.buffered -= len(delivery.stored)
-                tell = not self._room_told and self.buffered < self.prefetch_bytes
-                self._room_told = self._room_told or tell
+                # A reader that keeps up wakes nobody: that would cost as much as a small batch.
+                tell = self._room_wanted and self.buffered < self.prefetch_bytes
+                if tell:
+                    self._room_wanted = False
             if tell:
                 self._call_soon(self.wake)
             if delivery.turn == delivery.queue.turn:

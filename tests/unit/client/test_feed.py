@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from semel.client.config import ClientConfig
 from semel.client.core.routing import Master
@@ -238,6 +240,42 @@ def test_room_is_told_once() -> None:
     box.puller.messages(10)
     assert box.woken == 1
     assert box.feed.wanted(GroupId(1)) == [box.queue]
+
+
+def test_a_reader_that_keeps_up_wakes_nobody() -> None:
+    box = Box()
+    for number in range(4):
+        assert box.feed.wanted(GroupId(1)) == [box.queue]
+        box.put([b"x" * 100], number)
+        assert len(box.puller.messages(10)) == 1
+    assert box.woken == 0
+
+
+@given(
+    st.lists(st.sampled_from(["put", "take", "ask"]), max_size=40),
+    st.integers(1, 3),
+    st.sampled_from([0, 5_000]),
+)
+def test_whoever_wants_room_is_told_when_there_is_some(
+    steps: list[str], batches: int, delay_ms: int
+) -> None:
+    """What was not asked for because of room is asked for again, or somebody was woken to do so."""
+    size = len(stored([b"x"], 0))
+    box = Box(prefetch_bytes=batches * size)
+    box.queue.delay_ms = delay_ms
+    refused_at: int | None = None
+    for number, step in enumerate(steps):
+        if step == "put":
+            box.put([b"x"], number)
+        elif step == "take":
+            box.feed.take()
+        else:
+            box.woken, refused_at = 0, None
+            if not box.feed.wanted(GroupId(1)):
+                refused_at = box.queue.buffered
+        if refused_at is not None and box.queue.buffered < (1 if delay_ms else batches * size):
+            assert box.woken == 1, "there is room, and nobody knows"
+    assert box.woken <= 1 + steps.count("take")
 
 
 def test_the_end_is_reached_when_everything_was_given_out() -> None:
