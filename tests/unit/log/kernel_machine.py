@@ -35,6 +35,8 @@ class Machine:
         self.failures: list[BaseException] = []
         self.by_loop = 0
         """Groups that went to the kernel."""
+        self.by_thread = 0
+        """Syncs that the thread did itself."""
         self.fail_write = self.fail_start = self.fail_sync = False
         self.pause_s = 0.0
         """How long each operation takes."""
@@ -171,6 +173,7 @@ class Machine:
         with self._operation("sync"):
             if self.fail_sync:
                 raise EIO
+            self.by_thread += 1
             self._durable.update(self._dirty)
             self._dirty.clear()
 

@@ -49,6 +49,18 @@ def test_a_small_write_is_synced_by_the_kernel_and_reported_when_that_is_done() 
         assert active.sync_seconds.count == 2
 
 
+def test_a_sync_takes_as_long_as_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: 1e6 + monotonic())
+    with running() as machine:
+        for _ in range(3):
+            machine.append(SMALL)
+        machine.settle()
+        seconds = machine.writer.active.sync_seconds
+        assert seconds.count == 3
+        assert 0 <= seconds.total_s < 60
+
+
 def test_what_comes_meanwhile_is_one_group_that_begins_before_the_report() -> None:
     with running() as machine:
         machine.append(SMALL)
@@ -209,6 +221,7 @@ def test_the_end_while_the_kernel_syncs(
 ) -> None:
     """The thread waits for it, reports it, and goes on with what has gathered."""
     with running() as machine:
+        syncs = machine.by_thread
         machine.append(SMALL)
         for length in gathered:
             machine.append(length)
@@ -223,6 +236,7 @@ def test_the_end_while_the_kernel_syncs(
         assert machine.reports[1] == (2, 1, 0, 1)
         assert machine.reports[-1][0] == 2 + len(gathered)
         assert machine.closed == 1
+        assert gathered or machine.by_thread == syncs, "the kernel has synced that"
         before = list(machine.reports)
         machine.tell()
         assert machine.reports == before, "the late one is reported again"
@@ -286,6 +300,25 @@ def test_the_group_before_the_one_that_fails_is_reported_first(fault: str) -> No
         machine.tell()
         assert machine.reports[1:] == [(2, 1, 0, 1)]
         assert machine.failures == [EIO]
+
+
+def test_after_a_report_that_fails_the_group_behind_it_is_not_reported() -> None:
+    """The kernel had its sync by then, and may finish it."""
+    with running() as machine:
+        failure = RuntimeError("full up")
+
+        def refused(*report: int) -> None:
+            raise failure
+
+        machine.append(SMALL)
+        machine.append(SMALL)
+        machine.writer._on_durable = refused
+        machine.tell()
+        assert machine.failures == [failure]
+        assert machine.under_way
+        machine.writer._on_durable = machine._on_durable
+        machine.tell()
+        assert len(machine.reports) == 1
 
 
 # --- any timing -----------------------------------------------------------------------------------
