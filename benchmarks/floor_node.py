@@ -158,11 +158,9 @@ class Node:
         self._groups_formed = 0
         self._groups_synced = 0
         self._groups_committed = 0
-        self._ends: deque[int] = deque()
-        """Count of messages at the end of each group that is not committed."""
+        self._uncommitted: deque[tuple[int, bytes]] = deque()
+        """Of each group that is not committed: the count of messages at its end, and itself."""
         self._committed = 0
-        self._uncommitted: deque[bytes] = deque()
-        """The groups themselves."""
         self._tails: set[asyncio.Queue[bytes]] = set()
         self._progress: set[asyncio.Event] = set()
         self._writer = GroupCommit(data / "floor.log", self._on_synced)
@@ -181,8 +179,7 @@ class Node:
         group = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
         self._pending.clear()
         self._groups_formed += 1
-        self._ends.append(self._received)
-        self._uncommitted.append(group)
+        self._uncommitted.append((self._received, group))
         for slave in self._slaves:
             slave.append(group)
         self._writer.append(group)
@@ -198,8 +195,7 @@ class Node:
         if committed == self._groups_committed:
             return
         while self._groups_committed < committed:
-            self._committed = self._ends.popleft()
-            group = self._uncommitted.popleft()
+            self._committed, group = self._uncommitted.popleft()
             for tail in self._tails:
                 tail.put_nowait(group)
             self._groups_committed += 1
@@ -258,14 +254,13 @@ async def serve(data: Path, slaves: list[str], work_us: int) -> None:
     """Serve until SIGTERM."""
     node = Node(data, slaves, work_us)
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
-    _, append_name = APPEND_METHOD.strip("/").split("/")
-    service, read_name = READ_METHOD.strip("/").split("/")
-    _, tail_name = TAIL_METHOD.strip("/").split("/")
-    handlers: dict[str, Any] = {
-        append_name: grpc.stream_stream_rpc_method_handler(node.append),
-        read_name: grpc.unary_stream_rpc_method_handler(node.read),
-        tail_name: grpc.unary_stream_rpc_method_handler(node.tail),
+    methods: dict[str, Any] = {
+        APPEND_METHOD: grpc.stream_stream_rpc_method_handler(node.append),
+        READ_METHOD: grpc.unary_stream_rpc_method_handler(node.read),
+        TAIL_METHOD: grpc.unary_stream_rpc_method_handler(node.tail),
     }
+    service = APPEND_METHOD.split("/")[1]
+    handlers = {name.rpartition("/")[2]: handler for name, handler in methods.items()}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

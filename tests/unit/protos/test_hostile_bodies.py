@@ -285,9 +285,7 @@ def test_a_batch_shorter_than_its_header_says_is_refused() -> None:
 def test_both_ways_to_look_at_offsets_agree(offsets: list[int]) -> None:
     """Whatever the number of messages: the rule said once more, in plain words."""
     good = offsets[0] == 0 and offsets == sorted(offsets)
-    body = laid_out(
-        {"offsets": np.array(offsets, np.int32).tobytes(), "data": bytes(max(offsets[-1], 0))}
-    )
+    body = laid_out({"offsets": np.array(offsets, np.int32).tobytes(), "data": bytes(offsets[-1])})
     changes = {"flags": 0, "count": len(offsets) - 1, "base_sequence": 10}
     batch = sealed(body, **changes, last_sequence=10 + len(offsets) - 2)
     if good:

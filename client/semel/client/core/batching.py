@@ -240,27 +240,30 @@ def route(
     with source positions only: the last sequence of each queue when the producer was opened.
     Raises InvalidRequest for a column that cannot be stored, UnknownQueue.
     """
-    few = _few(chunk, topic, sticky) if chunk.bytes <= batch_bytes else None
-    if few is not None:
-        return [_only_part(chunk, topic.queues[few[0]].key, few[1])]
-    columns = _columns(chunk)
+    given = _few_rows(chunk) or _columns(chunk)
     count = chunk.count
     positions: Rows | None = None
     if resume is not None:
         positions = np.asarray(chunk.positions, np.int64)
         chunk.positions = None
-    owners = _owners(chunk, columns.keys, positions, topic, sticky)
+    owners = _owners(chunk, given.keys, positions, topic, sticky)
     queues = len(topic.queues)
     if isinstance(owners, int) and positions is not None and resume is not None:
         owners = np.full(count, owners, np.int32)
     if not isinstance(owners, int) and positions is not None and resume is not None:
         owners = owners + queues * (positions <= resume[owners])
-        if (owners == owners[0]).all():
-            owners = int(owners[0])
+    if not isinstance(owners, int) and (owners == owners[0]).all():
+        owners = int(owners[0])
     if isinstance(owners, int) and owners < queues and chunk.bytes <= batch_bytes:
-        part = _only_part(chunk, topic.queues[owners].key, columns)
+        # The way of a single awaited message: nothing to sort, nothing to cut.
+        part = Part(chunk, topic.queues[owners].key, 0, count, chunk.bytes)
+        part.columns = given
         part.positions = positions
+        chunk.forget()
+        chunk.open_parts = 1
+        chunk.parts = [part]
         return [part]
+    columns = Columns.of_few(given) if isinstance(given, FewRows) else given
     chunk.forget()
     if isinstance(owners, int):
         runs = [(owners, 0, count)]
@@ -298,10 +301,8 @@ def route(
     return to_send
 
 
-def _few(chunk: Chunk, topic: TopicRoute, sticky: int) -> tuple[int, FewRows] | None:
-    """Place of the queue, in `topic.queues`, that takes all of a chunk which Arrow is not needed
-    for, and its rows; None for any other chunk. The way of a single awaited message."""
-    named, keys = chunk.queues, chunk.keys
+def _few_rows(chunk: Chunk) -> FewRows | None:
+    """The messages of a chunk that Arrow is not needed for; None for any other chunk."""
     if (
         chunk.count > FEW_ROWS_MAX
         or type(chunk.values) is not list
@@ -309,30 +310,10 @@ def _few(chunk: Chunk, topic: TopicRoute, sticky: int) -> tuple[int, FewRows] | 
         or chunk.timestamps is not None
         or chunk.message_ids is not None
         or chunk.positions is not None
-        or isinstance(named, list)
-        or (keys is not None and None in keys)
+        or (chunk.keys is not None and None in chunk.keys)
     ):
         return None
-    place = sticky
-    if named is not None:
-        place = _place(topic, named)
-    elif keys is not None:
-        slots = np.array([slot_of_key(key) for key in keys], np.int32)
-        places = topic.queues_of_slots(slots).tolist()
-        if places.count(places[0]) < chunk.count:
-            return None
-        place = places[0]
-    return place, FewRows(chunk.values, keys)
-
-
-def _only_part(chunk: Chunk, queue: QueueKey, rows: Columns | FewRows) -> Part:
-    """All of a chunk as one part: nothing to sort, nothing to cut."""
-    part = Part(chunk, queue, 0, chunk.count, chunk.bytes)
-    part.columns = rows
-    chunk.forget()
-    chunk.open_parts = 1
-    chunk.parts = [part]
-    return part
+    return FewRows(chunk.values, chunk.keys)
 
 
 def _columns(chunk: Chunk) -> Columns:
@@ -358,7 +339,11 @@ def _columns(chunk: Chunk) -> Columns:
 
 
 def _owners(
-    chunk: Chunk, keys: pa.Array | None, positions: Rows | None, topic: TopicRoute, sticky: int
+    chunk: Chunk,
+    keys: pa.Array | list[bytes] | None,
+    positions: Rows | None,
+    topic: TopicRoute,
+    sticky: int,
 ) -> Any:
     """Place of each row's queue in `topic.queues`, as an array; one number when all share it."""
     named = chunk.queues
@@ -369,7 +354,7 @@ def _owners(
     elif keys is None:
         assert positions is not None
         owners = topic.queues_of_slots(slots_of_positions(positions))
-    elif positions is not None or not keys.null_count:
+    elif positions is not None or isinstance(keys, list) or not keys.null_count:
         owners = topic.queues_of_slots(slots_of_keys(keys, positions))
     else:
         slots = [None if key is None else slot_of_key(key) for key in keys.to_pylist()]
