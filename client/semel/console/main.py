@@ -126,5 +126,10 @@ def _usage_error(error: click.UsageError) -> int:
 
 
 def main() -> NoReturn:
-    """Entry point of the `semel` command."""
+    """Entry point of the `semel` command.
+
+    gRPC's C core logs below errors to stderr, too (a server that went away is INFO), between our
+    own lines; it looks once, when it is loaded, at the variable that forbids it.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     sys.exit(run())
