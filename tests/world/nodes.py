@@ -332,7 +332,7 @@ def broker_config(
     controllers: tuple[str, ...] = (CONTROLLER,),
     **options: Any,
 ) -> BrokerConfig:
-    """Small enough that everything rare happens soon."""
+    """Small and quick enough that everything rare happens soon."""
     members = {NodeId(one): broker_address(one) for one in founders}
     return BrokerConfig(
         data=Path(f"/sim/b{number}"),
@@ -344,5 +344,6 @@ def broker_config(
         join=tuple(members.values()) if joins else (),
         controllers=controllers,
         log=log,
+        report_ms=200,
         **options,
     )

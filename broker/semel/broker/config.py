@@ -170,8 +170,10 @@ class BrokerConfig:
     transactions_max: int = 100_000
     """Default 100,000. The longest idle transaction ids are forgotten above that."""
 
-    report_ms: int = 200
-    """Default 200. How often the node reports to each controller."""
+    report_ms: int = 1_000
+    """Default 1 s. How often the node reports to each controller; what clients wait for (its role,
+    its members) it tells at once. A report keeps node and controller from their other work for a
+    millisecond or two: every 200 ms they made an awaited message's p99 a seventh longer."""
 
     def __post_init__(self) -> None:
         if self.node_id < 1 or self.group_id < 1:

@@ -1,9 +1,10 @@
 """Reports this node to the controllers: where it listens, what it is, how far it is, what it does.
 
-How it works. One task a controller calls ReportNode regularly, and at once on a change of role. The
-one in office answers with the version of its routes, and the node fetches them when they are newer
-than its copy. The node needs no answer to serve: while no controller can be reached it goes on, and
-says so once. A node that was told some of the controllers learns of the others.
+How it works. One task a controller calls ReportNode regularly, and at once on a change of role or
+members. The one in office answers with the version of its routes, and the node fetches them when
+they are newer than its copy. The node needs no answer to serve: while no controller can be reached
+it goes on, says so once, and tries again soon. A node that was told some of the controllers learns
+of the others.
 
 Not here: what the controller makes of it (`controller/`), the copy (`routes_copy.py`).
 """
@@ -31,6 +32,8 @@ from semel.protos.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 2.0
+_RETRY_S: Final = 0.2
+"""Pause after a controller could not be reached: one that starts is to know its nodes at once."""
 _FETCH_S: Final = 1.0
 """Shortest time between two fetches of the routes."""
 
@@ -102,8 +105,9 @@ class Registration:
                             "controller does not take reports address=%s error=%s", address, known
                         )
                     reachable = isinstance(known, NotMaster)
+                pause_s = self._config.report_ms / 1000 if reachable else _RETRY_S
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._config.report_ms / 1000):
+                    async with asyncio.timeout(pause_s):
                         await changed.wait()
 
     async def _fetch(self, stub: Any) -> None:

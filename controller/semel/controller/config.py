@@ -54,8 +54,8 @@ class ControllerConfig:
     """Port of `GET /metrics`, on the host of `listen`; 0 takes a free one. Default: none, the
     controller is measured by nobody."""
 
-    node_timeout_ms: int = 2_000
-    """Default 2 s. A broker node that was silent for longer is shown as not alive; ten reports."""
+    node_timeout_ms: int = 3_000
+    """Default 3 s. A node that was silent for longer is shown as not alive; three reports."""
 
     preferred_rack: str = ""
     """Rack or site (a broker's `--rack`) in which groups are to have their masters. Default: none

@@ -1,6 +1,6 @@
 """What the broker nodes say about themselves, folded into one view of each group.
 
-How it works. Every node reports itself every 200 ms. A group's members are those that its newest
+How it works. Every node reports itself every second. A group's members are those that its newest
 master names; until a master has reported, all that any report named. Nodes that wait to join, or
 were removed, are shown while they report, and are no members. A node's own word about its
 address beats anybody else's. The highest term wins; within one term the first master named stays.

@@ -186,7 +186,7 @@ async def test_status_tells_who_is_alive(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster:
         await cluster.add_group(1, (1, 2, 3))
         await cluster.client.create("orders", 4)
-        cluster.clock.now_ms += 1_900
+        cluster.clock.now_ms += cluster.config.node_timeout_ms - 100
         await cluster.client.call("ReportNode", cluster.brokers[0].report(commit_index=9))
         cluster.clock.now_ms += 200
         status = await cluster.client.call("GetClusterStatus", pb.ClusterStatusRequest())
@@ -286,7 +286,7 @@ async def test_a_group_whose_master_is_silent_gets_no_new_queues(tmp_path: Path)
     async with running_cluster(tmp_path) as cluster:
         await cluster.add_group(1)
         await cluster.add_group(2)
-        cluster.clock.now_ms += 3_000
+        cluster.clock.now_ms += cluster.config.node_timeout_ms + 1
         await cluster.client.call("ReportNode", cluster.brokers[1].report())
         topic = (await cluster.client.create("orders", 2)).topic
         assert [queue.group_id for queue in topic.queues] == [2, 2]
