@@ -25,8 +25,9 @@ from semel.broker.config import BrokerConfig
 from semel.broker.log import FileLayer, LogConfig
 from semel.broker.node import BrokerNode
 from semel.broker.raft import RaftConfig
+from semel.protos.arrow_records import to_record_batch
 from semel.protos.batch import Codec
-from semel.protos.columns import Columns, encode_batch, to_record_batch
+from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import NotMaster, Throttled
 from semel.protos.ids import GroupId, NodeId, ProducerId, QueueId, QueueKey, TopicId
 from semel.protos.ids import Sequence as Seq

@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 
 from semel.broker.node import BrokerNode
+from semel.protos.arrow_records import to_record_batch
 from semel.protos.batch import decode_header
-from semel.protos.columns import to_record_batch
 from semel.protos.queue_refs import queue_ref
 from semel.protos.rpc import error_from_rpc
 from semel.protos.staging import STAGER_ID_MIN, batch_digest

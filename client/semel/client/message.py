@@ -16,6 +16,13 @@ import pyarrow as pa
 
 from semel.client.core import letters
 from semel.client.core.letters import Origin
+from semel.protos.arrow_records import (
+    RECORD_SCHEMA,
+    REPEATED_INT64,
+    REPEATED_STRING,
+    Repeater,
+    record_arrays,
+)
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     BatchHeader,
@@ -23,15 +30,7 @@ from semel.protos.batch import (
     decode_broker_header,
 )
 from semel.protos.body import offsets_of
-from semel.protos.columns import (
-    RECORD_SCHEMA,
-    REPEATED_INT64,
-    REPEATED_STRING,
-    Columns,
-    Repeater,
-    decode_columns,
-    record_arrays,
-)
+from semel.protos.columns import Columns, decode_columns
 from semel.protos.ids import QueueKey
 
 ARROW_SCHEMA: Final = pa.schema(

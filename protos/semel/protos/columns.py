@@ -13,13 +13,13 @@ Invariants
    however the arrays they came from were sliced or chunked.
 3. Keys and message ids may be null; values, header names and header values are not.
 
-Not here: the headers (`batch.py`), a few messages without Arrow (`few_rows.py`). The buffers are
-little-endian as on disk, so this module refuses to load on a big-endian machine.
+Not here: the headers (`batch.py`), a few messages without Arrow (`few_rows.py`), what readers get
+(`arrow_records.py`). The buffers are little-endian as on disk, so this module refuses to load on a
+big-endian machine.
 """
 
 from __future__ import annotations
 
-import functools
 import struct
 import sys
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,6 @@ import pyarrow as pa
 from semel.protos.batch import (
     BATCH_BYTES_MAX,
     BODY_BYTES_MAX,
-    BROKER_HEADER_BYTES,
     HEADER_BYTES,
     MESSAGE_BYTES_MAX,
     UNCOMPRESSED_BYTES_MAX,
@@ -40,7 +39,6 @@ from semel.protos.batch import (
     BatchHeader,
     Codec,
     check_batch,
-    decode_broker_header,
     decode_header,
 )
 from semel.protos.body import (
@@ -65,20 +63,6 @@ if sys.byteorder != "little":
     raise ImportError("semel stores little-endian columns and needs a little-endian machine")
 
 _HEADERS_MAP: Final = pa.map_(pa.string(), pa.binary())
-_TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
-
-RECORD_SCHEMA: Final = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("offset", pa.int64()),
-        ("timestamp", _TIMESTAMP_TYPE),
-        ("headers", HEADERS_TYPE),
-        ("producer", pa.int64()),
-        ("sequence", pa.int64()),
-    ]
-)
-"""What readers get, whatever columns a batch has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,97 +393,6 @@ def check_content(batch: bytes | bytearray | memoryview) -> BatchHeader:
     if crc != header.content_crc:
         raise CorruptBatch("batch content is not what its header says: the CRC differs")
     return header
-
-
-class Repeater:
-    """Makes arrays of one value: slices of ones that are kept, since batches repeat each other."""
-
-    def __init__(self, kind: pa.DataType) -> None:
-        self._kind = kind
-        self._block = functools.lru_cache(maxsize=16)(self._make)
-
-    def _make(self, value: object, size: int) -> pa.Array:
-        return pa.repeat(pa.scalar(value, self._kind), size)
-
-    def __call__(self, value: object, count: int) -> pa.Array:
-        """`count` times `value`."""
-        return self._block(value, 1 << max(count - 1, 0).bit_length()).slice(0, count)
-
-
-REPEATED_INT64: Final = Repeater(pa.int64())
-REPEATED_STRING: Final = Repeater(pa.string())
-_NO_KEYS: Final = Repeater(pa.binary())
-_NO_HEADERS: Final = Repeater(HEADERS_TYPE)
-
-
-def to_record_batch(
-    stored_batch: bytes | bytearray | memoryview,
-    row_start: int = 0,
-    row_end: int | None = None,
-    *,
-    base_offset: int | None = None,
-) -> pa.RecordBatch:
-    """Rows `[row_start, row_end)` of a stored batch as RECORD_SCHEMA, after all its checks.
-
-    Row r, counted from the batch's first, has offset `base_offset + r`. `base_offset` defaults to
-    the broker header's; a fetch reply names the offset of row `row_start`, so pass that minus
-    `row_start`. Raises CorruptBatch; InvalidRequest for rows that the batch does not have.
-    """
-    broker = decode_broker_header(stored_batch)
-    batch = memoryview(stored_batch)[BROKER_HEADER_BYTES:]
-    header = check_batch(batch)
-    row_end = header.count if row_end is None else row_end
-    if not 0 <= row_start <= row_end <= header.count:
-        raise InvalidRequest(f"rows {row_start} to {row_end} of a batch of {header.count}")
-    if header.flags & BatchFlags.POSITION_MARK:
-        return pa.RecordBatch.from_pylist([], RECORD_SCHEMA)
-    columns = decode_columns(batch, header)
-    if row_end - row_start != header.count:
-        columns = columns.slice(row_start, row_end)
-    first = (broker.base_offset if base_offset is None else base_offset) + row_start
-    return pa.RecordBatch.from_arrays(
-        record_arrays(columns, header, row_start, first), schema=RECORD_SCHEMA
-    )
-
-
-def record_arrays(
-    columns: Columns, header: BatchHeader, row_start: int, base_offset: int
-) -> list[pa.Array]:
-    """The arrays of RECORD_SCHEMA for decoded columns, the first of whose rows is row `row_start`
-    of its batch and has offset `base_offset`."""
-    count = len(columns)
-    keys, stamps, headers, sequences = (
-        columns.keys,
-        columns.timestamps,
-        columns.headers,
-        columns.sequences,
-    )
-    if keys is None:
-        keys = _NO_KEYS(None, count)
-    if stamps is None:
-        stamps = _numbers(np.full(count, header.first_timestamp_us, np.int64))
-    if headers is None:
-        headers = _NO_HEADERS((), count)
-    if sequences is None:
-        sequences = _rising(header.base_sequence + row_start, count)
-    return [
-        keys,
-        columns.values,
-        _rising(base_offset, count),
-        stamps.view(_TIMESTAMP_TYPE),
-        headers,
-        REPEATED_INT64(header.producer_id, count),
-        sequences,
-    ]
-
-
-def _rising(first: int, count: int) -> pa.Array:
-    return _numbers(np.arange(first, first + count, dtype=np.int64))
-
-
-def _numbers(numbers: np.ndarray) -> pa.Array:
-    """Over the same memory."""
-    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _check_sequences(header: BatchHeader, sequences: pa.Array | None) -> None:

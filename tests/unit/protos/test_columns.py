@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.protos import few_rows
+from semel.protos.arrow_records import RECORD_SCHEMA, to_record_batch
 from semel.protos.batch import (
     BATCH_BYTES_MAX,
     HEADER_BYTES,
@@ -25,12 +26,10 @@ from semel.protos.batch import (
 from semel.protos.body import offsets_of
 from semel.protos.columns import (
     HEADERS_TYPE,
-    RECORD_SCHEMA,
     Columns,
     check_content,
     decode_columns,
     encode_batch,
-    to_record_batch,
 )
 from semel.protos.errors import CorruptBatch, InvalidRequest, MessageTooLarge
 from semel.protos.few_rows import FEW_ROWS_MAX, FewRows

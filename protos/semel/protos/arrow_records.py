@@ -1,0 +1,134 @@
+"""What readers get of a stored batch: Arrow record batches of one schema, whatever it has.
+
+How it works. The arrays of `columns.py` stand in the record batch as they are, over the batch's own
+bytes. Columns that a batch leaves out are the same value for every row, or rise by one: they are
+slices of arrays that are kept, or made by numpy in one call.
+
+Not here: the batch's checks and columns (`columns.py`), objects of messages (the client's
+`message.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from semel.protos.batch import (
+    BROKER_HEADER_BYTES,
+    BatchFlags,
+    BatchHeader,
+    check_batch,
+    decode_broker_header,
+)
+from semel.protos.body import HEADERS_TYPE
+from semel.protos.columns import Columns, decode_columns
+from semel.protos.errors import InvalidRequest
+
+_TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
+
+RECORD_SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("offset", pa.int64()),
+        ("timestamp", _TIMESTAMP_TYPE),
+        ("headers", HEADERS_TYPE),
+        ("producer", pa.int64()),
+        ("sequence", pa.int64()),
+    ]
+)
+"""What readers get, whatever columns a batch has."""
+
+
+class Repeater:
+    """Makes arrays of one value: slices of ones that are kept, since batches repeat each other."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._block = functools.lru_cache(maxsize=16)(self._make)
+
+    def _make(self, value: object, size: int) -> pa.Array:
+        return pa.repeat(pa.scalar(value, self._kind), size)
+
+    def __call__(self, value: object, count: int) -> pa.Array:
+        """`count` times `value`."""
+        return self._block(value, 1 << max(count - 1, 0).bit_length()).slice(0, count)
+
+
+REPEATED_INT64: Final = Repeater(pa.int64())
+REPEATED_STRING: Final = Repeater(pa.string())
+_NO_KEYS: Final = Repeater(pa.binary())
+_NO_HEADERS: Final = Repeater(HEADERS_TYPE)
+
+
+def to_record_batch(
+    stored_batch: bytes | bytearray | memoryview,
+    row_start: int = 0,
+    row_end: int | None = None,
+    *,
+    base_offset: int | None = None,
+) -> pa.RecordBatch:
+    """Rows `[row_start, row_end)` of a stored batch as RECORD_SCHEMA, after all its checks.
+
+    Row r, counted from the batch's first, has offset `base_offset + r`. `base_offset` defaults to
+    the broker header's; a fetch reply names the offset of row `row_start`, so pass that minus
+    `row_start`. Raises CorruptBatch; InvalidRequest for rows that the batch does not have.
+    """
+    broker = decode_broker_header(stored_batch)
+    batch = memoryview(stored_batch)[BROKER_HEADER_BYTES:]
+    header = check_batch(batch)
+    row_end = header.count if row_end is None else row_end
+    if not 0 <= row_start <= row_end <= header.count:
+        raise InvalidRequest(f"rows {row_start} to {row_end} of a batch of {header.count}")
+    if header.flags & BatchFlags.POSITION_MARK:
+        return pa.RecordBatch.from_pylist([], RECORD_SCHEMA)
+    columns = decode_columns(batch, header)
+    if row_end - row_start != header.count:
+        columns = columns.slice(row_start, row_end)
+    first = (broker.base_offset if base_offset is None else base_offset) + row_start
+    return pa.RecordBatch.from_arrays(
+        record_arrays(columns, header, row_start, first), schema=RECORD_SCHEMA
+    )
+
+
+def record_arrays(
+    columns: Columns, header: BatchHeader, row_start: int, base_offset: int
+) -> list[pa.Array]:
+    """The arrays of RECORD_SCHEMA for decoded columns, the first of whose rows is row `row_start`
+    of its batch and has offset `base_offset`."""
+    count = len(columns)
+    keys, stamps, headers, sequences = (
+        columns.keys,
+        columns.timestamps,
+        columns.headers,
+        columns.sequences,
+    )
+    if keys is None:
+        keys = _NO_KEYS(None, count)
+    if stamps is None:
+        stamps = _numbers(np.full(count, header.first_timestamp_us, np.int64))
+    if headers is None:
+        headers = _NO_HEADERS((), count)
+    if sequences is None:
+        sequences = _rising(header.base_sequence + row_start, count)
+    return [
+        keys,
+        columns.values,
+        _rising(base_offset, count),
+        stamps.view(_TIMESTAMP_TYPE),
+        headers,
+        REPEATED_INT64(header.producer_id, count),
+        sequences,
+    ]
+
+
+def _rising(first: int, count: int) -> pa.Array:
+    return _numbers(np.arange(first, first + count, dtype=np.int64))
+
+
+def _numbers(numbers: np.ndarray) -> pa.Array:
+    """Over the same memory."""
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
