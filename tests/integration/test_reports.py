@@ -45,7 +45,8 @@ class Told(ControllerServicer):
             return await self.reports.get()
 
     async def next_master(self) -> pb.ReportNodeRequest:
-        """The first report of a master; a node of one may be asked before it is one."""
+        """The first report of a master. One that was written before the node was it may have
+        waited in gRPC for the connection; the change is told behind it, at once."""
         while (report := await self.next()).role != "master":
             assert report.role in ("slave", "candidate")
         return report
@@ -69,12 +70,25 @@ def group(directory: Path, *ports: int) -> BrokerGroup:
     return BrokerGroup(directory, nodes=1, controllers=controllers, report_ms=HOUR_MS)
 
 
+@asynccontextmanager
+async def one_in_office_and_a_standby(directory: Path) -> AsyncIterator[tuple[Told, Told]]:
+    """Controllers of a group that has a master."""
+    ports = free_ports(2)
+    async with (
+        controller(ports[0]) as first,
+        controller(ports[1], in_office=False) as standby,
+        group(directory, *ports) as running,
+    ):
+        await running.master()
+        yield first, standby
+
+
 async def test_a_controller_that_was_away_is_told_soon(tmp_path: Path) -> None:
     [port] = free_ports(1)
     async with group(tmp_path, port) as running:
         node = await running.master()
         async with controller(port) as told:
-            report = await told.next()
+            report = await told.next_master()
         assert (report.role, report.node.address) == ("master", node.address)
         async with controller(port) as told:
             node.registration.report_now()  # meets the one that went, or the one that came
@@ -82,26 +96,14 @@ async def test_a_controller_that_was_away_is_told_soon(tmp_path: Path) -> None:
 
 
 async def test_a_change_of_role_is_told_at_once_to_standbys_too(tmp_path: Path) -> None:
-    ports = free_ports(2)
-    async with (
-        controller(ports[0]) as first,
-        controller(ports[1], in_office=False) as standby,
-        group(tmp_path, *ports) as running,
-    ):
-        await running.master()
-        for each in (first, standby):
+    async with one_in_office_and_a_standby(tmp_path) as controllers:
+        for each in controllers:
             assert (await each.next_master()).queues == 0
 
 
 async def test_who_was_told_and_who_stands_by_is_left_alone(tmp_path: Path) -> None:
-    ports = free_ports(2)
-    async with (
-        controller(ports[0]) as first,
-        controller(ports[1], in_office=False) as standby,
-        group(tmp_path, *ports) as running,
-    ):
-        await running.master()
-        for each in (first, standby):
+    async with one_in_office_and_a_standby(tmp_path) as controllers:
+        for each in controllers:
             await each.next_master()
         await asyncio.sleep(1)  # a node that tried again would have done so five times
-        assert (first.reports.qsize(), standby.reports.qsize()) == (0, 0)
+        assert [each.reports.qsize() for each in controllers] == [0, 0]
