@@ -2,7 +2,8 @@
 
 How it works. A fetched batch becomes `Rows`: its columns, turned into Python lists one by one and
 only when somebody asks. A `Message` is a row number beside it, so that a loop which looks at values
-alone pays for values alone.
+alone pays for values alone. Of a batch of a few messages, as whoever keeps up is given them, Arrow
+sees nothing unless it is asked for.
 
 Not here: bytes and their checks (`semel.protos.columns`).
 """
@@ -25,12 +26,14 @@ from semel.protos.arrow_records import (
 )
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
+    BatchFlags,
     BatchHeader,
     check_batch,
     decode_broker_header,
 )
 from semel.protos.body import offsets_of
 from semel.protos.columns import Columns, decode_columns
+from semel.protos.few_rows import cut_few
 from semel.protos.ids import QueueKey
 
 ARROW_SCHEMA: Final = pa.schema(
@@ -137,14 +140,16 @@ class Rows:
     @property
     def values(self) -> list[bytes]:
         if self._values is None:
-            self._values = _pieces(self.columns.values)
+            few = self._cut()
+            self._values = _pieces(self.columns.values) if few is None else few[0]
         return self._values
 
     @property
     def keys(self) -> list[bytes | None]:
         if self._keys is None:
-            keys = self.columns.keys
-            if keys is None:
+            if (few := self._cut()) is not None:
+                self._keys = few[1]
+            elif (keys := self.columns.keys) is None:
                 self._keys = [None] * self.count
             elif keys.null_count:
                 self._keys = keys.to_pylist()
@@ -152,10 +157,24 @@ class Rows:
                 self._keys = [*_pieces(keys)]
         return self._keys
 
+    def _cut(self) -> tuple[list[bytes], list[bytes | None]] | None:
+        """Values and keys, both kept, without Arrow; None unless a few messages have no more."""
+        if self._columns is not None:
+            return None
+        few = cut_few(self._stored[BROKER_HEADER_BYTES:], self.header)
+        if few is not None:
+            rows = slice(self.row_start, self.row_start + self.count)
+            few = self._values, self._keys = few[0][rows], few[1][rows]
+        return few
+
+    def _has(self, flag: BatchFlags) -> bool:
+        """The batch has this column."""
+        return bool(self.header.flags & flag)
+
     @property
     def headers(self) -> list[list[tuple[str, bytes]]]:
         if self._headers is None:
-            headers = self.columns.headers
+            headers = self.columns.headers if self._has(BatchFlags.HEADERS) else None
             if headers is None:
                 self._headers = [[] for _ in range(self.count)]
             else:
@@ -168,14 +187,14 @@ class Rows:
     @property
     def message_ids(self) -> list[bytes | None]:
         if self._ids is None:
-            ids = self.columns.message_ids
+            ids = self.columns.message_ids if self._has(BatchFlags.MESSAGE_ID) else None
             self._ids = [None] * self.count if ids is None else ids.to_pylist()
         return self._ids
 
     @property
     def stamps(self) -> list[int]:
         if self._stamps is None:
-            stamps = self.columns.timestamps
+            stamps = self.columns.timestamps if self._has(BatchFlags.TIMESTAMP) else None
             self._stamps = (
                 [self.header.first_timestamp_us] * self.count
                 if stamps is None
@@ -186,7 +205,7 @@ class Rows:
     @property
     def sequences(self) -> list[int]:
         if self._sequences is None:
-            sequences = self.columns.sequences
+            sequences = self.columns.sequences if self._has(BatchFlags.SEQUENCE) else None
             first = self.header.base_sequence + self.row_start
             self._sequences = (
                 list(range(first, first + self.count))
