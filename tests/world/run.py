@@ -22,8 +22,8 @@ from semel.broker.log import IndexUnavailable, LogConfig, writer
 from semel.broker.log.reader import record_of
 from semel.broker.replica import Replica
 from semel.broker.server import moves as serving_moves
+from semel.client import fetch, shared_memory
 from semel.client import session as client_session
-from semel.client import shared_memory
 from semel.client.shared_memory import Exchange
 from semel.controller import moves as controller_moves
 from semel.controller import node as controller_node
@@ -116,7 +116,9 @@ class Run:
                 for module, name, value in _SMALL_MOVES:
                     stack.enter_context(patch.object(module, name, value))
             if self.plan.shared_memory:
+                # Every answer counts as a large one.
                 stack.enter_context(patch.object(shared_memory, "BUSY_BYTES", 0))
+                stack.enter_context(patch.object(fetch, "STANDING_BYTES", 1))
                 stack.enter_context(patch.object(Exchange, "on_answer", self._on_answer))
             stack.callback(self.world.end)
             return self._execute()

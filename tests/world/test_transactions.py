@@ -10,7 +10,7 @@ from tests.world import planted
 from tests.world.planted import Plant
 from tests.world.soak import first_failure, run_seeds
 
-SEEDS = (3, 8, 13, 40, 51)
+SEEDS = (7, 8, 13, 40, 51)
 """Chosen so that the rarest things happen in a few worlds."""
 RARE = {
     "kill of the master in a step": 4,

@@ -59,6 +59,12 @@ class FeedQueue:
         return self.end is not None and self.offset >= self.end
 
     @property
+    def keeps_up(self) -> bool:
+        """It has no known end, and all of it is fetched as far as that is known; then it is worth a
+        request that stands. Not with a delay: each of its batches is asked for when it is due."""
+        return self.end is None and self.delay_ms == 0 and self.offset >= self.high_watermark
+
+    @property
     def done(self) -> int:
         """Next offset that is durable anywhere."""
         return max(self.committed, self.stored)

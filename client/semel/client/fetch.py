@@ -3,7 +3,9 @@
 How it works. A *feed* belongs to one reader or consumer. For each broker group it keeps a fetch
 stream to the master and asks for every queue that has room in the buffer; answers are cut into
 *deliveries*, one stored batch each, which wait in one bounded line. The caller's own thread takes
-and decodes them, so the I/O thread never touches a message.
+and decodes them, so the I/O thread never touches a message. Queues that are read to their end are
+asked for by *standing* polls, which the broker answers again and again as they grow: for small
+answers, asking costs as much as they do, and keeps the caller's thread from taking them.
 
 A queue with a *delay* (retries) gives out a batch only so long after it was appended. To fetch it
 under the lock would start the lock's clock; so the next batch is *peeked* at first, without a
@@ -60,6 +62,9 @@ logger = logging.getLogger(__name__)
 
 MAX_WAIT_MS: Final = 500
 """How long a broker may hold a poll that finds nothing."""
+STANDING_BYTES: Final = 64 << 10
+"""A poll of queues that are read to their end stands until its answers had so many. Larger ones may
+come through memory, or are worth a poll each."""
 POLLS: Final = 2
 """Polls under way at a time, each for a share of the queues."""
 OVERDUE_S: Final = 1.5
@@ -80,7 +85,7 @@ class _Asked(NamedTuple):
 
 
 class _Poll(NamedTuple):
-    """A request without an answer."""
+    """A request without its last answer."""
 
     deadline: float
     asked: list[_Asked]
@@ -189,6 +194,11 @@ class Feed:
                 delivery.queue.buffered += len(delivery.stored)
             self._line.extend(deliveries)
         self.notify()
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still be buffered."""
+        return self.prefetch_bytes - self.buffered
 
     def notify(self) -> None:
         """Something changed for whoever waits."""
@@ -384,8 +394,9 @@ class _FetchLink:
                     token=0 if peek else queue.token,
                 )
             slot = self._exchange.name_place(request, time.monotonic())
-            deadline = time.monotonic() + MAX_WAIT_MS / 1000 + OVERDUE_S
-            self._polls[self._number] = _Poll(deadline, asked, slot)
+            if slot is None and not self._any and all(queue.keeps_up for queue in queues):
+                request.standing_bytes = min(STANDING_BYTES, max(1, feed.room))
+            self._polls[self._number] = _Poll(_due(), asked, slot)
             await stream.write(request.SerializeToString())
 
     async def _read(self, stream: Stream) -> None:
@@ -394,11 +405,14 @@ class _FetchLink:
 
     def _on_reply(self, message: bytes | memoryview) -> None:
         header, rest = decode_fetch_header(message)
-        _, asked, slot = self._polls.pop(header.correlation_id, _Poll(0.0, [], None))
-        parts = self._exchange.on_answer(header, rest, slot, time.monotonic())
-        turns = {each.queue.key: each for each in asked if each.queue.turn == each.turn}
-        for each in turns.values():
-            each.queue.asked = False
+        poll = self._polls.pop(header.correlation_id, _Poll(0.0, [], None))
+        parts = self._exchange.on_answer(header, rest, poll.slot, time.monotonic())
+        turns = {each.queue.key: each for each in poll.asked if each.queue.turn == each.turn}
+        if header.more and poll.asked:
+            self._polls[header.correlation_id] = poll._replace(deadline=_due())
+        else:
+            for each in turns.values():
+                each.queue.asked = False
         if header.HasField("error"):
             error = from_detail(header.error)
             if isinstance(error, Throttled):
@@ -444,7 +458,8 @@ class _FetchLink:
                 self._feed.owner.on_queue_end(queue)
         if deliveries or any(each.queue.ended for each in turns.values()):
             self._feed.deliver(deliveries)
-        self._wake.set()
+        if not header.more:
+            self._wake.set()
         if moved is not None:
             raise moved
 
@@ -473,3 +488,8 @@ class _FetchLink:
                 }
             if any(poll.deadline < now for poll in self._polls.values()):
                 raise TimedOut(f"{address} does not answer a fetch")
+
+
+def _due() -> float:
+    """When the answer that comes next to a poll is overdue."""
+    return time.monotonic() + MAX_WAIT_MS / 1000 + OVERDUE_S

@@ -118,7 +118,7 @@ class SharedMemory(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., descriptor: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("correlation_id", "queues", "max_bytes", "max_wait_ms", "any_replica", "memory", "memory_at", "memory_bytes")
+    __slots__ = ("correlation_id", "queues", "max_bytes", "max_wait_ms", "any_replica", "memory", "memory_at", "memory_bytes", "standing_bytes")
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class FetchRequest(_message.Message):
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     MEMORY_AT_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STANDING_BYTES_FIELD_NUMBER: _ClassVar[int]
     correlation_id: int
     queues: _containers.RepeatedCompositeFieldContainer[FetchQueue]
     max_bytes: int
@@ -135,7 +136,8 @@ class FetchRequest(_message.Message):
     memory: SharedMemory
     memory_at: int
     memory_bytes: int
-    def __init__(self, correlation_id: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[FetchQueue, _Mapping]]] = ..., max_bytes: _Optional[int] = ..., max_wait_ms: _Optional[int] = ..., any_replica: _Optional[bool] = ..., memory: _Optional[_Union[SharedMemory, _Mapping]] = ..., memory_at: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    standing_bytes: int
+    def __init__(self, correlation_id: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[FetchQueue, _Mapping]]] = ..., max_bytes: _Optional[int] = ..., max_wait_ms: _Optional[int] = ..., any_replica: _Optional[bool] = ..., memory: _Optional[_Union[SharedMemory, _Mapping]] = ..., memory_at: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., standing_bytes: _Optional[int] = ...) -> None: ...
 
 class BatchRange(_message.Message):
     __slots__ = ("length", "base_offset", "row_start", "row_end")
@@ -166,16 +168,18 @@ class FetchResult(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchRange, _Mapping]]] = ..., sealed: _Optional[bool] = ...) -> None: ...
 
 class FetchReplyHeader(_message.Message):
-    __slots__ = ("correlation_id", "results", "error", "in_memory")
+    __slots__ = ("correlation_id", "results", "error", "in_memory", "more")
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     IN_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     correlation_id: int
     results: _containers.RepeatedCompositeFieldContainer[FetchResult]
     error: _errors_pb2.ErrorDetail
     in_memory: bool
-    def __init__(self, correlation_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[FetchResult, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., in_memory: _Optional[bool] = ...) -> None: ...
+    more: bool
+    def __init__(self, correlation_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[FetchResult, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., in_memory: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class FenceProducerRequest(_message.Message):
     __slots__ = ("queues", "producer_id", "epoch", "session", "name", "after_expiry")

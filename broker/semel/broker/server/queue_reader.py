@@ -1,0 +1,190 @@
+"""One queue's part of a fetch reply: what is stored there from an offset on.
+
+How it works. Extents name the stored batches; the tail cache has the newest of them, the reader
+pool reads the others from disk. A fetch under a lock is checked against its fencing token, and
+counts as a delivery for the lock's clock.
+
+Invariants
+1. Batches of a result are in offset order without a gap, and the first one contains `offset`.
+
+Not here: extents (`state/queues.py`), bytes (`log/`), requests and replies (`fetch.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import NamedTuple, Protocol
+
+from semel.broker.log import IndexUnavailable, Log
+from semel.broker.state import Extent, QueueState, State
+from semel.protos.errors import (
+    CorruptBatch,
+    LockLost,
+    OffsetOutOfRange,
+    SemelError,
+    StorageError,
+    to_detail,
+)
+from semel.protos.ids import QueueKey
+from semel.protos.v1 import broker_pb2
+
+logger = logging.getLogger(__name__)
+
+Part = bytes | memoryview
+
+
+class ReadNode(Protocol):
+    """The node, as this module needs it."""
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def log(self) -> Log: ...
+
+    @property
+    def readers(self) -> Executor: ...
+
+    def on_delivered(
+        self, group: str, queue_key: QueueKey, token: int, end_offset: int
+    ) -> None: ...
+
+
+class Found(NamedTuple):
+    """One queue's part."""
+
+    result: broker_pb2.FetchResult
+    batches: list[Part]
+    next_offset: int
+    """Behind the batches; where the queue was asked for, if there are none."""
+
+
+class QueueReader:
+    """Reads queues of one node."""
+
+    def __init__(self, node: ReadNode) -> None:
+        self._node = node
+
+    def nothing_for(self, wanted: broker_pb2.FetchQueue, key: QueueKey) -> bool:
+        """The queue ends where it is to be read from, and it may yet grow for whoever asks."""
+        queue = self._node.state.queues.get(key)
+        return (
+            queue is not None
+            and wanted.offset == queue.log_end_offset
+            and not queue.sealed
+            and (not wanted.group or self._token(wanted.group, key) == wanted.token)
+        )
+
+    async def read(
+        self, wanted: broker_pb2.FetchQueue, key: QueueKey, room: int, *, alone: bool
+    ) -> Found | None:
+        """At most `room` bytes, but one batch at least if it stands `alone`; what is wrong with the
+        queue is part of the result. None when there is nothing new, or nothing that fits."""
+        queue = self._node.state.queues.get(key)
+        try:
+            if queue is None:
+                raise self._node.state.absent(key)
+            return await self._read(wanted, key, queue, room, alone=alone)
+        except SemelError as error:
+            return Found(_failed(wanted, queue, error), [], wanted.offset)
+
+    async def _read(
+        self,
+        wanted: broker_pb2.FetchQueue,
+        key: QueueKey,
+        queue: QueueState,
+        room: int,
+        *,
+        alone: bool,
+    ) -> Found | None:
+        """Raises SemelError."""
+        if wanted.group:
+            current = self._token(wanted.group, key)
+            if current != wanted.token:
+                raise LockLost(
+                    f"group {wanted.group} reads queue {key.queue_id} under token {current} now, "
+                    f"not {wanted.token}; acquire it again",
+                    current_token=current,
+                )
+        start, end = queue.log_start_offset, queue.log_end_offset
+        if not start <= wanted.offset <= end:
+            raise OffsetOutOfRange(
+                f"offset {wanted.offset} of queue {key.queue_id} is outside [{start}, {end}]",
+                log_start_offset=start,
+                log_end_offset=end,
+            )
+        result = broker_pb2.FetchResult(
+            queue=wanted.queue, log_start_offset=start, high_watermark=end, sealed=queue.sealed
+        )
+        if wanted.offset == end:
+            # A sealed queue is at its end for ever: nobody needs to wait to learn it.
+            return Found(result, [], end) if queue.sealed else None
+        extents = queue.extents_from(wanted.offset, min(wanted.max_bytes or room, room))
+        if not alone and extents[0].length > room:
+            return None
+        batches = await self._stored(extents)
+        for extent, batch in zip(extents, batches, strict=True):
+            skip = max(0, wanted.offset - extent.base_offset)
+            result.batches.add(
+                length=len(batch),
+                base_offset=extent.base_offset + skip,
+                row_start=extent.first_row + skip,
+                row_end=extent.first_row + extent.count,
+            )
+        next_offset = extents[-1].base_offset + extents[-1].count
+        if wanted.group:
+            self._node.on_delivered(wanted.group, key, wanted.token, next_offset)
+        return Found(result, batches, next_offset)
+
+    def _token(self, group: str, key: QueueKey) -> int:
+        """Of the lock that a consumer group holds on the queue; 0 for none."""
+        held = self._node.state.groups.lookup(group, key)
+        return held.token if held is not None and held.owner else 0
+
+    async def _stored(self, extents: Sequence[Extent]) -> list[Part]:
+        """Stored batches of the extents, from the cache or else all from disk in one job."""
+        log = self._node.log
+        cached: list[Part] = []
+        for extent in extents:
+            view = log.cached_record(extent.index, extent.position, extent.length)
+            if view is None:
+                break
+            cached.append(view)
+        else:
+            return cached
+        loop = asyncio.get_running_loop()
+        rest = await loop.run_in_executor(
+            self._node.readers, _read_records, log, extents[len(cached) :]
+        )
+        return cached + rest
+
+
+def _read_records(log: Log, extents: Sequence[Extent]) -> list[Part]:
+    """Runs in the reader pool; the log checks frames. Raises CorruptBatch, CorruptSegment."""
+    batches: list[Part] = []
+    for extent in extents:
+        try:
+            batch = log.read_record(extent.index, extent.position, extent.length)
+        except IndexUnavailable as error:
+            raise CorruptBatch(
+                f"offsets from {extent.base_offset} are not readable on this node: {error}; "
+                "another replica may have them"
+            ) from None
+        batches.append(batch)
+    return batches
+
+
+def _failed(
+    wanted: broker_pb2.FetchQueue, queue: QueueState | None, error: SemelError
+) -> broker_pb2.FetchResult:
+    if isinstance(error, StorageError):
+        logger.error("stored bytes cannot be read queue=%s error=%s", wanted.queue, error)
+    return broker_pb2.FetchResult(
+        queue=wanted.queue,
+        error=to_detail(error),
+        log_start_offset=queue.log_start_offset if queue else 0,
+        high_watermark=queue.log_end_offset if queue else 0,
+    )
