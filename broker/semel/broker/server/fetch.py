@@ -27,7 +27,6 @@ Not here: one queue's part of an answer (`queue_reader.py`), memory of clients
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -230,9 +229,7 @@ class FetchHandler:
             self.unsent_bytes += room
             held = room
             try:
-                began_s = asyncio.get_running_loop().time()
                 parts = await self._once(poll, header, room)
-                self._count(header, parts, began_s)
                 header.more = self._stands(poll, header)
                 if poll.place is not None and parts and poll.place.put(parts):
                     header.in_memory = True
@@ -254,25 +251,15 @@ class FetchHandler:
             and all(result.batches and not result.sealed for result in header.results)
         )
 
-    def _count(
-        self, header: broker_pb2.FetchReplyHeader, parts: Sequence[Part], began_s: float
-    ) -> None:
-        if parts:
-            counters = self.counters
-            counters.bytes += sum(map(len, parts))
-            counters.messages += sum(
-                batch.row_end - batch.row_start
-                for result in header.results
-                for batch in result.batches
-            )
-            counters.seconds.observe(asyncio.get_running_loop().time() - began_s)
-
     async def _once(
         self, poll: _Poll, header: broker_pb2.FetchReplyHeader, room: int
     ) -> list[Part]:
         """Fills `header.results` with at most `room` bytes, but one batch at least; the poll goes
         on behind them."""
         parts: list[Part] = []
+        counters = self.counters
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         for wanted, key in zip(poll.request.queues, poll.keys, strict=True):
             if room <= 0:
                 break
@@ -280,9 +267,13 @@ class FetchHandler:
             if found is None:
                 continue
             header.results.append(found.result)
+            counters.messages += found.next_offset - wanted.offset
             wanted.offset = found.next_offset
             parts += found.batches
             size = sum(map(len, found.batches))
+            counters.bytes += size
             room -= size
             poll.standing -= size
+        if parts:
+            counters.seconds.observe(loop.time() - began_s)
         return parts
