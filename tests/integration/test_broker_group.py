@@ -9,6 +9,7 @@ import pytest
 
 from semel.broker.log import LogConfig
 from semel.broker.log.files import OsFile
+from semel.broker.maintenance import Maintenance
 from semel.protos.errors import DiskFull, ProducerFenced, StorageError, from_detail
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import encode_produce
@@ -184,6 +185,33 @@ async def test_retention_by_bytes_gives_the_disk_back(tmp_path: Path) -> None:
             header, _ = await client.fetch(offset=0)
             assert header.results[0].error.log_start_offset == offsets.log_start_offset
             assert (await client.verify())[QUEUE].missing == 0
+
+
+async def test_a_group_that_falls_silent_gives_the_disk_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is cleaned with two checkpoints only: the second one waits for no traffic."""
+    clean = Maintenance._clean
+
+    async def later(self: Maintenance) -> None:
+        """Not yet."""
+
+    monkeypatch.setattr(Maintenance, "_clean", later)
+    async with BrokerGroup(tmp_path, nodes=1, **QUICK_CLEANING) as group:
+        node = await group.master()
+        log = node.replica.log
+        async with RawClient(node.address) as client:
+            await client.create_queue(settings=common_pb2.TopicSettings(retention_bytes=200_000))
+            await client.fence(1)
+            for number in range(60):
+                await client.produce(make_batch(number - 1, values(number, 1, size=8_000)))
+            await node.checkpoints.write()
+            await client.produce(make_batch(59, values(60, 1)))
+        assert log.compact_limit == 0
+        monkeypatch.setattr(Maintenance, "_clean", clean)
+        async with asyncio.timeout(10):
+            while log.first_index == 1:
+                await asyncio.sleep(0.02)
 
 
 async def test_two_masters_never_serve_one_term(tmp_path: Path) -> None:

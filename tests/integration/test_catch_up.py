@@ -34,11 +34,16 @@ async def group(tmp_path: Path) -> AsyncIterator[BrokerGroup]:
             for number in range(MESSAGES):
                 value = str(number).encode().rjust(SIZE, b".")
                 await client.produce(make_batch(number - 1, [value]))
+            # More, for as long as a log holds everything: it is cleaned up to the older one of two
+            # checkpoints, and of what is applied already there is but one.
+            async with asyncio.timeout(20):
+                number = MESSAGES
+                while any(node.replica.log.first_index == 1 for node in built.running.values()):
+                    value = str(number).encode().rjust(SIZE, b".")
+                    await client.produce(make_batch(number - 1, [value]))
+                    await asyncio.sleep(0.05)
+                    number += 1
         await built.settled()
-        async with asyncio.timeout(20):
-            for node in built.running.values():
-                while node.replica.log.first_index == 1:
-                    await asyncio.sleep(0.02)
         yield built
 
 

@@ -152,7 +152,9 @@ class Maintenance:
         upto = self._retained_from()
         if upto <= log.first_index:
             return
-        if self._checkpoints.index < upto:
+        if self._checkpoints.index < upto or not log.compact_limit:
+            # Also where the one that there is would do: the log is cleaned only with a second one,
+            # which a group that falls silent would never write.
             await self.checkpoint()
         upto = min(upto, self._checkpoints.index + 1)
         # Taken on the loop: the cleaner runs in a thread and must not look at changing state. A

@@ -187,6 +187,11 @@ class Log:
         return sorted(self._store.kept.damaged)
 
     @property
+    def compact_limit(self) -> int:
+        """Index up to which the checkpoints let `compact` go; 0 before there are enough of them."""
+        return self._store.checkpoints.compact_limit
+
+    @property
     def checkpoints_damaged(self) -> bool:
         """A checkpoint is damaged: save a new one."""
         return bool(self._store.checkpoints.damaged)
