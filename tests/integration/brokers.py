@@ -274,6 +274,18 @@ class RawClient:
         return found
 
 
+async def acquire(client: RawClient, member: str, **fields: int) -> Any:
+    """A grant of the test's queue to a member of the group g."""
+    request = broker_pb2.AcquireLocksRequest(
+        group="g",
+        member_id=member,
+        queues=[queue_ref(QUEUE)],
+        lock_ms=fields.get("lock_ms", 300),
+        session_ms=fields.get("session_ms", 10_000),
+    )
+    return (await client.call("AcquireLocks", request)).grants[0]
+
+
 def make_batch(
     previous: int,
     values: Sequence[bytes],

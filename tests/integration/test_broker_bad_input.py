@@ -44,7 +44,15 @@ from semel.protos.streams import (
     frame_prefix,
 )
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
-from tests.integration.brokers import CLUSTER, QUEUE, TOPIC, BrokerGroup, RawClient, make_batch
+from tests.integration.brokers import (
+    CLUSTER,
+    QUEUE,
+    TOPIC,
+    BrokerGroup,
+    RawClient,
+    acquire,
+    make_batch,
+)
 
 COMMITTED = broker_pb2.PRODUCE_STATUS_COMMITTED
 
@@ -264,17 +272,6 @@ async def test_refused_calls(
 ) -> None:
     with pytest.raises(expected):
         await client.call(method, request_)
-
-
-async def acquire(client: RawClient, member: str, **fields: int) -> Any:
-    request = broker_pb2.AcquireLocksRequest(
-        group="g",
-        member_id=member,
-        queues=[queue_ref(QUEUE)],
-        lock_ms=fields.get("lock_ms", 300),
-        session_ms=fields.get("session_ms", 10_000),
-    )
-    return (await client.call("AcquireLocks", request)).grants[0]
 
 
 async def commit(client: RawClient, token: int, offset: int) -> Any:

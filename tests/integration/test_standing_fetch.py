@@ -17,7 +17,7 @@ from semel.protos.errors import InvalidRequest, LockLost, NotMaster, UnknownQueu
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import FETCH_METHOD, MEMORY_HEAD_BYTES, decode_fetch_reply
 from semel.protos.v1 import broker_pb2, control_pb2
-from tests.integration.brokers import CLUSTER, QUEUE, BrokerGroup, RawClient, make_batch
+from tests.integration.brokers import CLUSTER, QUEUE, BrokerGroup, RawClient, acquire, make_batch
 
 LONG_MS = 10_000
 
@@ -136,19 +136,8 @@ async def test_without_bytes_to_stand_for_it_is_answered_once(client: RawClient)
     assert (header.more, found) == (False, [(0, b"a")])
 
 
-async def acquire(client: RawClient, member: str) -> Any:
-    request = broker_pb2.AcquireLocksRequest(
-        group="g",
-        member_id=member,
-        queues=[queue_ref(QUEUE)],
-        lock_ms=10_000,
-        session_ms=10_000,
-    )
-    return (await client.call("AcquireLocks", request)).grants[0]
-
-
 async def test_a_lock_that_is_lost_ends_it(client: RawClient) -> None:
-    token = (await acquire(client, "one")).token
+    token = (await acquire(client, "one", lock_ms=10_000)).token
     stream = Standing(client)
     await stream.ask(1, 0, standing_bytes=1 << 20, group="g", token=token)
     await store(client, 0, b"a")
@@ -158,7 +147,7 @@ async def test_a_lock_that_is_lost_ends_it(client: RawClient) -> None:
     await client.call(
         "ReleaseLocks", broker_pb2.ReleaseLocksRequest(group="g", member_id="one", locks=[lock])
     )
-    await acquire(client, "two")
+    await acquire(client, "two", lock_ms=10_000)
     await store(client, 1, b"b")
     header, found = await stream.answer()
     assert (header.more, found) == (False, [])
@@ -167,7 +156,7 @@ async def test_a_lock_that_is_lost_ends_it(client: RawClient) -> None:
 
 async def test_what_is_given_counts_as_delivered(client: RawClient, group: BrokerGroup) -> None:
     """All of it, not what the first answer had: the lock's clock starts."""
-    token = (await acquire(client, "one")).token
+    token = (await acquire(client, "one", lock_ms=10_000)).token
     node = await group.master()
     clock = node.replica.lock_clock
     assert clock is not None

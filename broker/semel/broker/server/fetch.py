@@ -158,13 +158,13 @@ class FetchHandler:
     ) -> None:
         try:
             poll = self._poll(request, memory)
-            more = True
-            while more:
-                self._check(request)
-                while self._nothing_for(poll):
+            while True:
+                if not request.any_replica:
+                    self._node.check_master()
+                if self._nothing_for(poll):
                     await self._growth(poll)
-                    self._check(request)
-                more = await self._answer(poll, out)
+                elif not await self._answer(poll, out):
+                    return
         except SemelError as error:
             header = broker_pb2.FetchReplyHeader(correlation_id=request.correlation_id)
             header.error.CopyFrom(to_detail(error))
@@ -187,10 +187,6 @@ class FetchHandler:
             deadline=asyncio.get_running_loop().time() + wait_ms / 1000,
             standing=request.standing_bytes,
         )
-
-    def _check(self, request: broker_pb2.FetchRequest) -> None:
-        if not request.any_replica:
-            self._node.check_master()
 
     def _nothing_for(self, poll: _Poll) -> bool:
         """There is nothing to say, and time to wait."""
