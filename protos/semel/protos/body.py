@@ -139,6 +139,35 @@ BUFFER_COUNTS: Final = (
 )
 
 
+def buffer_places(body: Buffer, expected: int) -> list[tuple[int, int]]:
+    """Start and length of each buffer of an uncompressed body.
+
+    Raises CorruptBatch unless its length table names so many, and they fill it.
+    """
+    size = len(body)
+    position = 4 * (expected + 1)
+    if size < position:
+        raise CorruptBatch(f"batch body of {size} bytes has no room for its lengths")
+    number, *lengths = struct.unpack_from(f"<{expected + 1}I", body)
+    if number != expected:
+        raise CorruptBatch(f"batch body has {number} buffers, its flags ask for {expected}")
+    places: list[tuple[int, int]] = []
+    for length in lengths:
+        position = position + 7 & ~7
+        if position + length > size:
+            raise CorruptBatch(f"batch body has a buffer of {length} bytes that leads out")
+        places.append((position, length))
+        position += length
+    if position + 7 & ~7 != size:
+        raise CorruptBatch(f"batch body has {size} bytes, its buffers need {position}")
+    return places
+
+
+def rise_from_0(offsets: tuple[int, ...]) -> bool:
+    """They start at 0 and never fall."""
+    return not (offsets[0] or any(map(gt, offsets, offsets[1:])))
+
+
 class BodyReader:
     """Takes one buffer after the other out of an uncompressed body, each checked."""
 
@@ -146,22 +175,10 @@ class BodyReader:
         """Raises CorruptBatch unless the length table matches the flags and fills the body."""
         self.flags = header.flags
         expected = 2 + sum(count for flag, count in BUFFER_COUNTS if flag & self.flags)
-        self.buffers: list[pa.Buffer] = []
+        self.buffers: list[pa.Buffer] = [
+            body.slice(start, length) for start, length in buffer_places(body, expected)
+        ]
         self.taken = 0
-        position = 4 * (expected + 1)
-        if body.size < position:
-            raise CorruptBatch(f"batch body of {body.size} bytes has no room for its lengths")
-        number, *lengths = struct.unpack_from(f"<{expected + 1}I", body)
-        if number != expected:
-            raise CorruptBatch(f"batch body has {number} buffers, its flags ask for {expected}")
-        for length in lengths:
-            position = position + 7 & ~7
-            if position + length > body.size:
-                raise CorruptBatch(f"batch body has a buffer of {length} bytes that leads out")
-            self.buffers.append(body.slice(position, length))
-            position += length
-        if position + 7 & ~7 != body.size:
-            raise CorruptBatch(f"batch body has {body.size} bytes, its buffers need {position}")
 
     def content(self) -> list[pa.Buffer]:
         """The buffers that `content_crc` covers."""
@@ -190,7 +207,7 @@ class BodyReader:
         buffer = self._aligned(4 * (count + 1), 4)
         if count <= FEW_OFFSETS_MAX:
             few = struct.unpack(f"<{count + 1}i", buffer)
-            if few[0] or any(map(gt, few, few[1:])):
+            if not rise_from_0(few):
                 raise CorruptBatch("batch offsets do not rise from 0")
             return buffer, few[-1]
         offsets = np.frombuffer(buffer, np.int32)

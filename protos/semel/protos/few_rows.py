@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import struct
 from itertools import accumulate, pairwise
-from operator import gt
 from typing import ClassVar, Final
 
 from semel.protos.batch import HEADER_BYTES, BatchFlags, BatchHeader, Codec
-from semel.protos.body import Buffer
+from semel.protos.body import Buffer, buffer_places, rise_from_0
+from semel.protos.errors import CorruptBatch
 from semel.protos.values import value
 
 FEW_ROWS_MAX: Final = 64
@@ -69,25 +69,20 @@ def cut_few(
     if count > FEW_ROWS_MAX or header.codec is not Codec.NONE or not (keyed or header.flags == 0):
         return None
     body = memoryview(batch)[HEADER_BYTES:]
-    number = 5 if keyed else 2
-    at = 4 * (number + 1)
-    if len(body) != header.uncompressed_length or len(body) < at:
+    if len(body) != header.uncompressed_length:
         return None
-    said, *lengths = struct.unpack_from(f"<{number + 1}I", body)
-    buffers: list[memoryview] = []
-    for length in lengths:
-        start = at + 7 & ~7
-        at = start + length
-        buffers.append(body[start:at])
-    if said != number or at + 7 & ~7 != len(body):
+    try:
+        places = buffer_places(body, 5 if keyed else 2)
+    except CorruptBatch:
         return None
+    buffers = [body[start : start + length] for start, length in places]
     values = _pieces(count, *buffers[:2])
     if values is None:
         return None
     if not keyed:
         return values, [None] * count
     keys = _pieces(count, *buffers[3:])
-    if keys is None or lengths[2] != (count + 7) // 8:
+    if keys is None or len(buffers[2]) != (count + 7) // 8:
         return None
     valid = int.from_bytes(buffers[2], "little")
     return values, [key if valid >> row & 1 else None for row, key in enumerate(keys)]
@@ -98,7 +93,7 @@ def _pieces(count: int, offsets: memoryview, data: memoryview) -> list[bytes] | 
     if len(offsets) != 4 * (count + 1):
         return None
     places = struct.unpack(f"<{count + 1}i", offsets)
-    if places[0] or places[-1] != len(data) or any(map(gt, places, places[1:])):
+    if places[-1] != len(data) or not rise_from_0(places):
         return None
     whole = bytes(data)
     return [whole[start:end] for start, end in pairwise(places)]
