@@ -33,6 +33,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ from benchmarks.goals import FLOOR, SEMEL
 LINE_BYTES_MAX = 1 << 20
 GRACE_S = 20.0
 """For a peer's script to end its nodes after SIGTERM."""
+LOOK_S = 0.5
+"""Between two looks whether somebody pressed Ctrl-C. A signal that comes behind Python's last look
+and before the system call wakes nothing: a call that waits for minutes would be deaf to it."""
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _LABELS = (
     *("client", "durability", "linger_ms", "streams", "ids", "signal"),
@@ -114,10 +118,15 @@ class Peer:
         """Its lines as they come, until it has ended well."""
         assert process.stdout is not None
         pending = b""
+        heard = time.monotonic()
         while True:
-            ready, _, _ = select.select([process.stdout], [], [], self.silence_s)
-            if not ready:
+            patience = heard + self.silence_s - time.monotonic()
+            if patience <= 0:
                 raise PeerError(f"said nothing for {self.silence_s:g} s and was ended")
+            ready, _, _ = select.select([process.stdout], [], [], min(patience, LOOK_S))
+            if not ready:
+                continue
+            heard = time.monotonic()
             data = os.read(process.stdout.fileno(), 1 << 16)
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:

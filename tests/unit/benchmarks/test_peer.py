@@ -1,5 +1,6 @@
 """Peers' scripts: what is believed of them, and that nothing of them is left."""
 
+import select
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -172,6 +174,22 @@ def after_first_line(peer: Peer) -> Callable[[subprocess.Popen[bytes]], Iterator
     return impatient
 
 
+def test_ctrl_c_is_looked_for_while_a_peer_is_silent(script, tmp_path, monkeypatch):
+    """A signal just before a system call does not end its wait, so no wait may be a long one."""
+    waits = []
+
+    def noted(readable, writable, other, wait_s):
+        waits.append(wait_s)
+        return select.select(readable, writable, other, wait_s)
+
+    monkeypatch.setattr(peer_module, "select", SimpleNamespace(select=noted))
+    peer = script("import time; time.sleep(600)", silence_s=2.0)
+    with pytest.raises(PeerError, match="said nothing for 2 s and was ended"):
+        peer.run()
+    assert len(waits) > 1
+    assert max(waits) <= 0.5
+
+
 def test_a_peer_ends_its_nodes_itself_when_it_can(script, tmp_path):
     body = f"""
         def end(*_):
@@ -220,7 +238,7 @@ def test_ctrl_c_ends_the_peer_and_removes_its_data(tmp_path):
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()  # closes its pipe, too
     assert process.returncode == 130
     assert errors.strip() == "error: interrupted; nothing is left running"
     assert_nothing_left(tmp_path)
