@@ -332,6 +332,10 @@ class Invariants:
 
     def on_send(self, host: BrokerHost, message: Message, replica: Replica) -> None:
         kind, term = message.kind, message.term
+        if host.damaged:
+            # Its disk lies: what it took for synced may be counted, and not be there later.
+            believed = max(self._was_durable_to[host.number], replica.log.synced_index)
+            self._was_durable_to[host.number] = believed
         if kind in _PROMISES_NOTHING:
             return
         if term > self._terms.get(host.number, 0) or kind in (
