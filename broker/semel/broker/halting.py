@@ -1,16 +1,37 @@
-"""Ends the process when a replica contradicts itself, instead of going on with wrong memory."""
+"""Ends the process when its disk fails or a replica contradicts itself, instead of going on with
+wrong memory."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
+import sys
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
 from semel.broker.config import BrokerConfig
 from semel.protos.errors import SemelError
 
 logger = logging.getLogger(__name__)
+
+OTHERS_S: Final = 1.0
+"""For what another thread is logging right now; a log that nobody reads must not stop the end."""
+
+
+def end_process(reason: str) -> NoReturn:
+    """Any thread: says why, as the last line of stderr, and is gone.
+
+    What fails on one thread is often met by another in the same moment, whose traceback would stand
+    behind the reason, or within it.
+    """
+    logger.critical("%s", reason)
+    for handler in logging.getLogger().handlers:
+        if handler.lock is not None:
+            handler.lock.acquire(timeout=OTHERS_S)  # and never released: nobody logs any more
+    sys.stderr.write(f"error: {reason}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 class Halting(Protocol):

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import sys
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ import grpc.aio
 from semel.broker.config import BrokerConfig
 from semel.broker.delays import DelayDuty
 from semel.broker.group_calls import GroupCalls
+from semel.broker.halting import end_process
 from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles, check_identity
 from semel.broker.maintenance import Maintenance
 from semel.broker.members import Members
@@ -120,9 +120,7 @@ class BrokerNode:
 
     def _on_fatal(self, reason: str) -> None:
         """Any thread: ends the process. After a failed write nothing in memory can be trusted."""
-        logger.critical("%s", reason)
-        print(f"error: {reason}", file=sys.stderr, flush=True)
-        os._exit(1)
+        end_process(reason)
 
     async def _open(self) -> None:
         config = self.config
