@@ -454,7 +454,7 @@ def _jumps(run: Run, rng: random.Random, name: str, role: str) -> Iterator[None]
         run.clocks[node.id].set(0.0)
 
 
-@fault("clock-jump-master", seconds=(1.0, 3.0), nodes=0)
+@fault("clock-jump-master", seconds=(1.0, 3.0))
 def _clock_master(run: Run, rng: random.Random) -> Iterator[None]:
     """The master's wall clock jumps an hour, and back again."""
     yield from _jumps(run, rng, "clock-jump-master", "master")
