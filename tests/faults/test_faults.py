@@ -123,6 +123,7 @@ def test_faults_that_strike_the_same_victim_are_no_pair() -> None:
         ("kill-consumers", "pause-consumers"),
         ("pause-controller", "kill-controller"),
         ("isolate-slave", "cut-one-link"),
+        ("kill-all", "clock-jump-master"),
         ("kill-producers", "garbage"),  # nothing is stored then that it could bite on
     ):
         assert not FAULTS[second].follows(FAULTS[first], 3)
