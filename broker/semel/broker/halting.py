@@ -16,19 +16,19 @@ from semel.protos.errors import SemelError
 logger = logging.getLogger(__name__)
 
 OTHERS_S: Final = 1.0
-"""For what another thread is logging right now; a log that nobody reads must not stop the end."""
+"""For what another thread is logging right now; one that is stuck in it must not stop the end."""
 
 
 def end_process(reason: str) -> NoReturn:
     """Any thread: says why, as the last line of stderr, and is gone.
 
     What fails on one thread is often met by another in the same moment, whose traceback would stand
-    behind the reason, or within it.
+    behind the reason, or within it. So the log is taken from all others first, for good.
     """
-    logger.critical("%s", reason)
-    for handler in logging.getLogger().handlers:
-        if handler.lock is not None:
-            handler.lock.acquire(timeout=OTHERS_S)  # and never released: nobody logs any more
+    locks = [handler.lock for handler in logging.getLogger().handlers if handler.lock is not None]
+    taken = [lock.acquire(timeout=OTHERS_S) for lock in locks]
+    if all(taken):
+        logger.critical("%s", reason)
     sys.stderr.write(f"error: {reason}\n")
     sys.stderr.flush()
     os._exit(1)
