@@ -25,7 +25,9 @@ Invariants
    only: what gets that answer is not in the queue and never will be.
 6. Whether a batch is delayed follows from its header alone. What is released is chosen from the
    applied state, one record a queue at a time: nothing that is in flight changes the choice.
-7. A queue that a move has sealed changes in nothing, and no final answer is given that its table
+7. What an accepted, unapplied record makes is nobody else's: a second record about the same name
+   comes back (`spec.py`). So whatever is accepted can be applied; the fold never has to choose.
+8. A queue that a move has sealed changes in nothing, and no final answer is given that its table
    does not hold for ever: who comes with something new comes back, here or at its new group.
 
 Not here: the overlay (`spec.py`), parked batches and their order (`parking.py`), locks and commits
@@ -163,6 +165,15 @@ class Judge:
         """The queue, if it is split for certain."""
         queue = self._state.queues.get(key)
         return queue if queue is not None and queue.sealed else None
+
+    def _taken(self, key: QueueKey) -> Refused | None:
+        """The refusal of a new queue under a name that there is here, or was before it moved away;
+        final only once that is certain."""
+        if key in self._state.queues or key in self._state.moves.places:
+            return Refused(InvalidRequest(f"queue {key.queue_id} exists already"))
+        if self._spec.is_coming(key) or self._spec.queue_or_deleting(key) is not None:
+            return _come_back(f"queue {key.queue_id} is being made or deleted")
+        return None
 
     def _ended(self, queue: SpecQueue) -> Refused | None:
         """The refusal of what a split queue does not hold; None for a queue that goes on. Final
@@ -342,7 +353,7 @@ class Judge:
         return Accepted()
 
     def judge_create_queue(self, record: control_pb2.CreateQueue) -> ControlVerdict:
-        """Idempotent; refused only when malformed or just being deleted."""
+        """Idempotent; refused when malformed, or while its number is somebody else's."""
         key = queue_key_of(record.queue)
         if not 0 <= record.slot_start < record.slot_end <= SLOTS or key.topic_id >> 63:
             return Refused(
@@ -354,6 +365,10 @@ class Judge:
         if queue is None:
             if self._spec.is_deleting(key):
                 return _come_back("the queue is being deleted")
+            if self._spec.is_coming(key):
+                return _come_back("the queue is being made by a split or a move")
+            if key in self._state.moves.places:
+                return Refused(self._state.absent(key))
             settings = QueueSettings.from_message(record.settings)
             queue = SpecQueue(key, 0, settings.batch_bytes_max, Expired())
         self._spec.use(RecordUse.CREATE, (queue,), ())
@@ -371,6 +386,7 @@ class Judge:
         """Idempotent once it is applied; refused when malformed, or split in another way."""
         key = queue_key_of(record.queue)
         queue, children = self._spec.queue(key), children_of(record)
+        names = tuple(QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children)
         if queue is None:
             return Refused(self._state.absent(key))
         if (moving := self._moving(queue)) is not None:
@@ -389,16 +405,16 @@ class Judge:
         if applied.sealed:
             if applied.children != children:
                 return Refused(sealed_error(applied))
+            names = ()
         else:
             trouble = split_trouble(children, key.queue_id, applied.slot_start, applied.slot_end)
             if trouble is not None:
                 return Refused(InvalidRequest(f"queue {key.queue_id}: {trouble}"))
-            for child in children:
-                known = QueueKey(key.topic_id, QueueId(child.queue_id))
-                if self._spec.queue_or_deleting(known) is not None:
-                    return Refused(InvalidRequest(f"queue {child.queue_id} exists already"))
+            for child in names:
+                if (taken := self._taken(child)) is not None:
+                    return taken
         queue.splitting = True
-        self._spec.use(RecordUse.SPLIT, (queue,), ())
+        self._spec.use(RecordUse.SPLIT, (queue,), (), names)
         return Accepted()
 
     def judge_staged(self, header: BatchHeader) -> BatchVerdict:
@@ -443,6 +459,8 @@ class Judge:
                 return bound
             queue.sealing = True
             self._spec.use(RecordUse.SEAL, (queue,), ())
+        elif record.step == control_pb2.MOVE_STEP_BEGIN:
+            self._spec.use(RecordUse.BEGIN, (), (), (key,))
         return Accepted()
 
     def judge_delete_group(self, record: control_pb2.DeleteGroup) -> ControlVerdict:

@@ -8,13 +8,17 @@ Invariants
 1. A row leaves the overlay only in agreement with the applied state (asserted): judge and fold are
    two ways to the same table.
 2. Records are applied in the order in which they were accepted (asserted).
+3. What an accepted, unapplied record will make can be asked for here by its name: a queue that is
+   created, split off or begins to arrive by a move, and the pin of a transaction. The judge refuses
+   everything else about that name until the record is applied, so no two records in flight make the
+   same thing, and none uses what another one may end.
 
 Not here: the rules (`judge.py`).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence as Many
 from enum import Enum
 from typing import Final, NamedTuple
@@ -33,7 +37,10 @@ from semel.broker.state.results import (
 )
 from semel.broker.state.rows import Row
 from semel.protos.ids import NO_SEQUENCE, ProducerId, QueueKey
-from semel.protos.v1.control_pb2 import MOVE_STEP_SEAL
+from semel.protos.v1.control_pb2 import MOVE_STEP_BEGIN, MOVE_STEP_SEAL
+
+Name = QueueKey | str
+"""Of a queue, or of a transaction."""
 
 
 class InFlight(NamedTuple):
@@ -123,10 +130,12 @@ class RecordUse(Enum):
     SPLIT = "split_queue"
     EXPIRE = "expire_producers"
     PIN = "pin"
+    DROP_PIN = "drop_pin"
     PUBLISH = "publish"
     RELEASE = "release_delayed"
-    SEAL = "move_queue"
-    """Of the steps of a move only the seal."""
+    BEGIN = "move_queue, begin"
+    SEAL = "move_queue, seal"
+    """The other steps of a move are about what these two have made."""
 
 
 class _Unapplied(NamedTuple):
@@ -136,12 +145,20 @@ class _Unapplied(NamedTuple):
     queues: tuple[SpecQueue, ...]
     rows: tuple[SpecRow, ...]
     """One a queue, for a fence or a batch; any number of the only queue, for an expiry."""
+    names: tuple[Name, ...]
+    """Of queues that nobody can use before it is applied, and of the transaction whose pin it makes
+    or ends."""
 
 
 _DONE: Final = {
     use.value: use
     for use in (RecordUse.CREATE, RecordUse.DELETE, RecordUse.SPLIT, RecordUse.EXPIRE)
 }
+_MOVED: Final[dict[int, RecordUse]] = {
+    MOVE_STEP_BEGIN: RecordUse.BEGIN,
+    MOVE_STEP_SEAL: RecordUse.SEAL,
+}
+_PINNED: Final = {use.value: use for use in (RecordUse.PIN, RecordUse.DROP_PIN, RecordUse.PUBLISH)}
 
 
 class Spec:
@@ -151,8 +168,8 @@ class Spec:
         self._state = state
         self._queues: dict[QueueKey, SpecQueue] = {}
         self._unapplied: deque[_Unapplied] = deque()
-        self._publishing: deque[str] = deque()
-        """Transactions of accepted, unapplied publications, in log order."""
+        self._names: Counter[Name] = Counter()
+        """Names of accepted, unapplied records."""
 
     @property
     def sealing(self) -> bool:
@@ -184,6 +201,11 @@ class Spec:
         """The queue, also when its end is accepted already."""
         return self._queues.get(key) or self.queue(key)
 
+    def is_coming(self, key: QueueKey) -> bool:
+        """The queue is on its way here by a move, or an accepted, unapplied record will make it, by
+        a split or by the beginning of a move. `queue` does not know it yet."""
+        return key in self._names or key in self._state.moves.incoming
+
     def row(self, queue: SpecQueue, producer_id: ProducerId) -> SpecRow:
         """The row in spec, which may not exist; not yet part of the overlay if nothing uses it."""
         row = queue.rows.get(producer_id)
@@ -196,6 +218,7 @@ class Spec:
         kind: RecordUse,
         queues: tuple[SpecQueue, ...],
         rows: tuple[SpecRow, ...],
+        names: tuple[Name, ...] = (),
     ) -> None:
         """Counts on one accepted record until it is applied."""
         for queue in queues:
@@ -204,29 +227,26 @@ class Spec:
         for at, row in enumerate(rows):
             row.uses += 1
             queues[at if len(queues) > 1 else 0].rows[row.producer_id] = row
-        self._unapplied.append(_Unapplied(kind, queues, rows))
+        if names:
+            self._names.update(names)
+        self._unapplied.append(_Unapplied(kind, queues, rows, names))
 
-    def use_pin(self) -> None:
-        """A PIN is accepted; the fold decides about it."""
-        self.use(RecordUse.PIN, (), ())
+    def use_pin(self, step: str, transaction_id: str, queues: tuple[SpecQueue, ...] = ()) -> None:
+        """A "pin", "drop_pin" or "publish" is accepted; a publication moves the queues' ends."""
+        self.use(_PINNED[step], queues, (), (transaction_id,))
 
     @property
     def may_pin(self) -> bool:
-        """A PIN is accepted and not applied."""
+        """A PIN is accepted and not applied: the fold decides about it."""
         return any(one.kind is RecordUse.PIN for one in self._unapplied)
 
-    def use_publication(self, transaction_id: str, queues: tuple[SpecQueue, ...]) -> None:
-        """A publication is accepted that moves the ends of these queues."""
-        self.use(RecordUse.PUBLISH, queues, ())
-        self._publishing.append(transaction_id)
+    def changes_pin(self, transaction_id: str) -> bool:
+        """A record that makes or ends a pin of the transaction is accepted and not applied."""
+        return transaction_id in self._names
 
     def use_release(self, queue: SpecQueue) -> None:
         """A release is accepted that moves the queue's end."""
         self.use(RecordUse.RELEASE, (queue,), ())
-
-    def is_publishing(self, transaction_id: str) -> bool:
-        """A publication of the transaction is accepted and not applied."""
-        return transaction_id in self._publishing
 
     def on_applied(self, results: Many[ApplyResult]) -> None:
         """Takes what a frame did out of the overlay; right after `State.apply_frame`."""
@@ -248,16 +268,17 @@ class Spec:
             elif isinstance(result, DelayedReleased):
                 done = self._next(RecordUse.RELEASE)
                 done.queues[0].releasing = False
-            elif isinstance(result, MoveApplied) and result.step == MOVE_STEP_SEAL:
-                done = self._next(RecordUse.SEAL)
-                done.queues[0].sealing = False
+            elif isinstance(result, MoveApplied) and result.step in _MOVED:
+                done = self._next(_MOVED[result.step])
+                for queue in done.queues:
+                    queue.sealing = False
             elif isinstance(result, Done) and result.what in _DONE:
                 done = self._next(_DONE[result.what])
-            elif isinstance(result, TransactionApplied) and result.step == "pin":
-                done = self._next(RecordUse.PIN)
+            elif isinstance(result, TransactionApplied) and result.step in _PINNED:
+                done = self._next(_PINNED[result.step])
             elif isinstance(result, Published):
                 done = self._next(RecordUse.PUBLISH)
-                assert self._publishing.popleft() == result.transaction_id
+                assert done.names == (result.transaction_id,)
             else:
                 continue
             self._release(done)
@@ -281,6 +302,10 @@ class Spec:
             queue.uses -= 1
             if not queue.uses:
                 del self._queues[queue.key]
+        for name in done.names:
+            self._names[name] -= 1
+            if not self._names[name]:
+                del self._names[name]
 
     def _agrees(self, queue: SpecQueue, row: SpecRow) -> bool:
         applied = self._state.producers.find(queue.key, row.producer_id)

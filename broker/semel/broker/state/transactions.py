@@ -234,7 +234,9 @@ def judge_step(transactions: Transactions, spec: Spec, level: int, step: Step) -
         return Refused(Unavailable(f"no transactions before feature level {TRANSACTION_LEVEL}"))
     match step.WhichOneof("step"):
         case "pin":
-            spec.use_pin()
+            spec.use_pin("pin", step.pin.transaction_id)
+        case "drop_pin":
+            spec.use_pin("drop_pin", step.drop_pin.transaction_id)
         case "publish":
             record = step.publish
             pin = transactions.staging.pin_of(record.transaction_id, record.attempt)
@@ -245,9 +247,13 @@ def judge_step(transactions: Transactions, spec: Spec, level: int, step: Step) -
                         f" {record.transaction_id!r} is not pinned here (any more)"
                     )
                 )
-            if spec.is_publishing(record.transaction_id):
+            if spec.changes_pin(record.transaction_id):
                 return Refused(
-                    Throttled("not judged: it is being published", retry_after_ms=RETRY_MS)
+                    Throttled(
+                        f"not judged: transaction {record.transaction_id!r} is being pinned,"
+                        " published or dropped here; ask again",
+                        retry_after_ms=RETRY_MS,
+                    )
                 )
             del record.parts[:]
             queues = []
@@ -264,7 +270,7 @@ def judge_step(transactions: Transactions, spec: Spec, level: int, step: Step) -
                 )
                 queue.log_end_offset += messages
                 queues.append(queue)
-            spec.use_publication(record.transaction_id, tuple(queues))
+            spec.use_pin("publish", record.transaction_id, tuple(queues))
         case None:
             return Refused(Unavailable("this version does not know that step of a transaction"))
     return Accepted()
