@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 from semel.broker.log.files import File
 from semel.broker.log.hard_state import BLOCK_BYTES
 from semel.broker.log.kernel_sync import OnDone
+from semel.protos.errors import DiskFull
 from tests.unit.log.sim_files import SECTOR, SimFiles
 from tests.world.loop import Killed, Process
 
@@ -74,14 +76,18 @@ class Disk:
         return NodeFiles(self, process)
 
     def after_kill(self) -> None:
-        """The process is gone; what it had written is there."""
-        self.files = self.files.copy()
-        self._calm()
+        """The process is gone; what it had written is there, in the page cache or on the disk."""
+        self._put_in(self.files.copy())
 
     def after_power_cut(self) -> None:
         """The machine was off: any subset of what was not synced is there."""
         survives = self.random.choice([0.0, 0.3, 0.7, 1.0])
-        self.files = self.files.restart(self.random, survives)
+        self._put_in(self.files.restart(self.random, survives))
+
+    def _put_in(self, files: SimFiles) -> None:
+        """What the next process finds. A full disk stays full."""
+        files.room, files.full = self.files.room, self.files.full
+        self.files = files
         self._calm()
 
     def lose_first_vote(self) -> None:
@@ -102,6 +108,10 @@ class Disk:
         self.on_misdirected()
         self.world.fault("lost write of the first vote")
         return True
+
+    def has_room(self) -> None:
+        """It is not full any more."""
+        self.files.room = self.files.full = None
 
     def _calm(self) -> None:
         self.crash_in = self.fail_in = self.misdirect_in = None
@@ -235,11 +245,20 @@ class NodeFiles:
         """Whether the operation in which the process died was done all the same."""
         return self.disk.random.random() < 0.5
 
+    @contextmanager
+    def meeting_no_room(self, path: Path) -> Iterator[None]:
+        """Counts when a full disk bites."""
+        try:
+            yield
+        except DiskFull:
+            self.disk.world.count(f"refused for want of room: {path.name.partition('-')[0]}")
+            raise
+
     def open(self, path: Path, *, create: bool = False) -> File:
         if not create:
             if not self.process.alive:
                 raise Killed
-            return _NodeFile(self, self.disk.files.open(path))
+            return _NodeFile(self, self.disk.files.open(path), path)
         files = self.disk.files
         try:
             self.before("create")
@@ -247,7 +266,7 @@ class NodeFiles:
             if self.dying() and path not in files.names_now:
                 files.open(path, create=True)
             raise
-        return _NodeFile(self, files.open(path, create=True))
+        return _NodeFile(self, files.open(path, create=True), path)
 
     def lock(self, path: Path) -> File:
         return self.disk.files.lock(path)
@@ -293,9 +312,11 @@ class NodeFiles:
 class _NodeFile:
     """An open file of one process."""
 
-    def __init__(self, layer: NodeFiles, file: File) -> None:
+    def __init__(self, layer: NodeFiles, file: File, path: Path) -> None:
         self._layer = layer
         self._file = file
+        self.path = path
+        """When it was opened; a spare is renamed later."""
         self.size = file.size
         self.close = file.close
 
@@ -316,14 +337,16 @@ class _NodeFile:
             data = b"".join(parts)
             if disk.misdirects(self._file, data, offset):
                 return
-        self._file.write(parts, offset)
+        with self._layer.meeting_no_room(self.path):
+            self._file.write(parts, offset)
 
     def read(self, length: int, offset: int) -> bytes:
         return self._file.read(length, offset)
 
     def sync(self) -> None:
         self._layer.before("sync")
-        self._file.sync()
+        with self._layer.meeting_no_room(self.path):
+            self._file.sync()
 
     def sync_by_kernel(self) -> None:
         """The same, when its time has passed already."""
@@ -333,7 +356,8 @@ class _NodeFile:
             if self._layer.dying():
                 self._file.sync()
             raise
-        self._file.sync()
+        with self._layer.meeting_no_room(self.path):
+            self._file.sync()
 
     def drop_cached(self, offset: int, length: int) -> None:
         self._file.drop_cached(offset, length)

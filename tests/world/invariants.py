@@ -20,6 +20,7 @@ Invariants
    activated has the end, the rows and the locks that were sealed, and moves are decided once
    (`tests/checking/moves.py`).
 10. A log loses its beginning only when a checkpoint that covers it is durable.
+11. Only the master of its term judges, whatever the disk does.
 
 One file, because all of it hangs on the same few moments of a node: it sends, it has a role, it has
 applied.
@@ -436,6 +437,12 @@ class Invariants:
             self._role[host.number] = now
             if core.role is Role.MASTER:
                 self._on_master(host, replica)
+        require(
+            replica.proposer is None
+            or (core.role is Role.MASTER and replica._term_of_proposer == core.term),
+            f"{host.name} judges as master of term {replica._term_of_proposer}, and is "
+            f"{core.role.name} in term {core.term}",
+        )
         if replica.proposer is not None and replica.proposer._parked:
             self.world.seen["batch parked"] += 1
         first = replica.log.first_index

@@ -41,6 +41,19 @@ if TYPE_CHECKING:
     from tests.world.nodes import BrokerHost, ControllerHost
     from tests.world.run import Run
 
+FULL_KINDS = (
+    "hard_state",
+    "hard_state",
+    "segment",
+    "spare",
+    "checkpoint",
+    "kept",
+    "CURRENT",
+    "IDENTITY",
+    "CATCHING_UP",
+    "",
+)
+"""Files of one kind find no room; all of them."""
 IO_KINDS = ("write", "sync", "syncdir", "create", "rename", "remove", "allocate")
 
 
@@ -472,17 +485,28 @@ class Nemesis:
         disk.fail_in = self._random.randrange(0, 4)
 
     def _disk_full(self) -> None:
+        """All of it, or (as where nothing is written in place) for what is written to one kind of
+        file."""
         host = self._master() if self._random.random() < 0.7 else self._one()
         if host is None:
             return
-        self.world.fault("disk full")
-        files = host.disk.files
-        files.room = 0
+        if self._random.random() < 0.5:
+            self.world.fault("disk full")
+            host.disk.files.room = 0
+        else:
+            self._no_room(host, self._random.choice(FULL_KINDS))
+        self.world.later(self._random.choice((0.02, 0.1, 0.4, 1.2)), host.disk.has_room)
 
-        def room() -> None:
-            host.disk.files.room = files.room = None
+    def _no_room(self, host: BrokerHost, kind: str) -> None:
+        self.world.fault(f"no room for {kind or 'anything'}")
+        host.disk.files.full = kind, self._random.choice(("write", "write", "sync"))
 
-        self.world.later(self._random.choice((0.02, 0.1, 0.4, 1.2)), room)
+    def _no_room_for_votes(self) -> None:
+        """Where the master of now is to learn that it is none any more."""
+        host = self._master()
+        if host is not None:
+            self._no_room(host, "hard_state")
+            self.world.later(1.2, host.disk.has_room)
 
     def _rot(self) -> None:
         """Flips bits, zeroes a block or copies one elsewhere, in one node's files."""

@@ -166,6 +166,23 @@ def _deposed(plan: Plan, random: Random) -> Plan:
     )
 
 
+def _deposed_without_room(plan: Plan, random: Random) -> Plan:
+    """A master is cut off while another one is elected, and has no room for the new term when it
+    hears of it: what it took meanwhile is stored nowhere, and other entries come in its place."""
+    at = random.uniform(0.1, 0.4)
+    heard = at + random.uniform(0.6, 0.95)
+    steps = [(at, "two masters"), (at + 0.01, "no room for votes"), (heard, "heal")]
+    return _themed(
+        plan,
+        random,
+        steps,
+        size=3,
+        **_USUAL,
+        send_mean_s=0.04,
+        loss=0.0,
+    )
+
+
 def _asleep(plan: Plan, random: Random) -> Plan:
     """A master sleeps while another one is elected and writes, and wakes with questions before it,
     but without a word of its peers: what it knew is not what is."""
@@ -312,6 +329,7 @@ THEMES: dict[str, Theme] = {
     "asleep": _asleep,
     "checkpoints": _checkpoints,
     "deposed": _deposed,
+    "deposed without room": _deposed_without_room,
     "late commits": _late_commits,
     "late rot": _late_rot,
     "left behind": _left_behind,

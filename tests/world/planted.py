@@ -99,6 +99,17 @@ def forgets_to_sync_its_vote() -> Any:
     return patch.object(hard_state_module.HardStateFile, "_write", _write)
 
 
+def judges_without_room_for_its_new_term() -> Any:
+    """A master that was deposed, and cannot store so, keeps what makes it answer clients."""
+    original = Replica._on_role_changed
+
+    def _on_role_changed(self: Any, ready: Any) -> None:
+        if self._unsaved is None:
+            original(self, ready)
+
+    return patch.object(Replica, "_on_role_changed", _on_role_changed)
+
+
 def acknowledges_before_commit() -> Any:
     """The sequence counts before the message does (Pulsar #5218, NATS #6415)."""
     original = Proposer._judge_batch

@@ -313,7 +313,7 @@ class Run:
         for client in self.clients:
             client.stopping = True
         for host in self.hosts.values():
-            host.disk.files.room = None
+            host.disk.has_room()
             host.disk.crash_in = host.disk.fail_in = host.disk.misdirect_in = None
             host.disk.stalled_until = 0.0
             host.disk.sync_max_s = 0.002

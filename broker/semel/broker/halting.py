@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
 from semel.broker.config import BrokerConfig
-from semel.protos.errors import SemelError
 
 logger = logging.getLogger(__name__)
 
@@ -45,18 +44,17 @@ Method = TypeVar("Method", bound=Callable[..., None])
 
 
 def halting(method: Method) -> Method:
-    """For the handler of an input: what it raises, unless it is an answer to a request, is fatal.
+    """For the handler of an input: whatever it raises is fatal.
 
-    A failed assertion or a diverged state means that memory is wrong. An event loop would only log
-    it, and the node would go on.
+    A failed assertion or a diverged state means that memory is wrong, and any other error leaves
+    what the core has decided half performed. An event loop would only log it, and the node would go
+    on. So no error is an answer to a request here: those are given before the core is asked.
     """
 
     @functools.wraps(method)
     def guarded(self: Halting, *arguments: Any) -> None:
         try:
             method(self, *arguments)
-        except SemelError:
-            raise
         except Exception as error:
             logger.critical("replica halts", exc_info=error)
             self.on_fatal(

@@ -67,7 +67,7 @@ class Maintenance:
         replica = self._replica
         while True:
             await asyncio.sleep(_ROOM_CHECK_S)
-            full = replica.log.disk_full
+            full = replica.disk_full
             replica.set_fit("its disk is full", not full or len(replica.addresses()) == 1)
             if not full or not replica.is_master:
                 continue

@@ -80,7 +80,9 @@ METRICS: Final = (
     _gauge("log_cache_bytes", "bytes", "Bytes in the tail cache."),
     _gauge("disk_free_bytes", "bytes", "What this process may still write to the file system."),
     _gauge("disk_total_bytes", "bytes", "Size of that file system."),
-    _gauge("disk_full", "0 or 1", "1 while there is no room for another segment."),
+    _gauge(
+        "disk_full", "0 or 1", "1 while there is no room for another segment, or for term and vote."
+    ),
     _gauge("damaged_entries", "entries", "Damaged here and not mended yet."),
     _gauge("lost_entries", "entries", "Damaged on every node: their messages are refused."),
     _counter("scrub_passes_total", "passes", "Passes over the whole disk in search of damage."),
@@ -265,7 +267,7 @@ class Probe:
         page.add("semel_broker_log_cache_bytes", stats.cache_bytes)
         page.add("semel_broker_disk_free_bytes", free)
         page.add("semel_broker_disk_total_bytes", total)
-        page.add("semel_broker_disk_full", stats.disk_full)
+        page.add("semel_broker_disk_full", self._replica.disk_full)
         page.add("semel_broker_damaged_entries", stats.damaged + len(log.damaged_records))
         page.add("semel_broker_lost_entries", len(self._replica.lost_entries))
         page.add("semel_broker_scrub_passes_total", self._scrub.passes)

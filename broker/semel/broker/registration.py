@@ -148,7 +148,7 @@ class Registration:
             queues=len(replica.state.queues),
             damaged=len(replica.log.damaged) + len(replica.log.damaged_records),
             lost=len(replica.lost_entries),
-            disk_full=replica.log.disk_full,
+            disk_full=replica.disk_full,
             load=self._load(),
             wants_producer_ids=self._routes.wants_ids(_time_s()),
             members=[

@@ -6,7 +6,10 @@ syncs, ticks. Each is handed to the Raft core, and what the core decides is perf
 
 1. Entries are truncated and appended: handed to the log's writer, which syncs them beside all this.
 2. A new term or vote is written and synced *here and now*, on the loop: elections are rare, and
-   nothing of the new term may leave before it.
+   nothing of the new term may leave before it. While the disk has no room for it, everything else
+   is performed all the same (a master that was deposed stops to judge), the messages that wait for
+   it stay here, and the node takes nothing from its peers, as if it were cut off; each tick tries
+   to save it again.
 3. Messages leave. A master's entries go to the slaves in parallel with its own write. An
    acknowledgement exists only once the core heard of the sync (`on_synced`), on slaves and master
    alike.
@@ -20,6 +23,8 @@ Invariants
    touched by nobody else. Reader threads see immutable bytes only.
 2. State is applied in index order, each entry once, and only entries that are committed.
 3. A failed write or sync ends the process (`on_fatal`): it is never retried, never answered around.
+   A full disk is no failed write.
+4. A Ready is performed as a whole. Whatever is raised meanwhile, of any class, ends the process.
 
 One file, although it is long: the order in which things happen is read from top to bottom here.
 
@@ -140,6 +145,9 @@ class Replica:
         self.lateness = Histogram()
         """Seconds from the time that messages were due to their release by this master."""
         self._hard_state_file = hard_state
+        self._unsaved: tuple[HardState, Sequence[Message]] | None = None
+        """Term and vote that the disk has no room for, and the messages that wait for them."""
+        self._told_unsaved = False
         self.on_fatal = on_fatal
         self._core_log = CoreLog(
             log, {index: members.membership for index, members in logged_members.items()}
@@ -447,6 +455,8 @@ class Replica:
     @halting
     def on_message(self, message: Message, frames: Sequence[bytes]) -> None:
         """One message of a peer, its frames checked."""
+        if self._unsaved is not None:
+            return  # as if it were lost: no answer could leave
         if frames and not self.log.can_append(sum(map(len, frames)), len(frames)):
             return  # no space: as if the message were lost, so that nothing is acknowledged
         self._frames_in_step = {
@@ -478,6 +488,10 @@ class Replica:
             logger.warning("event loop was stopped gap_ms=%d", gap)
             if self.lock_clock is not None:
                 self.lock_clock.refresh_all(now_ms)
+        if self._unsaved is not None:
+            self._save_hard_state()
+            if self._unsaved is not None:
+                return  # no time goes by for a node that could tell nobody what it decides
         self.core.on_log_stalled(self.log.oldest_unsynced_age_ms(now_ms))
         self.core.tick(now_ms)
         if self.proposer is not None:
@@ -507,8 +521,13 @@ class Replica:
     @halting
     def mend_hard_state(self) -> None:
         """Writes a damaged copy of term and vote anew. BLOCKING like every save: 16 KiB, rarely."""
-        if self._hard_state_file.mend():
-            logger.error("a copy of term and vote was damaged and is written anew")
+        try:
+            mended = self._hard_state_file.mend()
+        except DiskFull as error:
+            logger.error("a copy of term and vote is damaged, the other counts error=%s", error)
+        else:
+            if mended:
+                logger.error("a copy of term and vote was damaged and is written anew")
 
     def _on_synced_by_log(self, index: int, term: int) -> None:
         """In a thread, or on the loop, which then need not be woken. Not at once: the log holds its
@@ -600,24 +619,56 @@ class Replica:
             self._append([self._frames_in_step[meta.index] for meta in ready.append])
             self._follow_members(ready.append)
         if ready.hard_state is not None:
-            saved = ready.hard_state
-            self._hard_state_file.save(saved.term, saved.voted_for)
-            self.core.on_hard_state_synced(saved)
+            self._unsaved = ready.hard_state, ready.messages_after_hard_state
+            self._save_hard_state()
         if ready.role_changed:
             self._on_role_changed(ready)
         if ready.append_noop:
             self._append_noop()
-        for message in (*ready.messages_after_hard_state, *ready.messages):
-            link = self.links.get(message.target)
-            if message.kind is MessageKind.VOTE_REPLY:
-                message = replace(message, hint_index=self.wall_us())
-            if link is not None:
-                link.send(message)
+        self._send(ready.messages)
         if ready.reads or ready.reads_failed:
             self._reads.on_rounds(ready.reads, ready.reads_failed, self.not_master)
         if ready.snapshot_wanted is not None:
             self.on_snapshot_offer(ready.snapshot_wanted)
         self.apply()
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            link = self.links.get(message.target)
+            if message.kind is MessageKind.VOTE_REPLY:
+                message = replace(message, hint_index=self.wall_us())
+            if link is not None:
+                link.send(message)
+
+    def _save_hard_state(self) -> None:
+        """Saves the newest term and vote, and sends what waited for them; a full disk is tried
+        again by the next tick. What a full disk refused was never promised: the whole record is
+        written again, not only synced."""
+        assert self._unsaved is not None
+        saved, messages = self._unsaved
+        try:
+            self._hard_state_file.save(saved.term, saved.voted_for)
+        except DiskFull as error:
+            if not self._told_unsaved:
+                logger.error(
+                    "no room for term and vote: this node takes no part in its group until there "
+                    "is some term=%d error=%s",
+                    saved.term,
+                    error,
+                )
+            self._told_unsaved = True
+            return
+        self._unsaved = None
+        if self._told_unsaved:
+            logger.info("term and vote are saved again term=%d", saved.term)
+        self._told_unsaved = False
+        self.core.on_hard_state_synced(saved)
+        self._send(messages)
+
+    @property
+    def disk_full(self) -> bool:
+        """There is no room for another segment, or for term and vote."""
+        return self.log.disk_full or self._unsaved is not None
 
     def _follow_members(self, appended: Sequence[EntryMeta]) -> None:
         changes = [meta.index for meta in appended if meta.membership is not None]

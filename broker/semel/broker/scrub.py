@@ -18,7 +18,7 @@ from collections.abc import Callable
 from semel.broker.repair import note_missing
 from semel.broker.replica import Replica
 from semel.broker.snapshots import Checkpoints
-from semel.protos.errors import SemelError
+from semel.protos.errors import DiskFull, SemelError
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,10 @@ class Scrub:
         note_missing(replica)
         if replica.log.checkpoints_damaged:
             logger.error("a checkpoint is damaged, writing a new one")
-            await self._checkpoints.write(anew=True)
+            try:
+                await self._checkpoints.write(anew=True)
+            except DiskFull as error:  # the older one counts
+                logger.error("no new checkpoint, the next pass tries again error=%s", error)
         replica.mend_hard_state()
         try:
             await loop.run_in_executor(replica.readers, self._check_identity)

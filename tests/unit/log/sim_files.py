@@ -1,9 +1,13 @@
 """A disk in memory that forgets, tears, fails, fills up and dies at a chosen operation.
 
-How it works. Every file has a durable image and a list of changes since its last sync; names have
-the same. `restart` gives the disk as it may be found after a power failure: of the unsynced changes
-of each file any subset of 512-byte sectors is there, of the unsynced names a prefix. Operations
-that change the disk are counted; from `crash_at` on they all raise PowerCut.
+How it works. Every file has a durable image and a list of changes since its last sync, which are in
+the page cache; names have the same. `copy` gives the disk to the next process after one was killed:
+the page cache outlives it, synced or not. `restart` gives the disk as it may be found after a power
+failure: of the unsynced changes of each file any subset of 512-byte sectors is there, of the
+unsynced names a prefix. A sync that fails leaves the file's changes in the page cache and calls
+them clean, as Linux does: whatever of them is not on the disk by then never will be, whoever syncs
+again, unless it is written again. Operations that change the disk are counted; from `crash_at` on
+they all raise PowerCut.
 """
 
 from __future__ import annotations
@@ -52,6 +56,24 @@ class _Inode:
             self.apply(change, self.durable)
         self.pending.clear()
 
+    def fail(self) -> None:
+        """A sync has failed: every second sector is on the disk, and all are called clean."""
+        for change in self.pending:
+            if not isinstance(change, int):
+                offset, data = change
+                for at in range(offset - offset % (2 * SECTOR), offset + len(data), 2 * SECTOR):
+                    lo, hi = max(at, offset), min(at + SECTOR, offset + len(data))
+                    if lo < hi:
+                        self.apply((lo, data[lo - offset : hi - offset]), self.durable)
+        self.pending.clear()
+
+    def copy(self) -> _Inode:
+        inode = _Inode()
+        inode.data = bytearray(self.data)
+        inode.durable = bytearray(self.durable)
+        inode.pending = list(self.pending)
+        return inode
+
     def after_power_cut(self, chance: random.Random, survives: float) -> _Inode:
         found = bytearray(self.durable)
         for change in self.pending:
@@ -91,6 +113,7 @@ class SimFile:
 
     def write(self, parts: Sequence[bytes], offset: int) -> None:
         with self._disk.operation("write"):
+            self._disk.needs_room(self._inode, "write")
             self._change((offset, b"".join(parts)))
 
     def read(self, length: int, offset: int) -> bytes:
@@ -98,8 +121,18 @@ class SimFile:
             return bytes(self._inode.data[offset : offset + length])
 
     def sync(self) -> None:
-        with self._disk.operation("sync"):
-            self._inode.sync()
+        try:
+            with self._disk.operation("sync"):
+                self._disk.needs_room(self._inode, "sync")
+                self._inode.sync()
+        except (OSError, DiskFull):
+            self.fail_sync()
+            raise
+
+    def fail_sync(self) -> None:
+        """A sync of this file has failed."""
+        with self._disk.mutex:
+            self._inode.fail()
 
     def drop_cached(self, offset: int, length: int) -> None:
         with self._disk.mutex:
@@ -110,6 +143,7 @@ class SimFile:
         with self._disk.operation("allocate"):
             grown = length - len(self._inode.data)
             if grown > 0:
+                self._disk.needs_room(self._inode, "write")
                 self._disk.take(grown)
                 self._change(length)
 
@@ -210,6 +244,10 @@ class SimFiles:
         self.failing: dict[str, OSError] = {}
         self.room: int | None = None
         """Bytes that may still be allocated; None for no limit."""
+        self.full: tuple[str, str] | None = None
+        """(begin of a file's name, "write" or "sync"): these operations find no room there. So it
+        is on file systems that write nothing in place, and on volumes that promise more room than
+        they have."""
         self.dropped: list[tuple[int, int]] = []
         """Offset and length of what was taken out of the page cache."""
         self.boots = 1
@@ -236,6 +274,17 @@ class SimFiles:
             if length > self.room:
                 raise DiskFull("no room on the simulated disk")
             self.room -= length
+
+    def needs_room(self, file: _Inode | Path, kind: str) -> None:
+        if self.full is None or kind != self.full[1]:
+            return
+        paths = [file] if isinstance(file, Path) else self.paths_of(file)
+        if any(path.name.startswith(self.full[0]) for path in paths):
+            raise DiskFull(f"no room on the simulated disk for {paths[0]}")
+
+    def paths_of(self, inode: _Inode) -> list[Path]:
+        """By which names it is known."""
+        return [path for path, one in self.names_now.items() if one is inode]
 
     def power_cut(self) -> None:
         """No operation gets through any more."""
@@ -264,17 +313,25 @@ class SimFiles:
             return disk
 
     def copy(self) -> SimFiles:
-        """The disk after the process was killed: all that was written is there."""
+        """The disk after the process was killed: all that was written is there, and what was not
+        synced is in the page cache, where a power failure may still find it."""
         with self.mutex:
+            twins: dict[int, _Inode] = {}
+
+            def twin(inode: _Inode | None) -> _Inode | None:
+                if inode is None:
+                    return None
+                if id(inode) not in twins:
+                    twins[id(inode)] = inode.copy()
+                return twins[id(inode)]
+
             disk = SimFiles()
-            for path, inode in self.names_now.items():
-                twin = None
-                if inode is not None:
-                    twin = _Inode()
-                    twin.data = bytearray(inode.data)
-                    twin.durable = bytearray(inode.data)
-                disk.names_now[path] = twin
-            disk.names_durable = dict(disk.names_now)
+            disk.names_now = {path: twin(one) for path, one in self.names_now.items()}
+            disk.names_durable = {path: twin(one) for path, one in self.names_durable.items()}
+            disk.pending_names = [
+                tuple((path, twin(one), there) for path, one, there in step)
+                for step in self.pending_names
+            ]
             disk.boots = self.boots
             return disk
 
@@ -318,6 +375,7 @@ class SimFiles:
         with self.operation("create"):
             if path in self.names_now:
                 raise FileExistsError(errno.EEXIST, "exists", str(path))
+            self.needs_room(path, "write")
             inode = _Inode()
             self._set(path, inode)
             return SimFile(self, inode)

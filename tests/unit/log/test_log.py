@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from semel.protos.errors import Closed, DataDirectoryError, DiskFull, InvalidReq
 from semel.protos.frames import FRAME_HEADER_BYTES, iter_records
 from tests.unit.log.entries import ROOT, SMALL, WAIT_S, everything, fill, frame, frames, opened
 from tests.unit.log.sim_files import SimFiles
+from tests.waiting import until
 
 
 def record_refs(frame_bytes: bytes, index: int) -> list[RecordRef]:
@@ -404,6 +406,23 @@ def test_room_that_came_back_is_found_though_the_keeper_is_called_all_the_time()
         keeper.drain()  # as every attempt to clean the log does
         assert time.monotonic() < given_up_at
     log.close()
+
+
+def test_a_spare_whose_room_was_promised_only_is_a_full_disk_and_no_failure() -> None:
+    """Thin volumes, and file systems that write nothing in place, refuse what they allocated."""
+    disk = SimFiles()
+    disk.full = ("spare", "sync")
+    log = opened(disk, replace(SMALL, fill_bytes_per_second=1 << 30))
+    failures: list[BaseException] = []
+    log.on_failure = failures.append
+    until(lambda: log.disk_full)
+    with pytest.raises(DiskFull):
+        log.append([frame(1)])
+    disk.full = None
+    until(lambda: not log.disk_full)
+    fill(log, [frame(1)])
+    log.close()
+    assert failures == []
 
 
 def test_closing_on_a_full_disk_ends() -> None:

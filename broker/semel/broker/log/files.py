@@ -203,7 +203,8 @@ class OsFile:
             os.posix_fallocate(self.descriptor, 0, length)
 
     def resize(self, length: int) -> None:
-        os.ftruncate(self.descriptor, length)
+        with _translated(self._path):
+            os.ftruncate(self.descriptor, length)
 
     def size(self) -> int:
         return os.fstat(self.descriptor).st_size
@@ -254,8 +255,9 @@ class OsFiles:
                 f"{path.parent} is in use by another process (pid {holder or 'unknown'}); "
                 "stop it, or give this node a directory of its own"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # it only tells an operator who holds the lock
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return OsFile(path, descriptor, self._reserve)
 
     def names(self, directory: Path) -> list[str]:
@@ -269,7 +271,8 @@ class OsFiles:
             source.rename(target)
 
     def remove(self, path: Path) -> None:
-        path.unlink()
+        with _translated(path):
+            path.unlink()
 
     def make_directory(self, path: Path) -> None:
         missing = [one for one in (path, *path.parents) if not one.exists()]
@@ -279,13 +282,15 @@ class OsFiles:
             self.sync_directory(directory.parent)
 
     def remove_directory(self, path: Path) -> None:
-        path.rmdir()
+        with _translated(path):
+            path.rmdir()
 
     def sync_directory(self, path: Path) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         descriptor = self._reserve.open(path, flags)
         try:
-            os.fsync(descriptor)
+            with _translated(path):
+                os.fsync(descriptor)
         finally:
             self._reserve.close(descriptor)
 

@@ -232,11 +232,17 @@ class Keeper:
                 return
             spare.being_filled = True
         length = min(_FILL_BYTES, self._config.segment_bytes - spare.unfilled_at)
-        if spare.fresh:
-            spare.file.write([_ZEROS[:length]], spare.unfilled_at)
-            spare.file.sync()
-        else:
-            spare.file.read(length, spare.unfilled_at)
+        try:
+            if spare.fresh:
+                spare.file.write([_ZEROS[:length]], spare.unfilled_at)
+                spare.file.sync()
+            else:
+                spare.file.read(length, spare.unfilled_at)
+        except DiskFull as error:  # its room was promised only
+            with self._changed:
+                self._ready = None
+            self._let_go(spare, error)
+            return
         with self._changed:
             spare.unfilled_at += length
             spare.being_filled = False
@@ -264,15 +270,19 @@ class Keeper:
         try:
             spare.file.allocate(size)
         except DiskFull as error:
-            spare.file.close()
-            self._files.remove(spare.path)
-            self._report_shortage(error)
+            self._let_go(spare, error)
             return
         with self._changed:
             self._ready = spare
             self._shortage = None
             self._wanted_bytes = 0
             self._changed.notify_all()
+
+    def _let_go(self, spare: _Spare, error: DiskFull) -> None:
+        """There is no room for what it is to hold."""
+        spare.file.close()
+        self._files.remove(spare.path)
+        self._report_shortage(error)
 
     def _report_shortage(self, error: DiskFull) -> None:
         with self._changed:

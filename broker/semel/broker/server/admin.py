@@ -413,7 +413,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             lost=len(replica.lost_entries),
             disk_free_bytes=free,
             disk_total_bytes=total,
-            disk_full=log.disk_full,
+            disk_full=replica.disk_full,
             wall_us=replica.wall_us(),
             log_time_us=replica.log_time_us(),
             producer_idle_ms=self._config.producer_idle_ms,
