@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 from semel.broker.proposer import Proposer
-from semel.broker.state import ApplyResult, Judge, State, make_slice
+from semel.broker.state import ApplyResult, Judge, State, TableVerifier, make_slice
 from semel.protos.batch import BatchHeader
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import QueueId, QueueKey, TopicId
@@ -53,6 +53,8 @@ class Master:
         self.state = State.from_bytes(data) if data else State()
         self.term = self.state.applied_term + 1
         self.now_us = max(START_US, self.state.log_time_us + SECOND_US)
+        self.tables = TableVerifier(self.state)
+        """Follows the log as `semel verify` does."""
         self.frames: list[tuple[int, bytes]] = []
         """Entries in flight."""
         self._fold([(RecordKind.NOOP, ())])
@@ -61,6 +63,7 @@ class Master:
 
     def _fold(self, records: Any) -> list[ApplyResult]:
         frame, _ = build_frame(self.state.applied_index + 1, self.term, self.now_us, records)
+        self.tables.feed(frame)
         return self.state.apply_frame(frame)
 
     def propose(self) -> bool:
@@ -77,6 +80,7 @@ class Master:
         """All that is in flight is committed and applied; then what that led to."""
         while self.frames or self.propose():
             index, frame = self.frames.pop(0)
+            self.tables.feed(frame)
             self.proposer.on_applied(index, self.state.apply_frame(frame))
 
     def ask(self, request: Request) -> bool:

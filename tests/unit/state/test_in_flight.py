@@ -17,18 +17,37 @@ from hypothesis import strategies as st
 
 from semel.broker.state import State, StateDiverged
 from semel.broker.state.spec import Spec
-from tests.unit.state.in_flight import BEGINNINGS, REQUESTS, Master, beginning, meet, run
+from tests.unit.state.in_flight import (
+    BEGINNINGS,
+    CHILD,
+    FIRST,
+    REQUESTS,
+    SECOND,
+    SIBLING,
+    THIRD,
+    Master,
+    beginning,
+    meet,
+    run,
+)
 
 
 def check(master: Master) -> None:
-    """What holds in every state, beside that there is one."""
+    """What holds in every state; and `semel verify`, which reads the log alone, agrees with it."""
     state = master.state
     assert not state.queues.keys() & state.moves.incoming.keys(), "a queue in two tables"
     data = master.data
     assert b"".join(State.from_bytes(data).to_parts()) == data
     assert not master.judge.pending_count
+    tables = master.tables
+    assert not tables.problems
+    for key in KEYS:
+        queue = state.queues.get(key)
+        assert tables.log_end_offset(key) == (0 if queue is None else queue.log_end_offset)
+        assert tables.queue_digest(key) == state.producers.queue_digest(key), f"verify of {key}"
 
 
+KEYS = (FIRST, SECOND, CHILD, SIBLING, THIRD)
 BYTES = {name: run(beginning(name)) for name in BEGINNINGS}
 
 

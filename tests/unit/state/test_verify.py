@@ -6,10 +6,11 @@ import pytest
 
 from semel.broker.state import BatchVerifier, QueueReport, State, TableVerifier
 from semel.broker.state.expired import Expired
-from semel.protos.errors import CorruptSegment
+from semel.protos.errors import CorruptSegment, InvalidRequest
 from semel.protos.frames import iter_records
 from semel.protos.v1 import control_pb2
 from tests.unit.state.log import KEY, Group, batch_record, control, header, ref
+from tests.unit.state.moving import Home, begin, bring_slice, move
 
 Extents = list[tuple[int, int, bytes]]
 
@@ -217,3 +218,62 @@ def test_table_needs_every_entry(group: Group) -> None:
     verifier = TableVerifier()
     with pytest.raises(CorruptSegment, match="came after"):
         verifier.feed(group.frames[1])
+
+
+# --- steps of moves that the fold refuses ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "job"),
+    [("FORWARD", 1), ("SEAL", 1), ("SEAL", 3), ("UNSEAL", 1), ("ABORT", 3), ("BEGIN", 3)],
+)
+def test_a_stray_step_at_a_sealed_queue_is_no_alarm(step: str, job: int) -> None:
+    """The way back of a queue, and in the middle of it a step of another job."""
+    left, right = Home(1, queues=(KEY,)), Home(2)
+    left.fence()
+    left.produce(header(-1, last=2))
+    move(left, right, 1)
+    assert begin(right, left, 2) is None
+    assert right.step("SEAL", 2, 1) is None
+    assert bring_slice(right, left, 2) is None
+    create = control_pb2.CreateQueue(queue=ref(), topic="orders", slot_end=65_536)
+    right.step(step, job, 1, create=create)
+    assert left.step("ACTIVATE", 2, 2) is None
+    assert right.step("FORWARD", 2, 1) is None
+    check_tables(left, right)
+
+
+@pytest.mark.parametrize(
+    ("step", "job"), [("ABORT", 1), ("PART", 2), ("INGEST", 2), ("BEGIN", 1), ("BEGIN", 2)]
+)
+def test_a_stray_step_at_a_queue_that_is_here_whole_is_no_alarm(step: str, job: int) -> None:
+    left, right = Home(1, queues=(KEY,)), Home(2)
+    left.fence()
+    left.produce(header(-1, last=2))
+    assert begin(left, right, 2) is None
+    assert left.step("SEAL", 2, 2) is None
+    assert bring_slice(left, right, 2) is None
+    size = len(right.state.moves.incoming[KEY].slice)
+    create = control_pb2.CreateQueue(queue=ref(), topic="orders", slot_end=65_536)
+    right.step(step, job, 1, create=create, offset=size, part=b"more", digest=b"another")
+    assert right.step("ACTIVATE", 2, 1) is None
+    assert left.step("FORWARD", 2, 2) is None
+    check_tables(left, right)
+
+
+def test_an_abort_of_a_later_job_ends_what_comes() -> None:
+    left, right = Home(1, queues=(KEY,)), Home(2)
+    assert begin(left, right, 1) is None
+    assert left.step("SEAL", 1, 2) is None
+    assert bring_slice(left, right, 1) is None
+    assert right.step("ABORT", 2, 1) is None
+    assert isinstance(right.step("ACTIVATE", 1, 1), InvalidRequest)
+    check_tables(left, right)
+
+
+def check_tables(*groups: Home) -> None:
+    for group in groups:
+        assert not group.tables.problems
+        queue = group.state.queues.get(KEY)
+        assert group.tables.log_end_offset(KEY) == (0 if queue is None else queue.log_end_offset)
+        assert group.tables.queue_digest(KEY) == group.state.producers.queue_digest(KEY)

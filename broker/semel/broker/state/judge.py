@@ -66,6 +66,7 @@ from semel.broker.state.verdicts import (
     ParkKey,
     Pending,
     Refused,
+    come_back,
 )
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
 from semel.protos.delays import is_delayed
@@ -79,7 +80,6 @@ from semel.protos.errors import (
     ProducerFenced,
     SemelError,
     SequenceConflict,
-    Throttled,
     Unavailable,
 )
 from semel.protos.ids import (
@@ -97,8 +97,6 @@ from semel.protos.v1 import control_pb2, transaction_records_pb2
 IN_FLIGHT_BATCHES_MAX: Final = WINDOW_BATCHES
 EXPIRED_ROWS_MAX: Final = 4_096
 """One record ends at most so many rows, so that it fits an entry and does not stall the fold."""
-RETRY_AFTER_MS: Final = 20
-"""About one round of replication: by then what was in flight is applied or lost."""
 
 
 class Judge:
@@ -172,7 +170,7 @@ class Judge:
         if key in self._state.queues or key in self._state.moves.places:
             return Refused(InvalidRequest(f"queue {key.queue_id} exists already"))
         if self._spec.is_coming(key) or self._spec.queue_or_deleting(key) is not None:
-            return _come_back(f"queue {key.queue_id} is being made or deleted")
+            return come_back(f"queue {key.queue_id} is being made or deleted")
         return None
 
     def _ended(self, queue: SpecQueue) -> Refused | None:
@@ -182,25 +180,25 @@ class Judge:
         if sealed is not None:
             return Refused(sealed_error(sealed))
         if queue.splitting:
-            return _come_back("the queue is being split")
+            return come_back("the queue is being split")
         return self._moving(queue)
 
     def _moving(self, queue: SpecQueue) -> Refused | None:
         """The refusal of what would change a queue that a move has sealed: never final."""
         if queue.sealing:
-            return _come_back("the queue is being sealed for a move")
+            return come_back("the queue is being sealed for a move")
         frozen = self._state.moves.frozen(queue.key)
         return None if frozen is None else Refused(frozen)
 
     def _bound(self, queue: SpecQueue) -> Refused | None:
         """The refusal of what would leave stored messages behind that have no offsets yet."""
         if self._spec.may_pin or self._state.transactions.staging.is_pinned(queue.key):
-            return _come_back("a transaction is being committed to the queue")
+            return come_back("a transaction is being committed to the queue")
         return held_by_delays(self._state.delays, queue)
 
     def _accept(self, header: BatchHeader, queue: SpecQueue, row: SpecRow) -> BatchVerdict:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
-            return _come_back(f"{len(row.in_flight)} batches of this producer are in flight")
+            return come_back(f"{len(row.in_flight)} batches of this producer are in flight")
         base, last, offset = header.base_sequence, header.last_sequence, queue.log_end_offset
         if is_delayed(header):
             offset = NO_OFFSET
@@ -226,7 +224,7 @@ class Judge:
         if header.previous_sequence > row.last:
             return self._park(header, now_ms)
         if row.in_flight:
-            return _come_back("batches of this producer are in flight")
+            return come_back("batches of this producer are in flight")
         return Refused(_out_of_order(header, row))
 
     def _judge_applied(self, header: BatchHeader, row: SpecRow) -> BatchVerdict | None:
@@ -276,13 +274,13 @@ class Judge:
             if batch[:4] == wanted:
                 after = BatchKey(header.queue_key, header.producer_id, header.base_sequence)
                 return Pending(after, Offset(batch.base_offset))
-        return _come_back("it overlaps batches of this producer that are in flight")
+        return come_back("it overlaps batches of this producer that are in flight")
 
     # --- parking ----------------------------------------------------------------------------
 
     def _park(self, header: BatchHeader, now_ms: float) -> BatchVerdict:
         key = self._parking.add(header, now_ms)
-        return _come_back("too much waits for earlier batches") if key is None else Parked(key)
+        return come_back("too much waits for earlier batches") if key is None else Parked(key)
 
     def unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> ParkKey | None:
         """A parked request that can be judged again now, no longer parked; None if there is none.
@@ -364,9 +362,9 @@ class Judge:
         queue = self._spec.queue(key)
         if queue is None:
             if self._spec.is_deleting(key):
-                return _come_back("the queue is being deleted")
+                return come_back("the queue is being deleted")
             if self._spec.is_coming(key):
-                return _come_back("the queue is being made by a split or a move")
+                return come_back("the queue is being made by a split or a move")
             if key in self._state.moves.places:
                 return Refused(self._state.absent(key))
             settings = QueueSettings.from_message(record.settings)
@@ -397,9 +395,9 @@ class Judge:
             )
         applied = self._state.queues.get(key)
         if queue.splitting and (applied is None or not applied.sealed):
-            return _come_back("the queue is being split")
+            return come_back("the queue is being split")
         if applied is None:
-            return _come_back("the queue is being created")
+            return come_back("the queue is being created")
         if not applied.sealed and (bound := self._bound(queue)) is not None:
             return bound
         if applied.sealed:
@@ -424,7 +422,7 @@ class Judge:
         if queue is None:
             return Refused(self._state.absent(header.queue_key))
         if queue.frozen:
-            return _come_back("the queue is sealed by a move")
+            return come_back("the queue is sealed by a move")
         if (unknown := delay_refusal(header, self._state.feature_level)) is not None:
             return unknown
         verdict = judge_staged(self._state.transactions, header, queue, room_bytes=room)
@@ -452,11 +450,13 @@ class Judge:
             if queue is None:
                 return Refused(self._state.absent(key))
             if queue.splitting and self._sealed(key) is None:
-                return _come_back("the queue is being split")
+                return come_back("the queue is being split")
             if queue.sealing:
-                return _come_back("the queue is being sealed already")
+                return come_back("the queue is being sealed already")
             if (bound := self._bound(queue)) is not None:
                 return bound
+            if (error := self._state.moves.seal_refusal(record, key, self._state)) is not None:
+                return Refused(error)
             queue.sealing = True
             self._spec.use(RecordUse.SEAL, (queue,), ())
         elif record.step == control_pb2.MOVE_STEP_BEGIN:
@@ -466,7 +466,7 @@ class Judge:
     def judge_delete_group(self, record: control_pb2.DeleteGroup) -> ControlVerdict:
         """Not while a sealed queue's slice goes over: it would come back with that."""
         if self._spec.sealing or self._state.moves.settling:
-            return _come_back(f"a queue moves, perhaps with offsets of {record.group!r}")
+            return come_back(f"a queue moves, perhaps with offsets of {record.group!r}")
         return Accepted()
 
     def judge_feature_level(self, record: control_pb2.FeatureLevel) -> ControlVerdict:
@@ -562,10 +562,6 @@ def batch_record_parts(
     """The payload of a BATCH record in two parts: broker header, and the client's bytes as sent."""
     head = BrokerHeader(base_offset=base_offset, append_time_us=append_time_us, term=term)
     return [head.encode(), batch]
-
-
-def _come_back(why: str) -> Refused:
-    return Refused(Throttled(f"not judged: {why}; send again", retry_after_ms=RETRY_AFTER_MS))
 
 
 def _incarnation_error(header: BatchHeader, queue: SpecQueue, row: SpecRow) -> SemelError:

@@ -209,6 +209,18 @@ class Moves:
     # The source.
 
     def _seal(self, record: control_pb2.MoveQueue, key: QueueKey, home: Home) -> SemelError | None:
+        error = self.seal_refusal(record, key, home)
+        if error is None:
+            home.queues[key].frozen = True
+            home.groups.release_all(key)
+            self._set(record, key, MoveState.FROZEN)
+        return error
+
+    def seal_refusal(
+        self, record: control_pb2.MoveQueue, key: QueueKey, home: Home
+    ) -> SemelError | None:
+        """Why the job cannot seal the queue; None if it can, or has. For the judge, too, so that
+        hardly any SEAL is in the log that was refused."""
         if self._is(record, key, MoveState.FROZEN):
             return None
         queue = home.queues.get(key)
@@ -222,10 +234,6 @@ class Moves:
                 f"a transaction is being committed to queue {key.queue_id}; ask again",
                 retry_after_ms=SEALED_RETRY_MS,
             )
-        if error is None:
-            queue.frozen = True
-            home.groups.release_all(key)
-            self._set(record, key, MoveState.FROZEN)
         return error
 
     def _unseal(

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from semel.protos.errors import SemelError
+from semel.protos.errors import SemelError, Throttled
 from semel.protos.ids import Offset, ProducerId, QueueKey, Sequence
 from semel.protos.values import value
 
 NO_OFFSET: Final = Offset(-1)
+RETRY_AFTER_MS: Final = 20
+"""About one round of replication: by then what was in flight is applied or lost."""
 
 
 class BatchKey(NamedTuple):
@@ -75,3 +77,8 @@ class Refused:
 
 BatchVerdict = Accepted | Duplicate | Pending | Parked | Refused
 ControlVerdict = Accepted | Refused
+
+
+def come_back(why: str) -> Refused:
+    """The refusal of what cannot be judged before something in flight is applied, or lost."""
+    return Refused(Throttled(f"not judged: {why}; send again", retry_after_ms=RETRY_AFTER_MS))

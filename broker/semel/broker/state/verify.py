@@ -35,7 +35,7 @@ from semel.broker.state.expired import Expired
 from semel.broker.state.machine import State
 from semel.broker.state.results import ProducerState
 from semel.broker.state.verify_chains import Chains
-from semel.broker.state.verify_moves import Entry, MovedTables, window_problems
+from semel.broker.state.verify_moves import Entry, Left, MovedTables, window_problems
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     check_batch,
@@ -389,25 +389,18 @@ class TableVerifier:
 
     def _move(self, record: control_pb2.MoveQueue) -> None:
         key = queue_key_of(record.queue)
-        if record.step == control_pb2.MOVE_STEP_SEAL:
-            self._moved.seal(key, record.job, self._ends.get(key, 0))
-        elif record.step == control_pb2.MOVE_STEP_UNSEAL:
-            if key in self._ends:
-                self._moved.unseal(key, record.job)
-        elif record.step == control_pb2.MOVE_STEP_FORWARD:
-            end = self._moved.forward(key, record.job)
-            if end is not None:
-                if end != self._ends.get(key, 0):
-                    self._problem(f"entry {self.index + 1}: queue {key.queue_id} grew while sealed")
-                self._ends.pop(key, None)
-                self._tables.pop(key, None)
-        else:
-            arrived = self._moved.feed(key, record)
-            if arrived is not None:
-                self._ends[key] = arrived.log_end_offset
-                self._tables[key] = {row.producer_id: _row_of(row) for row in arrived.rows}
-                if arrived.split:
-                    self._sealed.add(key)
+        end = self._ends.get(key)
+        found = self._moved.step(record, key, end, split=key in self._sealed)
+        if isinstance(found, Left):
+            if found.sealed_end != end:
+                self._problem(f"entry {self.index + 1}: queue {key.queue_id} grew while sealed")
+            self._ends.pop(key, None)
+            self._tables.pop(key, None)
+        elif found is not None:
+            self._ends[key] = found.log_end_offset
+            self._tables[key] = {row.producer_id: _row_of(row) for row in found.rows}
+            if found.split:
+                self._sealed.add(key)
 
     def windows(self, key: QueueKey) -> dict[int, list[Entry]]:
         """What the queue's rows remember, by producer."""

@@ -4,11 +4,16 @@ How it works. `MovedTables` reads the steps of moves beside the table that is be
 (`verify.py`): pieces of slices are put together again; when the queue is activated their rows are
 the queue's table from then on. A sealed queue must end where it ended when it is forwarded.
 
+A log holds steps that were refused, too: late ones, repeated ones, those of another job. So each
+step is told apart by its job here as well, and one that is not the present job's own takes nothing
+from it.
+
 `window_problems` holds a queue's windows against the batches that lie in its log, whichever group
 stored them: a queue that came with rows and without their windows would take its next retry for
 something new, and nothing else would show it.
 
-Not here: the fold's own rules (`moves.py`): what they refuse has no later step.
+Not here: refusals that need more than the log tells of the queue (a child whose parent still holds
+messages, a copy that is not whole): the controllers take no later step of such a job.
 """
 
 from __future__ import annotations
@@ -31,9 +36,28 @@ Entry = tuple[int, int, int, int, int]
 
 @dataclass(slots=True)
 class _Coming:
-    job: int
     slice: bytearray = field(default_factory=bytearray)
     whole: bool = False
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a log has told of one queue's moves."""
+
+    job: int = 0
+    """The newest that changed anything; an older one changes nothing any more."""
+    sealed_end: int | None = None
+    """Where the queue ended when this job sealed it."""
+    coming: _Coming | None = None
+    """This job brings it here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A queue that was sealed is dropped here."""
+
+    sealed_end: int
+    """Where it ended when it was sealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,72 +73,76 @@ class MovedTables:
     """Moves, as far as they change tables."""
 
     def __init__(self, start: State | None) -> None:
-        self._jobs: dict[QueueKey, int] = {}
-        self._coming: dict[QueueKey, _Coming] = {}
-        self._sealed: dict[QueueKey, tuple[int, int]] = {}
-        """Job, and end of the queue when it was sealed."""
+        self._known: dict[QueueKey, _Known] = {}
         for key, place in start.moves.places.items() if start is not None else ():
             assert start is not None
-            self._jobs[key] = place.job
+            known = self._known[key] = _Known(place.job)
             if place.state is MoveState.FROZEN:
-                self._sealed[key] = place.job, start.queues[key].log_end_offset
+                known.sealed_end = start.queues[key].log_end_offset
             incoming = start.moves.incoming.get(key)
             if incoming is not None:
-                self._coming[key] = _Coming(
-                    place.job, bytearray(incoming.slice), place.state is MoveState.READY
-                )
+                whole = place.state is MoveState.READY
+                known.coming = _Coming(bytearray(incoming.slice), whole)
 
     def forget(self, key: QueueKey) -> None:
         """The queue was deleted."""
-        for known in (self._jobs, self._coming, self._sealed):
-            known.pop(key, None)
+        self._known.pop(key, None)
 
-    def seal(self, key: QueueKey, job: int, end: int) -> None:
-        """SEAL: the queue ended there."""
-        if job > self._jobs.get(key, 0):
-            self._jobs[key] = job
-            self._sealed[key] = job, end
+    def step(
+        self, record: control_pb2.MoveQueue, key: QueueKey, end: int | None, *, split: bool
+    ) -> Left | Arrived | None:
+        """The next step of a move in this log: what it means for the queue's table.
 
-    def unseal(self, key: QueueKey, job: int) -> None:
-        """UNSEAL of a queue that is here: the job is over, also if its SEAL comes late."""
-        if job >= self._jobs.get(key, 0):
-            self._jobs[key] = job
-            self._sealed.pop(key, None)
-
-    def forward(self, key: QueueKey, job: int) -> int | None:
-        """FORWARD: where the queue ended when it was sealed; None when that was not so."""
-        sealed = self._sealed.pop(key, (0, 0))
-        return sealed[1] if sealed[0] == job else None
-
-    def feed(self, key: QueueKey, record: control_pb2.MoveQueue) -> Arrived | None:
-        """A step on the target; what it brought when it was the last. Raises CorruptSegment."""
-        coming = self._coming.get(key)
+        `end` is where the queue ends now, None if it is not here; `split`: it has children, and
+        stays. Raises CorruptSegment.
+        """
+        known = self._known.setdefault(key, _Known())
+        newer, its_own = record.job > known.job, record.job == known.job
         match record.step:
+            # The source.
+            case control_pb2.MOVE_STEP_SEAL:
+                if newer and end is not None and known.sealed_end is None and not split:
+                    self._known[key] = _Known(record.job, sealed_end=end)
+            case control_pb2.MOVE_STEP_UNSEAL:  # also of a job whose SEAL comes late
+                if end is not None and (newer or (its_own and known.sealed_end is not None)):
+                    self._known[key] = _Known(record.job)
+            case control_pb2.MOVE_STEP_FORWARD:
+                if its_own and known.sealed_end is not None:
+                    self._known[key] = _Known(record.job)
+                    return Left(known.sealed_end)
+            # The target.
             case control_pb2.MOVE_STEP_BEGIN:
-                if record.job > self._jobs.get(key, 0):
-                    self._jobs[key] = record.job
-                    self._coming[key] = _Coming(record.job)
-            case control_pb2.MOVE_STEP_ABORT:
-                if coming is not None and coming.job == record.job:
-                    del self._coming[key]
-                self._jobs[key] = max(self._jobs.get(key, 0), record.job)
-            case _ if coming is None or coming.job != record.job:
-                pass
-            case control_pb2.MOVE_STEP_PART if record.offset == len(coming.slice):
-                coming.slice += record.part
-            case control_pb2.MOVE_STEP_INGEST:
-                coming.whole = hashlib.sha256(coming.slice).digest() == record.digest and _readable(
+                if newer and end is None:
+                    self._known[key] = _Known(record.job, coming=_Coming())
+            case control_pb2.MOVE_STEP_ABORT:  # also of a job whose BEGIN comes late
+                if end is None and (newer or (its_own and known.coming is not None)):
+                    self._known[key] = _Known(record.job)
+            case _ if known.coming is not None and its_own:
+                return self._bring(record, key, known.coming)
+        return None
+
+    def _bring(
+        self, record: control_pb2.MoveQueue, key: QueueKey, coming: _Coming
+    ) -> Arrived | None:
+        """A step of the job that brings the queue here."""
+        match record.step:
+            case control_pb2.MOVE_STEP_PART if not coming.whole:
+                if record.offset == len(coming.slice):
+                    coming.slice += record.part
+            case control_pb2.MOVE_STEP_INGEST if not coming.whole:
+                found = len(coming.slice), hashlib.sha256(coming.slice).digest()
+                coming.whole = found == (record.offset, record.digest) and _readable(
                     bytes(coming.slice)
                 )
             case control_pb2.MOVE_STEP_ACTIVATE if coming.whole:
-                del self._coming[key]
-                found = read_slice(bytes(coming.slice))
-                if found.queue.key != key:
-                    raise CorruptSegment(f"queue {key} came with the slice of {found.queue.key}")
+                self._known[key] = _Known(record.job)
+                slice_ = read_slice(bytes(coming.slice))
+                if slice_.queue.key != key:
+                    raise CorruptSegment(f"queue {key} came with the slice of {slice_.queue.key}")
                 return Arrived(
-                    found.queue.log_end_offset,
-                    found.queue.sealed,
-                    tuple(found.producers.rows(key)),
+                    slice_.queue.log_end_offset,
+                    slice_.queue.sealed,
+                    tuple(slice_.producers.rows(key)),
                 )
         return None
 
