@@ -70,6 +70,8 @@ class BrokerGroup:
         self.running: dict[NodeId, BrokerNode] = {}
         self.files: dict[int, FileLayer] = {}
         """File systems other than the real one, by node."""
+        self._begun: set[int] = set()
+        """Founders that were started before: there are no controllers that would know."""
 
     def config(self, node: int) -> BrokerConfig:
         """The configuration of one node."""
@@ -99,8 +101,12 @@ class BrokerGroup:
             await self.stop(node)
 
     async def start(self, node: int) -> BrokerNode:
-        """Starts a node on what its directory holds."""
-        started = BrokerNode(self.config(node), files=self.files.get(node))
+        """Starts a node on what its directory holds; a founder, the first time, by order."""
+        config = self.config(node)
+        if node in self.founding and node not in self._begun:
+            self._begun.add(node)
+            config = dataclasses.replace(config, found="test")
+        started = BrokerNode(config, files=self.files.get(node))
         await started.__aenter__()
         self.running[NodeId(node)] = started
         return started

@@ -7,18 +7,33 @@ import contextlib
 import gc
 import socket
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from semel.broker.peers import Identity
+from semel.broker.config import BrokerConfig
+from semel.broker.identity import NodeIdentity
+from semel.broker.log import OsFiles
 from semel.broker.raft import Message, MessageKind, encode_message
 from semel.broker.server.replicate import PeerPort
 from semel.protos.errors import DataDirectoryError
 from semel.protos.framed import ACCEPTED, encode_head, encode_hello
-from semel.protos.ids import NodeId
+from semel.protos.ids import GroupId, NodeId
 from semel.protos.v1 import raft_pb2
 
-OWN = Identity(cluster_id="c", group_id=1, node_id=1)
+OWN = NodeIdentity(
+    BrokerConfig(
+        data=Path("nowhere"),
+        cluster_id="c",
+        group_id=GroupId(1),
+        node_id=NodeId(1),
+        listen="127.0.0.1:1",
+        members={NodeId(1): "127.0.0.1:1"},
+    ),
+    OsFiles(),
+)
+OWN.founding = "f"
 
 
 class Sink:
@@ -45,8 +60,13 @@ async def port(sink: Sink) -> AsyncIterator[PeerPort]:
 
 
 async def ask(port: PeerPort, node: int = 2) -> raft_pb2.OpenStreamReply:
-    request = raft_pb2.OpenStreamRequest(cluster_id="c", group_id=1, node_id=node)
-    return await port.OpenStream(request, None)
+    return await port.OpenStream(request(node_id=node), None)
+
+
+def request(**fields: Any) -> raft_pb2.OpenStreamRequest:
+    """What a peer asks, of another founding or group or as another node."""
+    whole = {"cluster_id": "c", "group_id": 1, "node_id": 2, "founding_id": "f", "to_node_id": 1}
+    return raft_pb2.OpenStreamRequest(**{**whole, **fields})
 
 
 class Peer:
@@ -166,10 +186,12 @@ async def test_strangers_are_few_and_do_not_keep_peers_out(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
-        (raft_pb2.OpenStreamRequest(cluster_id="other", group_id=1, node_id=2), "cluster other"),
-        (raft_pb2.OpenStreamRequest(cluster_id="c", group_id=9, node_id=2), "group 9"),
-        (raft_pb2.OpenStreamRequest(cluster_id="c", group_id=1, node_id=7), "node 7 is not a"),
-        (raft_pb2.OpenStreamRequest(cluster_id="c", group_id=1), "not a member"),
+        (request(cluster_id="other"), "cluster other"),
+        (request(group_id=9), "group 9"),
+        (request(node_id=7), "node 7 is not a"),
+        (request(node_id=0), "not a member"),
+        (request(to_node_id=3), "the call is for node 3"),
+        (request(founding_id="g"), "begun anew"),
     ],
 )
 async def test_who_belongs_elsewhere_gets_no_ticket(

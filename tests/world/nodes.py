@@ -30,6 +30,7 @@ from semel.controller.store import MemoryStore, Transaction
 from semel.controller.store.memory import Table
 from semel.protos.errors import CorruptSegment, SemelError
 from semel.protos.ids import GroupId, NodeId
+from semel.protos.v1.raft_pb2 import PeerCaller
 from tests.unit.log.sim_files import SimFiles
 from tests.world.disk import Disk
 from tests.world.loop import Killed, Process
@@ -87,7 +88,9 @@ class SimLink:
         host.on_send(message, self._replica)
         data = b"".join((encode_message(message), *frames))
         target = host.cluster[self._peer]
-        world.network.datagram(host.name, target.name, lambda: target.receive(data))
+        assert host.node is not None
+        caller = host.node.identity.caller(self._peer)
+        world.network.datagram(host.name, target.name, lambda: target.receive(caller, data))
 
 
 class SimBroker(BrokerNode):
@@ -224,14 +227,20 @@ class BrokerHost:
         self.retired = True
         self.world.crash(self.name, "removed from the group")
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, caller: PeerCaller, data: bytes) -> None:
         """A datagram is here."""
-        replica = self.replica
-        if replica is not None and self.context is not None:
-            self.world.loop.call_soon(self._deliver, replica, data, context=self.context)
+        node = self.node
+        if self.replica is not None and node is not None and self.context is not None:
+            self.world.loop.call_soon(self._deliver, node, caller, data, context=self.context)
 
     @staticmethod
-    def _deliver(replica: Replica, data: bytes) -> None:
+    def _deliver(node: SimBroker, caller: PeerCaller, data: bytes) -> None:
+        """Who the caller is, is asked of every one, as there is no stream that was opened once."""
+        try:
+            node.identity.check_caller(caller, broker_address(caller.node_id))
+        except SemelError:
+            return
+        replica = node.replica
         message, frames = split_message(memoryview(data))
         replica.on_message(message, frames)
 

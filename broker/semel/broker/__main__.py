@@ -40,6 +40,8 @@ Examples:
       --listen 127.0.0.1:7171 --member 1=127.0.0.1:7171 --controllers 127.0.0.1:7070
   python -m semel.broker --data data/4 --cluster-id c1 --group 1 --node 4 \\
       --listen 127.0.0.1:7174 --join 127.0.0.1:7171 --controllers 127.0.0.1:7070
+  python -m semel.broker --data data/1 --cluster-id c1 --group 1 --node 1 \\
+      --listen 127.0.0.1:7171 --found 2026-11-24    # without controllers, once
   SEMEL_BROKER_CONFIG=node.toml python -m semel.broker
 """
 
@@ -109,6 +111,16 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
     default="",
     help="HOST:PORT[,HOST:PORT] of members of a running group that this node is to join, instead "
     "of --member. It waits until `semel node replace` or `semel cluster grow` adds it.",
+)
+@click.option(
+    "--found",
+    default="",
+    metavar="NAME",
+    help="Begin the group with this node, whose directory is empty, and ask nobody: for one start, "
+    "where there are no controllers, with a NAME that is the same on all its first nodes and never "
+    "used again. Every later start refuses it. After the loss of a majority of disks use `semel "
+    "cluster restore`, which keeps what is left.",
+    show_default=False,
 )
 @click.option(
     "--advertise",
@@ -246,6 +258,7 @@ def main(
     listen: str,
     members: dict[NodeId, str],
     join: str,
+    found: str,
     advertise: str,
     peers_at: dict[NodeId, str],
     peer_port: int,
@@ -290,6 +303,7 @@ def main(
             listen=listen,
             members=members or ({} if join else {NodeId(node): listen}),
             join=tuple(filter(None, join.split(","))),
+            found=found,
             advertise=advertise,
             peers_at=peers_at,
             peer_port=peer_port,

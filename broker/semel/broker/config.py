@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from semel.protos.ids import GroupId, NodeId
 
 _MAY_BE_ZERO = ("metrics_port", "peer_port", "stream_port", "scrub_bytes_per_second")
 
+FOUNDING_ID = re.compile("[A-Za-z0-9_-]{1,64}")
 LOOPBACK = ("127.", "localhost", "::1")
 
 
@@ -63,7 +65,14 @@ class BrokerConfig:
     It waits, muted, until an operator adds it. Asked only while its own log names no members."""
 
     controllers: tuple[str, ...] = ()
-    """Addresses of the controllers to report to; without any the node serves all the same."""
+    """Addresses of the controllers to report to; without any the node serves all the same. They are
+    needed once: an empty node asks them whether its group was founded (`found` else)."""
+
+    found: str = ""
+    """Name of a founding that never was before: the operator's word that the group begins with this
+    node, and that nothing is lost by it. Nobody is asked. For the first start of an empty directory
+    only, so that nobody leaves it among a node's settings: any other start is refused. Default:
+    empty, the node asks."""
 
     rack: str = ""
     """Rack or site label, told to the controllers, which prefer a master in theirs."""
@@ -179,6 +188,12 @@ class BrokerConfig:
         if self.node_id < 1 or self.group_id < 1:
             raise InvalidRequest(
                 f"node and group ids start at 1, not {self.node_id} and {self.group_id}"
+            )
+        if self.join and self.found:
+            raise InvalidRequest("a node either begins its group (--found) or joins it (--join)")
+        if self.found and not FOUNDING_ID.fullmatch(self.found):
+            raise InvalidRequest(
+                f"{self.found!r} is no name of a founding: use 1 to 64 letters, digits, - and _"
             )
         if self.join and self.members:
             raise InvalidRequest(

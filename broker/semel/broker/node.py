@@ -19,6 +19,7 @@ import logging
 import sys
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,11 +30,12 @@ from semel.broker.config import BrokerConfig
 from semel.broker.delays import DelayDuty
 from semel.broker.group_calls import GroupCalls
 from semel.broker.halting import end_process
-from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles, check_identity
+from semel.broker.identity import NodeIdentity
+from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles
 from semel.broker.maintenance import Maintenance
 from semel.broker.members import Members
 from semel.broker.membership import MembershipChanges
-from semel.broker.peers import Identity, PeerLink
+from semel.broker.peers import PeerLink
 from semel.broker.probe import Probe
 from semel.broker.raft import Role
 from semel.broker.registration import Registration
@@ -89,6 +91,9 @@ class BrokerNode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._links: dict[NodeId, tuple[str, asyncio.Task[None]]] = {}
         self._fatal: asyncio.Future[str] | None = None
+        self.identity = NodeIdentity(config, self._files)
+        self._log_lost = False
+        """The directory names a founding, and has no log."""
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -131,7 +136,7 @@ class BrokerNode:
         log = await loop.run_in_executor(self.readers, self._open_log)
         self._stack.push_async_callback(loop.run_in_executor, None, log.close)
         state, logged = await loop.run_in_executor(self.readers, _recover, log)
-        founding = await self._founding(state, logged)
+        founding, joins = await self._founding(state, logged)
         known = next(reversed(logged.values()), Members.of_state(state.membership) or founding)
         alone = set(known.addresses) == {config.node_id}
         if alone and (torn := log.cut_torn()) is not None:
@@ -148,18 +153,29 @@ class BrokerNode:
             on_fatal=self._on_fatal,
         )
         replica = self.replica
-        standing = Standing(config, replica, self._files)
+        standing = self._standing = Standing(
+            config, replica, self._files, self.identity, hard_state
+        )
         empty = log.last_index == 0 and hard_state.load() is None
-        if await loop.run_in_executor(self.readers, lambda: standing.begin(empty=empty)):
+        lost = self._log_lost
+        if await loop.run_in_executor(
+            self.readers, lambda: standing.begin(empty=empty, lost=lost, joins=joins)
+        ):
             replica.core.set_muted(True)
+        standing.on_refounded = self._on_refounded
         self.checkpoints = Checkpoints(replica)
-        self.scrub = Scrub(replica, self.checkpoints, self._check_identity)
+        self.scrub = Scrub(replica, self.checkpoints, self.identity.check_disk)
         self.changes = MembershipChanges(config, replica)
         await self._serve()
         self._stack.push_async_callback(self._cancel_tasks)
         self._start(standing.run())
         self.registration = Registration(
-            config, replica, config.advertise or self.address, self._routes, self._probe.counters
+            config,
+            replica,
+            config.advertise or self.address,
+            self._routes,
+            self._probe.counters,
+            self.identity,
         )
         self.replica.on_role_changed = self.registration.report_now
         replica.on_members_changed = self._on_members_changed
@@ -168,25 +184,16 @@ class BrokerNode:
         self._start(Maintenance(self.replica, self.checkpoints, self.changes).run())
         self._start(self._transactions.run())
         self._start(DelayDuty(self.replica).run())
-        self._start(Repair(self.replica, self.catch_up.rebuild).run())
+        self._start(Repair(self.replica, self.catch_up.rebuild, self.identity).run())
         self._start(self.scrub.run())
         self._start(self._tick())
         await self._serve_metrics()
 
-    def _check_identity(self) -> None:
-        config = self.config
-        check_identity(
-            config.data,
-            cluster_id=config.cluster_id,
-            group_id=config.group_id,
-            node_id=config.node_id,
-            files=self._files,
-        )
-
     def _open_log(self) -> Log:
         """What is damaged beyond mending is set aside, if there are peers to get it from."""
         config, directory = self.config, self.config.data / "log"
-        self._check_identity()
+        self.identity.open()
+        self._log_lost = bool(self.identity.founding) and not _has_log(self._files, config.data)
         try:
             return Log.open(directory, config.log, files=self._files)
         except CorruptSegment as error:
@@ -206,32 +213,32 @@ class BrokerNode:
             (move_away if alone else set_aside)(self._files, config.data, path.name, error)
         return hard_state
 
-    async def _founding(self, state: State, logged: Mapping[int, Members]) -> Members:
-        """The members before any were logged; a node that joins asks, until its own log knows."""
+    async def _founding(self, state: State, logged: Mapping[int, Members]) -> tuple[Members, str]:
+        """The members before any were logged, and the founding that a node joins.
+
+        One that joins asks, until its own log knows.
+        """
         config = self.config
         if not config.join:
-            return Members(voters=config.members)
+            return Members(voters=config.members), ""
         known = Members.of_state(state.membership) or next(iter(logged.values()), None)
-        return await ask_members(config) if known is None else known
+        return await ask_members(config) if known is None else (known, "")
 
     async def _serve(self) -> None:
         """Starts the gRPC server. Raises OSError when the port is in use."""
         replica, config = self.replica, self.config
-        identity = Identity(
-            cluster_id=config.cluster_id, group_id=config.group_id, node_id=config.node_id
-        )
-        self._identity = identity
         self._routes = RoutesCopy()
         self.catch_up = CatchUp(
             replica,
             self.checkpoints,
+            self.identity,
             bytes_per_second=config.catch_up_bytes_per_second,
             start_task=self._keep,
         )
         replica.on_snapshot_offer = self.catch_up.on_offer
         produce = ProduceHandler(replica)
         replica.on_mastership_lost = produce.on_mastership_lost
-        peer_port = PeerPort(replica, identity, lambda node: node in replica.reachable())
+        peer_port = PeerPort(replica, self.identity, lambda node: node in replica.reachable())
         server = grpc.aio.server(interceptors=[ServerInterceptor()], options=SERVER_OPTIONS)
         fetch = FetchHandler(replica)
         moves = MovesService(config, replica, self._routes)
@@ -253,17 +260,20 @@ class BrokerNode:
         }
         raft_pb2_grpc.add_RaftPeerServicer_to_server(peer_port, server)
         raft_pb2_grpc.add_SnapshotsServicer_to_server(
-            SnapshotService(replica, self.checkpoints), server
+            SnapshotService(replica, self.checkpoints, self.identity), server
         )
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("semel.protos.v1.BrokerStream", streams),)
         )
         broker_pb2_grpc.add_MembersServicer_to_server(
-            MembersService(config, replica, self.changes), server
+            MembersService(config, replica, self.changes, self.identity, self._standing), server
         )
         broker_pb2_grpc.add_MovesServicer_to_server(moves, server)
         broker_pb2_grpc.add_BrokerServicer_to_server(
-            AdminService(config, replica, self.checkpoints, self.scrub, self._routes), server
+            AdminService(
+                config, replica, self.checkpoints, self.scrub, self._routes, self.identity
+            ),
+            server,
         )
         calls = GroupCalls(self._routes)
         self._stack.push_async_callback(calls.close)
@@ -308,6 +318,15 @@ class BrokerNode:
         self.metrics_address = metrics.address
         self._stack.push_async_callback(metrics.close)
 
+    def _on_refounded(self) -> None:
+        """Nothing that was sent for the founding of before reaches anybody."""
+        for peer, (_, task) in list(self._links.items()):
+            del self._links[peer]
+            del self.replica.links[peer]
+            task.cancel()
+        self._follow_members()
+        self.registration.report_now()
+
     def _on_members_changed(self) -> None:
         self._follow_members()
         self.registration.report_now()
@@ -333,7 +352,7 @@ class BrokerNode:
         link = PeerLink(
             peer_id=peer,
             address=address,
-            identity=self._identity,
+            identity=self.identity,
             log=self.replica.log,
             readers=self.readers,
             on_unreachable=self.replica.on_peer_unreachable,
@@ -379,6 +398,11 @@ class BrokerNode:
             task.remove_done_callback(self._on_task_done)
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _has_log(files: FileLayer, data: Path) -> bool:
+    """BLOCKING. Whether the directory of the log is there, whatever it holds."""
+    return any(files.names(data / "log"))
 
 
 def _recover(log: Log) -> tuple[State, dict[int, Members]]:

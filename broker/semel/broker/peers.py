@@ -28,12 +28,12 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Final, cast
 
 import grpc
 import grpc.aio
 
+from semel.broker.identity import NodeIdentity
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.raft import Message, MessageKind, encode_message
 from semel.protos.errors import CorruptSegment
@@ -55,15 +55,6 @@ _CONTROL: Final = 0
 _BULK: Final = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What a node says of itself when it asks a peer for a stream."""
-
-    cluster_id: str
-    group_id: int
-    node_id: int
-
-
 class PeerLink:
     """The two streams to one peer; `run` keeps them open until it is cancelled."""
 
@@ -72,7 +63,7 @@ class PeerLink:
         *,
         peer_id: NodeId,
         address: str,
-        identity: Identity,
+        identity: NodeIdentity,
         log: Log,
         readers: Executor,
         on_unreachable: Callable[[NodeId], None],
@@ -139,7 +130,12 @@ class PeerLink:
         async with grpc.aio.insecure_channel(self.address, options=PEER_CHANNEL_OPTIONS) as channel:
             reply: raft_pb2.OpenStreamReply = await raft_pb2_grpc.RaftPeerStub(channel).OpenStream(
                 raft_pb2.OpenStreamRequest(
-                    cluster_id=own.cluster_id, group_id=own.group_id, node_id=own.node_id
+                    cluster_id=own.cluster_id,
+                    group_id=own.group_id,
+                    node_id=own.node_id,
+                    founding_id=own.founding,
+                    to_node_id=self.peer_id,
+                    address=own.address,
                 ),
                 timeout=_OPEN_TIMEOUT_S,
             )

@@ -21,6 +21,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.config import BrokerConfig
+from semel.broker.identity import NodeIdentity
 from semel.broker.load import Counters, LoadMeter
 from semel.broker.replica import Replica
 from semel.broker.routes_copy import RoutesCopy
@@ -48,6 +49,7 @@ class Registration:
         address: str,
         routes: RoutesCopy,
         counters: Callable[[], Counters],
+        identity: NodeIdentity,
     ) -> None:
         """`counters` are the totals of what the node has done."""
         self._config = config
@@ -55,6 +57,7 @@ class Registration:
         self._address = address
         self._routes = routes
         self._counters = counters
+        self._identity = identity
         self._meter = LoadMeter()
         self._changed: dict[str, asyncio.Event] = {}
         """By controller's address."""
@@ -150,6 +153,7 @@ class Registration:
             lost=len(replica.lost_entries),
             disk_full=replica.disk_full,
             load=self._load(),
+            founding_id=self._identity.founding,
             wants_producer_ids=self._routes.wants_ids(_time_s()),
             members=[
                 common_pb2.NodeAddress(node_id=node, address=address)

@@ -31,6 +31,7 @@ import google_crc32c
 import grpc
 import grpc.aio
 
+from semel.broker.identity import NodeIdentity
 from semel.broker.log import RecordRef
 from semel.broker.raft import Role
 from semel.broker.replica import Replica
@@ -64,10 +65,13 @@ def note_missing(replica: Replica) -> None:
 class Repair:
     """The background task that keeps a replica's log whole."""
 
-    def __init__(self, replica: Replica, rebuild: Callable[[], None]) -> None:
+    def __init__(
+        self, replica: Replica, rebuild: Callable[[], None], identity: NodeIdentity
+    ) -> None:
         """`rebuild` puts a snapshot in place of the whole log, if now is the time."""
         self._replica = replica
         self._rebuild = rebuild
+        self._identity = identity
         self._reported: set[int] = set()
         self._stuck = False
         """Nobody gave an entry that is yet to be applied, when it was asked for last."""
@@ -151,7 +155,9 @@ class Repair:
     async def _mend_entries(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
         log = self._replica.log
         loop = asyncio.get_running_loop()
-        request = raft_pb2.PullFramesRequest(entries=self._wanted())
+        request = raft_pb2.PullFramesRequest(
+            entries=self._wanted(), caller=self._identity.caller(peer)
+        )
         if not request.entries:
             return
         async for chunk in stub.PullFrames(request, timeout=_PULL_TIMEOUT_S):
@@ -167,7 +173,7 @@ class Repair:
     async def _mend_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
         log = self._replica.log
         loop = asyncio.get_running_loop()
-        for ref, data in await self._pull(stub, log.damaged_records):
+        for ref, data in await self._pull(stub, peer, log.damaged_records):
             await loop.run_in_executor(self._replica.readers, log.mend_record, ref, data)
             logger.warning("kept record mended index=%d peer=%d", ref.index, peer)
 
@@ -181,14 +187,14 @@ class Repair:
             for ref in self._live(index)
             if not log.has_kept(ref)
         ]
-        found = await self._pull(stub, wanted)
+        found = await self._pull(stub, peer, wanted)
         if found:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(replica.readers, log.keep_records, found)
             logger.warning("records of damaged entries kept count=%d peer=%d", len(found), peer)
 
     async def _pull(
-        self, stub: raft_pb2_grpc.SnapshotsStub, refs: list[RecordRef]
+        self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, refs: list[RecordRef]
     ) -> list[tuple[RecordRef, bytes]]:
         """What the peer has of these records, checked."""
         wanted = refs[:_ENTRIES_PER_PULL]
@@ -199,7 +205,8 @@ class Repair:
             records=[
                 raft_pb2.RecordRef(index=ref.index, position=ref.position, length=ref.length)
                 for ref in wanted
-            ]
+            ],
+            caller=self._identity.caller(peer),
         )
         async for chunk in stub.PullRecords(request, timeout=_PULL_TIMEOUT_S):
             if chunk.gone or chunk.damaged:
@@ -213,7 +220,9 @@ class Repair:
         self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, standings: _Standings
     ) -> None:
         """What the peer has of the entries that are still damaged."""
-        request = raft_pb2.DescribeEntriesRequest(entries=self._wanted())
+        request = raft_pb2.DescribeEntriesRequest(
+            entries=self._wanted(), caller=self._identity.caller(peer)
+        )
         if not request.entries:
             return
         reply = await stub.DescribeEntries(request, timeout=_PULL_TIMEOUT_S)

@@ -27,7 +27,7 @@ class Scrub:
     """The background task; its fields are read by the node's status."""
 
     def __init__(
-        self, replica: Replica, checkpoints: Checkpoints, check_identity: Callable[[], None]
+        self, replica: Replica, checkpoints: Checkpoints, check_identity: Callable[[], object]
     ) -> None:
         """`check_identity` blocks; it raises SemelError when nothing is left to mend from."""
         self._replica = replica

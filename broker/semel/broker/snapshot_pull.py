@@ -29,6 +29,7 @@ import grpc.aio
 
 from semel.broker.log import RecordRef
 from semel.protos.errors import CorruptSegment, Unavailable
+from semel.protos.ids import NodeId
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 
@@ -45,9 +46,19 @@ _CUT_OFF = (grpc.aio.AioRpcError, TimeoutError, CorruptSegment)
 class SnapshotPull:
     """One pull; `close` it in any case."""
 
-    def __init__(self, sources: Callable[[], Sequence[str]], *, bytes_per_second: int) -> None:
-        """`sources` gives the addresses of the members, whoever is to be asked first in front."""
+    def __init__(
+        self,
+        sources: Callable[[], Sequence[tuple[NodeId, str]]],
+        caller: Callable[[NodeId], raft_pb2.PeerCaller],
+        *,
+        bytes_per_second: int,
+    ) -> None:
+        """`sources` gives the members and their addresses, whoever is to be asked first in front;
+        `caller` is what this node says of itself to one of them."""
         self._sources = sources
+        self._caller = caller
+        self._asked = NodeId(0)
+        """Whose turn it is."""
         self._rate = bytes_per_second
         self._due = 0.0
         self._channel: grpc.aio.Channel | None = None
@@ -136,11 +147,12 @@ class SnapshotPull:
             sources = self._sources()
             if not sources:
                 raise Unavailable("no other member of the group is known")
-            address = sources[self._failures % len(sources)]
+            self._asked, address = sources[self._failures % len(sources)]
             self._channel = grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS)
         return raft_pb2_grpc.SnapshotsStub(self._channel)
 
     async def _chunks(self, method: Any, request: Any) -> AsyncIterator[Any]:
+        request.caller.CopyFrom(self._caller(self._asked))
         call = method(request)
         try:
             while True:

@@ -28,6 +28,7 @@ import google_crc32c
 import grpc
 import grpc.aio
 
+from semel.broker.identity import NodeIdentity
 from semel.broker.log import IndexUnavailable, Log, RecordRef
 from semel.broker.raft import Message, SnapshotMark
 from semel.broker.replica import Replica, monotonic_ms
@@ -43,6 +44,14 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 1 << 20
 _RECORDS_PER_PULL = 512
 _FRAMES_PER_PULL = 1_024
+
+
+_Asking = (
+    raft_pb2.PullCheckpointRequest
+    | raft_pb2.PullFramesRequest
+    | raft_pb2.PullRecordsRequest
+    | raft_pb2.DescribeEntriesRequest
+)
 
 
 class Checkpoints:
@@ -88,14 +97,20 @@ class Checkpoints:
 class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
     """Gives peers this node's checkpoint, entries and records."""
 
-    def __init__(self, replica: Replica, checkpoints: Checkpoints) -> None:
+    def __init__(self, replica: Replica, checkpoints: Checkpoints, identity: NodeIdentity) -> None:
         self._replica = replica
         self._checkpoints = checkpoints
+        self._identity = identity
+
+    def _check(self, request: _Asking) -> None:
+        """Raises DataDirectoryError, Unavailable."""
+        self._identity.check_message(request.caller if request.HasField("caller") else None)
 
     async def PullCheckpoint(  # noqa: N802
         self, request: raft_pb2.PullCheckpointRequest, context: object
     ) -> AsyncIterator[raft_pb2.CheckpointChunk]:
         """The newest checkpoint from `position`, or from 0 when `index` is an older one."""
+        self._check(request)
         loop = asyncio.get_running_loop()
         log = self._replica.log
         if self._checkpoints.index < request.index:
@@ -120,6 +135,7 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         self, request: raft_pb2.PullFramesRequest, context: object
     ) -> AsyncIterator[raft_pb2.FrameChunk]:
         """Entries that this node has whole, for a peer whose copy is damaged."""
+        self._check(request)
         loop = asyncio.get_running_loop()
         log = self._replica.log
         for ref in request.entries[:_FRAMES_PER_PULL]:
@@ -137,6 +153,7 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         self, request: raft_pb2.PullRecordsRequest, context: object
     ) -> AsyncIterator[raft_pb2.RecordChunk]:
         """The records asked for, in that order. Raises Unavailable on a node that is behind."""
+        self._check(request)
         loop = asyncio.get_running_loop()
         if self._replica.state.applied_index < request.applied_index:
             raise Unavailable(
@@ -161,6 +178,7 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         self, request: raft_pb2.DescribeEntriesRequest, context: object
     ) -> raft_pb2.DescribeEntriesReply:
         """What this node has of entries that are damaged at a peer."""
+        self._check(request)
         return raft_pb2.DescribeEntriesReply(
             node_id=self._replica.config.node_id,
             standings=[
@@ -190,12 +208,14 @@ class CatchUp:
         self,
         replica: Replica,
         checkpoints: Checkpoints,
+        identity: NodeIdentity,
         *,
         bytes_per_second: int,
         start_task: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._replica = replica
         self._checkpoints = checkpoints
+        self._identity = identity
         self._rate = bytes_per_second
         self._start_task = start_task
         self._running = False
@@ -249,7 +269,9 @@ class CatchUp:
         replica = self._replica
         loop = asyncio.get_running_loop()
         installing: asyncio.Future[None] | None = None
-        pull = SnapshotPull(lambda: self._sources(source), bytes_per_second=self._rate)
+        pull = SnapshotPull(
+            lambda: self._sources(source), self._identity.caller, bytes_per_second=self._rate
+        )
         self._pulling = pull
         try:
             index, term, payload = await pull.checkpoint(least)
@@ -293,14 +315,14 @@ class CatchUp:
             pull.bytes_received,
         )
 
-    def _sources(self, first: NodeId) -> list[str]:
+    def _sources(self, first: NodeId) -> list[tuple[NodeId, str]]:
         """Members that may give: who offered, then the master of the moment, then the others."""
         replica = self._replica
         nodes = sorted(
             replica.reachable().keys() - {replica.config.node_id},
             key=lambda node: (node != first, node != replica.core.master_id, node),
         )
-        return [address for node in nodes if (address := replica.peer_address(node))]
+        return [(node, address) for node in nodes if (address := replica.peer_address(node))]
 
     def _records(
         self,

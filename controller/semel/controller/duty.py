@@ -84,6 +84,7 @@ class Duty:
             self.routes,
             report_timeout_ms=config.node_timeout_ms,
             clock=clocks.sessions_ms,
+            clock_us=clocks.wall_us,
             placed=lambda: self.topics.placed(),
             on_new_master=self._on_new_master,
         )

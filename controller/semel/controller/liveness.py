@@ -176,6 +176,16 @@ class NodeTable:
         nodes = sorted(group.addresses(), key=lambda node: node.node_id != group.master_id)
         return [node.address for node in nodes]
 
+    def nodes(self, group_id: int) -> list[NodeAddress]:
+        """The members with their newest addresses; empty for an unknown group."""
+        group = self._groups.get(group_id)
+        return [] if group is None else group.addresses()
+
+    def has_history(self, group_id: int) -> bool:
+        """The group had a master at some time."""
+        group = self._groups.get(group_id)
+        return group is not None and group.term > 0
+
     def route(self, group_id: int) -> GroupRoute:
         """The group as clients see it."""
         group = self._groups[group_id]

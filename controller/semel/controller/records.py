@@ -22,6 +22,7 @@ IMPORT: Final = "/import"
 TOPICS: Final = "/topics/"
 DELETING: Final = "/deleting/"
 BROKERS: Final = "/brokers/"
+FOUNDINGS: Final = "/foundings/"
 PRODUCERS: Final = "/producers/"
 PRODUCER_IDS: Final = "/producer-ids"
 CONSUMERS: Final = "/consumers/"
@@ -43,6 +44,11 @@ def deleting_key(topic_id: int) -> str:
 def broker_group_key(group_id: int) -> str:
     """Key of a broker group."""
     return f"{BROKERS}{group_id}"
+
+
+def founding_key(group_id: int) -> str:
+    """Key of what a broker group was founded as."""
+    return f"{FOUNDINGS}{group_id}"
 
 
 def producer_key(name: str) -> str:

@@ -4,7 +4,8 @@ How it works. A report goes into the `NodeTable`; if it changed a group, the rou
 once and the group is stored after it, because the route is a hint that the next reports would
 bring back anyway, and clients wait for it during a failover.
 
-Not here: the rules (`liveness.py`), pushing routes (`server.py`).
+Not here: the rules (`liveness.py`), what groups were founded as (`foundings.py`), pushing routes
+(`server.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 from collections.abc import Callable
 
 from semel.controller import records
+from semel.controller.foundings import Foundings
 from semel.controller.liveness import MASTER, NodeTable, QueueCountWatch
 from semel.controller.office import Office
 from semel.controller.routes import RouteTable
@@ -26,7 +28,7 @@ QUEUE_COUNT_PATIENCE_MS = 5_000
 
 
 class BrokerRegistry:
-    """Broker groups and nodes. `clock` gives monotonic milliseconds."""
+    """Broker groups and nodes. `clock` gives monotonic milliseconds, `clock_us` the wall clock."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class BrokerRegistry:
         *,
         report_timeout_ms: int,
         clock: Callable[[], int],
+        clock_us: Callable[[], int],
         placed: Callable[[], dict[int, int]],
         on_new_master: Callable[[int], None],
     ) -> None:
@@ -46,9 +49,16 @@ class BrokerRegistry:
         self._on_new_master = on_new_master
         self._table = NodeTable(report_timeout_ms=report_timeout_ms)
         self._counts = QueueCountWatch(patience_ms=QUEUE_COUNT_PATIENCE_MS)
+        self.foundings = Foundings(
+            office,
+            clock_us=clock_us,
+            nodes=self._table.nodes,
+            has_history=self._table.has_history,
+        )
 
     async def load(self) -> None:
         """Reads the stored groups."""
+        await self.foundings.load()
         for key, entry in (await self._office.store.scan(records.BROKERS)).items():
             record = records.load(BrokerGroupRecord, key, entry)
             self._table.restore(record)
@@ -57,8 +67,8 @@ class BrokerRegistry:
     async def on_report(self, report: ReportNodeRequest) -> ReportNodeReply:
         """Takes a node's report in.
 
-        Raises DataDirectoryError for a node of another cluster, InvalidRequest for one that
-        cannot be.
+        Raises DataDirectoryError for a node of another cluster or of a founding that was ended,
+        InvalidRequest for one that cannot be.
         """
         if report.cluster_id and report.cluster_id != self._office.cluster_id:
             raise DataDirectoryError(
@@ -66,6 +76,7 @@ class BrokerRegistry:
                 f"{report.cluster_id}, this is cluster {self._office.cluster_id}. Start it with "
                 "the right controller, or with an empty data directory"
             )
+        await self.foundings.on_report(report.group_id, report.node.node_id, report.founding_id)
         now_ms = self._clock()
         outcome = self._table.on_report(report, now_ms)
         group_id = report.group_id

@@ -198,6 +198,10 @@ class ControllerService(ControllerServicer):
             reply.producer_ids_start, reply.producer_ids_end = lent
         return reply
 
+    @in_office
+    async def FoundGroup(self, request: pb.FoundGroupRequest, context: Any) -> pb.FoundGroupReply:
+        return await self._registry.foundings.on_request(request)
+
     async def GetClusterStatus(
         self, request: pb.ClusterStatusRequest, context: Any
     ) -> pb.ClusterStatusReply:

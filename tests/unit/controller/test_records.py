@@ -23,6 +23,7 @@ def test_the_page_lists_every_key_and_its_message() -> None:
         records.topic_key("NAME"): "TopicRecord",
         records.DELETING + "TOPIC_ID": "TopicRecord",
         records.BROKERS + "GROUP_ID": "BrokerGroupRecord",
+        records.FOUNDINGS + "GROUP_ID": "FoundingRecord",
         records.producer_key("NAME"): "ProducerRecord",
         records.PRODUCER_IDS: "ProducerIdsRecord",
         records.consumer_group_key("GROUP"): "ConsumerGroupRecord",

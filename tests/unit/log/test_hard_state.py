@@ -177,8 +177,8 @@ def test_an_identity_of_a_newer_format_is_refused() -> None:
     disk = SimFiles()
     root = Path("/node")
     disk.make_directory(root)
-    data = identity._encode({"format": "2", "cluster": "c", "group": "1", "node": "2"})
+    data = identity._encode({"format": "3", "cluster": "c", "group": "1", "node": "2"})
     file = disk.open(root / "IDENTITY", create=True)
     file.write([data], 0)
-    with pytest.raises(DataDirectoryError, match="format 2"):
+    with pytest.raises(DataDirectoryError, match="format 3"):
         check_identity(root, cluster_id="c", group_id=1, node_id=2, files=disk)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.peers import Identity, PeerLink, _Stream
+from semel.broker.peers import PeerLink, _Stream
 from semel.broker.raft import EntryMeta, Message, MessageKind
 from semel.protos.ids import NodeId
 
@@ -24,7 +24,7 @@ def test_an_append_never_overtakes_another(
     link = PeerLink(
         peer_id=NodeId(2),
         address="",
-        identity=Identity(cluster_id="", group_id=1, node_id=1),
+        identity=nothing,
         log=nothing,
         readers=nothing,
         on_unreachable=nothing,

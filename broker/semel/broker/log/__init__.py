@@ -5,7 +5,7 @@ from semel.broker.log.config import LogConfig
 from semel.broker.log.descriptors import Reserve
 from semel.broker.log.files import File, FileLayer, OsFiles
 from semel.broker.log.hard_state import HardStateFile
-from semel.broker.log.identity import check_identity
+from semel.broker.log.identity import check_identity, save_founding
 from semel.broker.log.log import Log
 from semel.broker.log.types import Damage, DamagedEntry, IndexUnavailable, LogStats, RecordRef
 
@@ -24,4 +24,5 @@ __all__ = [
     "RecordRef",
     "Reserve",
     "check_identity",
+    "save_founding",
 ]

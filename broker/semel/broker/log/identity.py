@@ -1,9 +1,14 @@
-"""Whose data directory this is: written once, checked at every start.
+"""Whose data directory this is, and to which founding of its group it belongs.
 
 A node that starts on another node's directory would vote with that node's vote; one of another
-cluster would replicate strange data. The file IDENTITY is text, so that an operator can read it,
-and holds it twice, so that one damaged byte costs nothing. IDENTITY.copy is the same again: a write
-of the disk that lands on one of them leaves the other.
+cluster would replicate strange data; one of an ended founding has another history. The file
+IDENTITY is text, so that an operator can read it, and holds it twice, so that one damaged byte
+costs nothing. IDENTITY.copy is the same again: a write of the disk that lands on one of them leaves
+the other.
+
+How it works. Cluster, group and node are written once, into an empty directory. The founding comes
+when the node learns it (`founding.py`), and changes only when an operator begins the group anew.
+IDENTITY is written before its copy, so where the two name different foundings, it is right.
 
 Format. `docs/formats/hard-state.md`.
 """
@@ -19,10 +24,13 @@ import google_crc32c
 from semel.broker.log.files import FileLayer, OsFiles, read_file, replace_file
 from semel.protos.errors import DataDirectoryError, DiskFull
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+FORMAT_UNFOUNDED: Final = 1
+"""Of a directory that belongs to no founding: the one format that earlier programs know."""
 _NAMES: Final = ("IDENTITY", "IDENTITY.copy")
 _COPIES: Final = 2
 """In each file."""
+_FOUNDING: Final = "founding"
 
 
 def check_identity(
@@ -32,20 +40,15 @@ def check_identity(
     group_id: int,
     node_id: int,
     files: FileLayer | None = None,
-) -> None:
+) -> str:
     """BLOCKING. Writes the identity into an empty directory, or compares it.
 
-    Raises DataDirectoryError, which says what was found, what was expected, and what to do.
+    Returns the founding that the directory belongs to; empty for none. Raises DataDirectoryError,
+    which says what was found, what was expected, and what to do.
     """
     files = files or OsFiles()
     paths = [directory / name for name in _NAMES]
-    expected = {
-        "format": str(FORMAT),
-        "cluster": cluster_id,
-        "group": str(group_id),
-        "node": str(node_id),
-    }
-    whole = _encode(expected) * _COPIES
+    expected = _fields(cluster_id, group_id, node_id, "")
     raws = [read_file(files, path) for path in paths]
     if raws == [None, None]:
         others = [name for name in files.names(directory) if not name.endswith(".tmp")]
@@ -56,9 +59,8 @@ def check_identity(
             )
         files.make_directory(directory)
         files.sync_directory(directory.parent)
-        for path in paths:
-            replace_file(files, path, [whole])
-        return
+        _write(files, paths, expected)
+        return ""
     copies = [copy for raw in raws if raw is not None for copy in _copies(raw)]
     found = [one for one in map(_decode, copies) if one is not None]
     if not found:
@@ -68,19 +70,54 @@ def check_identity(
         )
     for one in found:
         _compare(directory, one, expected)
+    founding = found[0].get(_FOUNDING, "")
+    whole = _encode(_fields(cluster_id, group_id, node_id, founding)) * _COPIES
     for path, raw in zip(paths, raws, strict=True):
         if raw != whole:
             with contextlib.suppress(DiskFull):  # a good copy still stands
                 replace_file(files, path, [whole])
+    return founding
+
+
+def save_founding(
+    directory: Path,
+    founding: str,
+    *,
+    cluster_id: str,
+    group_id: int,
+    node_id: int,
+    files: FileLayer | None = None,
+) -> None:
+    """BLOCKING. The directory belongs to `founding` from now on; durable when it returns.
+
+    Raises DiskFull and OSError: either founding may stand then.
+    """
+    paths = [directory / name for name in _NAMES]
+    _write(files or OsFiles(), paths, _fields(cluster_id, group_id, node_id, founding))
+
+
+def _fields(cluster_id: str, group_id: int, node_id: int, founding: str) -> dict[str, str]:
+    fields = {
+        "format": str(FORMAT if founding else FORMAT_UNFOUNDED),
+        "cluster": cluster_id,
+        "group": str(group_id),
+        "node": str(node_id),
+    }
+    return {**fields, _FOUNDING: founding} if founding else fields
+
+
+def _write(files: FileLayer, paths: list[Path], fields: dict[str, str]) -> None:
+    for path in paths:
+        replace_file(files, path, [_encode(fields) * _COPIES])
 
 
 def _compare(directory: Path, found: dict[str, str], expected: dict[str, str]) -> None:
-    if found.get("format") != expected["format"]:
+    if found.get("format") not in (str(FORMAT_UNFOUNDED), str(FORMAT)):
         raise DataDirectoryError(
             f"{directory} has format {found.get('format')}, this program knows {FORMAT}; run the "
             "newer program, or give this node an empty directory"
         )
-    if found != expected:
+    if any(found.get(key) != expected[key] for key in ("cluster", "group", "node")):
         raise DataDirectoryError(
             f"{directory} belongs to {_describe(found)}, not to {_describe(expected)}; name the "
             "right directory, or give this node an empty one"

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from semel.broker.config import BrokerConfig
+from semel.broker.identity import NodeIdentity
 from semel.broker.replica import Replica, monotonic_ms
 from semel.broker.routes_copy import RoutesCopy
 from semel.broker.scrub import Scrub
@@ -65,12 +66,14 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         checkpoints: Checkpoints,
         scrub: Scrub,
         routes: RoutesCopy,
+        identity: NodeIdentity,
     ) -> None:
         self._config = config
         self._replica = replica
         self._scrub = scrub
         self._checkpoints = checkpoints
         self._routes = routes
+        self._identity = identity
 
     # ------------------------------------------------------------------ producers
 
@@ -417,6 +420,9 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             wall_us=replica.wall_us(),
             log_time_us=replica.log_time_us(),
             producer_idle_ms=self._config.producer_idle_ms,
+            founding_id=self._identity.founding,
+            prepared_id=self._identity.prepared,
+            knows_foundings=True,
         )
 
     async def VerifyQueues(  # noqa: N802

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from semel.broker.config import BrokerConfig
+from semel.broker.identity import NodeIdentity
 from semel.broker.membership import MembershipChanges
 from semel.broker.replica import Replica
+from semel.broker.standing import Standing
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import NodeId
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2
@@ -40,10 +42,19 @@ def member_statuses(replica: Replica) -> list[broker_pb2.MemberStatus]:
 class MembersService(broker_pb2_grpc.MembersServicer):
     """Serves semel.protos.v1.Members on one replica."""
 
-    def __init__(self, config: BrokerConfig, replica: Replica, changes: MembershipChanges) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        replica: Replica,
+        changes: MembershipChanges,
+        identity: NodeIdentity,
+        standing: Standing,
+    ) -> None:
         self._config = config
         self._replica = replica
         self._changes = changes
+        self._identity = identity
+        self._standing = standing
 
     async def ChangeMember(  # noqa: N802
         self, request: broker_pb2.ChangeMemberRequest, context: object
@@ -69,7 +80,7 @@ class MembersService(broker_pb2_grpc.MembersServicer):
     async def ReadmitNode(  # noqa: N802
         self, request: broker_pb2.ReadmitNodeRequest, context: object
     ) -> broker_pb2.ReadmitNodeReply:
-        self._check_group(request)
+        self._identity.check_caller(request)
         index, term = await self._changes.readmit(NodeId(request.node_id))
         return broker_pb2.ReadmitNodeReply(index=index, term=term)
 
@@ -88,6 +99,19 @@ class MembersService(broker_pb2_grpc.MembersServicer):
         was_master = await self._changes.drain(request.drain_ms)
         master = self._replica.core.master_id or 0
         return broker_pb2.DrainNodeReply(master_id=master, was_master=was_master)
+
+    async def RefoundNode(  # noqa: N802
+        self, request: broker_pb2.RefoundNodeRequest, context: object
+    ) -> broker_pb2.RefoundNodeReply:
+        self._check_group(request)
+        if request.node_id != self._config.node_id:
+            raise InvalidRequest(
+                f"this is node {self._config.node_id}, the call is for node {request.node_id}"
+            )
+        self._standing.refound(request.from_id, request.to_id, count=request.count)
+        return broker_pb2.RefoundNodeReply(
+            founding_id=self._identity.founding, muted=self._replica.muted
+        )
 
     def _check_group(self, request: _Addressed) -> None:
         config = self._config

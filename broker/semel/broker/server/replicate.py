@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from semel.broker.peers import SILENCE_MAX_S, Identity
+from semel.broker.identity import NodeIdentity
+from semel.broker.peers import SILENCE_MAX_S
 from semel.broker.raft import EntryMeta, Membership, Message, decode_message, envelope_length
 from semel.broker.server.ticket_port import FramedStream, TicketPort
 from semel.broker.state import FEATURE_LEVEL_MAX
@@ -71,7 +72,7 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
     """Lets peers in and hands their messages on; `serve` and `close` open and shut the port."""
 
     def __init__(
-        self, sink: MessageSink, identity: Identity, is_member: Callable[[NodeId], bool]
+        self, sink: MessageSink, identity: NodeIdentity, is_member: Callable[[NodeId], bool]
     ) -> None:
         self._sink = sink
         self._identity = identity
@@ -83,14 +84,13 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
     async def OpenStream(  # noqa: N802
         self, request: raft_pb2.OpenStreamRequest, context: object
     ) -> raft_pb2.OpenStreamReply:
-        """A ticket for one stream. Raises DataDirectoryError when the caller belongs elsewhere."""
+        """A ticket for one stream.
+
+        Raises DataDirectoryError when the caller belongs elsewhere, Unavailable while it is not
+        known where this node or the caller belongs.
+        """
         own = self._identity
-        if request.cluster_id != own.cluster_id or request.group_id != own.group_id:
-            raise DataDirectoryError(
-                f"this is node {own.node_id} of group {own.group_id} of cluster "
-                f"{own.cluster_id}, the caller belongs to group {request.group_id} of cluster "
-                f"{request.cluster_id}"
-            )
+        own.check_caller(request, request.address)
         peer = NodeId(request.node_id)
         if not self._is_member(peer):
             raise DataDirectoryError(
@@ -98,7 +98,7 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
             )
 
         def taker(_: FramedStream) -> _Incoming:
-            return _Incoming(self._sink, peer, own.node_id)
+            return _Incoming(self._sink, peer, own)
 
         return raft_pb2.OpenStreamReply(
             port=self._port.port,
@@ -110,10 +110,12 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
 class _Incoming:
     """What one peer sends (`ticket_port.Taker`)."""
 
-    def __init__(self, sink: MessageSink, peer: NodeId, own: int) -> None:
+    def __init__(self, sink: MessageSink, peer: NodeId, own: NodeIdentity) -> None:
         self._sink = sink
         self._peer = peer
-        self._own = own
+        self._own = own.node_id
+        self._identity = own
+        self._founding = own.founding
         self.whose = f"node {peer}"
 
     def on_message(self, data: memoryview, *, owned: bool) -> None:
@@ -123,6 +125,11 @@ class _Incoming:
             raise InvalidRequest(
                 f"message of node {message.source} to node {message.target} on a stream of node "
                 f"{self._peer} to node {self._own}"
+            )
+        if self._identity.founding != self._founding:
+            raise InvalidRequest(
+                f"node {self._own} belongs to another founding of its group than when node "
+                f"{self._peer} opened the stream"
             )
         self._sink.on_message(message, frames)
 

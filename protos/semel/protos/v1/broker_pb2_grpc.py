@@ -869,6 +869,11 @@ class MembersStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeReply.FromString,
                 _registered_method=True)
+        self.RefoundNode = channel.unary_unary(
+                '/semel.protos.v1.Members/RefoundNode',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeReply.FromString,
+                _registered_method=True)
 
 
 class MembersServicer:
@@ -903,6 +908,13 @@ class MembersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RefoundNode(self, request, context):
+        """Takes this node over into a new founding of its group, after a majority of disks was lost.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MembersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -925,6 +937,11 @@ def add_MembersServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeReply.SerializeToString,
+            ),
+            'RefoundNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.RefoundNode,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1036,6 +1053,33 @@ class Members:
             '/semel.protos.v1.Members/DrainNode',
             semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RefoundNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Members/RefoundNode',
+            semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeReply.FromString,
             options,
             channel_credentials,
             insecure,

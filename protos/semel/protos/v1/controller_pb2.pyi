@@ -332,7 +332,7 @@ class ForgetGroupReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportNodeRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node", "role", "term", "master_id", "commit_index", "log_end_index", "queues", "members", "damaged", "lost", "disk_full", "load", "wants_producer_ids")
+    __slots__ = ("cluster_id", "group_id", "node", "role", "term", "master_id", "commit_index", "log_end_index", "queues", "members", "damaged", "lost", "disk_full", "load", "wants_producer_ids", "founding_id")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +348,7 @@ class ReportNodeRequest(_message.Message):
     DISK_FULL_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     WANTS_PRODUCER_IDS_FIELD_NUMBER: _ClassVar[int]
+    FOUNDING_ID_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node: _common_pb2.NodeAddress
@@ -363,7 +364,8 @@ class ReportNodeRequest(_message.Message):
     disk_full: bool
     load: NodeLoad
     wants_producer_ids: bool
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., commit_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_full: _Optional[bool] = ..., load: _Optional[_Union[NodeLoad, _Mapping]] = ..., wants_producer_ids: _Optional[bool] = ...) -> None: ...
+    founding_id: str
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., commit_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_full: _Optional[bool] = ..., load: _Optional[_Union[NodeLoad, _Mapping]] = ..., wants_producer_ids: _Optional[bool] = ..., founding_id: _Optional[str] = ...) -> None: ...
 
 class NodeLoad(_message.Message):
     __slots__ = ("produced_messages", "produced_bytes", "fetched_messages", "fetched_bytes", "disk_free_bytes", "disk_total_bytes")
@@ -394,6 +396,30 @@ class ReportNodeReply(_message.Message):
     producer_ids_start: int
     producer_ids_end: int
     def __init__(self, cluster_id: _Optional[str] = ..., route_version: _Optional[int] = ..., controllers: _Optional[_Iterable[str]] = ..., producer_ids_start: _Optional[int] = ..., producer_ids_end: _Optional[int] = ...) -> None: ...
+
+class FoundGroupRequest(_message.Message):
+    __slots__ = ("cluster_id", "group_id", "members", "complete_id", "anew")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_ID_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group_id: int
+    members: _containers.RepeatedScalarFieldContainer[int]
+    complete_id: str
+    anew: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., complete_id: _Optional[str] = ..., anew: _Optional[bool] = ...) -> None: ...
+
+class FoundGroupReply(_message.Message):
+    __slots__ = ("founding_id", "founded", "nodes")
+    FOUNDING_ID_FIELD_NUMBER: _ClassVar[int]
+    FOUNDED_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    founding_id: str
+    founded: bool
+    nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]
+    def __init__(self, founding_id: _Optional[str] = ..., founded: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ...) -> None: ...
 
 class ClusterStatusRequest(_message.Message):
     __slots__ = ("standby",)

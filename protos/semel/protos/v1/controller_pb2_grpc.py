@@ -115,6 +115,11 @@ class ControllerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ReportNodeRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ReportNodeReply.FromString,
                 _registered_method=True)
+        self.FoundGroup = channel.unary_unary(
+                '/semel.protos.v1.Controller/FoundGroup',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.FoundGroupRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.FoundGroupReply.FromString,
+                _registered_method=True)
         self.GetClusterStatus = channel.unary_unary(
                 '/semel.protos.v1.Controller/GetClusterStatus',
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ClusterStatusRequest.SerializeToString,
@@ -238,6 +243,13 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FoundGroup(self, request, context):
+        """Whether a broker group was founded, by whom, and as what; a node with an empty directory asks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetClusterStatus(self, request, context):
         """The whole cluster at a glance.
         """
@@ -327,6 +339,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.ReportNode,
                     request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ReportNodeRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ReportNodeReply.SerializeToString,
+            ),
+            'FoundGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.FoundGroup,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.FoundGroupRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.FoundGroupReply.SerializeToString,
             ),
             'GetClusterStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetClusterStatus,
@@ -767,6 +784,33 @@ class Controller:
             '/semel.protos.v1.Controller/ReportNode',
             semel_dot_protos_dot_v1_dot_controller__pb2.ReportNodeRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_controller__pb2.ReportNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FoundGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/FoundGroup',
+            semel_dot_protos_dot_v1_dot_controller__pb2.FoundGroupRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.FoundGroupReply.FromString,
             options,
             channel_credentials,
             insecure,

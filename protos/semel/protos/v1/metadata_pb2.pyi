@@ -106,6 +106,20 @@ class BrokerGroupRecord(_message.Message):
     master_id: int
     def __init__(self, group_id: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ...) -> None: ...
 
+class FoundingRecord(_message.Message):
+    __slots__ = ("group_id", "founding_id", "members", "founded", "founded_us")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    FOUNDING_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    FOUNDED_FIELD_NUMBER: _ClassVar[int]
+    FOUNDED_US_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    founding_id: str
+    members: _containers.RepeatedScalarFieldContainer[int]
+    founded: bool
+    founded_us: int
+    def __init__(self, group_id: _Optional[int] = ..., founding_id: _Optional[str] = ..., members: _Optional[_Iterable[int]] = ..., founded: _Optional[bool] = ..., founded_us: _Optional[int] = ...) -> None: ...
+
 class ProducerOpen(_message.Message):
     __slots__ = ("open_id", "epoch")
     OPEN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -23,14 +23,20 @@ ENTRY_STANDING_DAMAGED: EntryStanding
 ENTRY_STANDING_UNKNOWN: EntryStanding
 
 class OpenStreamRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node_id")
+    __slots__ = ("cluster_id", "group_id", "node_id", "founding_id", "to_node_id", "address")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    FOUNDING_ID_FIELD_NUMBER: _ClassVar[int]
+    TO_NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node_id: int
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ...) -> None: ...
+    founding_id: str
+    to_node_id: int
+    address: str
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., founding_id: _Optional[str] = ..., to_node_id: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class OpenStreamReply(_message.Message):
     __slots__ = ("port", "ticket", "feature_level_max")
@@ -42,13 +48,29 @@ class OpenStreamReply(_message.Message):
     feature_level_max: int
     def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., feature_level_max: _Optional[int] = ...) -> None: ...
 
+class PeerCaller(_message.Message):
+    __slots__ = ("cluster_id", "group_id", "node_id", "founding_id", "to_node_id")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    FOUNDING_ID_FIELD_NUMBER: _ClassVar[int]
+    TO_NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group_id: int
+    node_id: int
+    founding_id: str
+    to_node_id: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., founding_id: _Optional[str] = ..., to_node_id: _Optional[int] = ...) -> None: ...
+
 class PullCheckpointRequest(_message.Message):
-    __slots__ = ("index", "position")
+    __slots__ = ("index", "position", "caller")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
     index: int
     position: int
-    def __init__(self, index: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    caller: PeerCaller
+    def __init__(self, index: _Optional[int] = ..., position: _Optional[int] = ..., caller: _Optional[_Union[PeerCaller, _Mapping]] = ...) -> None: ...
 
 class CheckpointChunk(_message.Message):
     __slots__ = ("index", "term", "total_bytes", "position", "data", "payload_crc")
@@ -85,10 +107,12 @@ class EntryRef(_message.Message):
     def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PullFramesRequest(_message.Message):
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "caller")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[EntryRef]
-    def __init__(self, entries: _Optional[_Iterable[_Union[EntryRef, _Mapping]]] = ...) -> None: ...
+    caller: PeerCaller
+    def __init__(self, entries: _Optional[_Iterable[_Union[EntryRef, _Mapping]]] = ..., caller: _Optional[_Union[PeerCaller, _Mapping]] = ...) -> None: ...
 
 class FrameChunk(_message.Message):
     __slots__ = ("index", "data")
@@ -99,12 +123,14 @@ class FrameChunk(_message.Message):
     def __init__(self, index: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class PullRecordsRequest(_message.Message):
-    __slots__ = ("records", "applied_index")
+    __slots__ = ("records", "applied_index", "caller")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[RecordRef]
     applied_index: int
-    def __init__(self, records: _Optional[_Iterable[_Union[RecordRef, _Mapping]]] = ..., applied_index: _Optional[int] = ...) -> None: ...
+    caller: PeerCaller
+    def __init__(self, records: _Optional[_Iterable[_Union[RecordRef, _Mapping]]] = ..., applied_index: _Optional[int] = ..., caller: _Optional[_Union[PeerCaller, _Mapping]] = ...) -> None: ...
 
 class RecordChunk(_message.Message):
     __slots__ = ("record", "data", "crc", "gone", "damaged")
@@ -121,10 +147,12 @@ class RecordChunk(_message.Message):
     def __init__(self, record: _Optional[_Union[RecordRef, _Mapping]] = ..., data: _Optional[bytes] = ..., crc: _Optional[int] = ..., gone: _Optional[bool] = ..., damaged: _Optional[bool] = ...) -> None: ...
 
 class DescribeEntriesRequest(_message.Message):
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "caller")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[EntryRef]
-    def __init__(self, entries: _Optional[_Iterable[_Union[EntryRef, _Mapping]]] = ...) -> None: ...
+    caller: PeerCaller
+    def __init__(self, entries: _Optional[_Iterable[_Union[EntryRef, _Mapping]]] = ..., caller: _Optional[_Union[PeerCaller, _Mapping]] = ...) -> None: ...
 
 class DescribeEntriesReply(_message.Message):
     __slots__ = ("node_id", "standings")

@@ -1,0 +1,184 @@
+"""Who this node is, and whether another one belongs with it.
+
+How it works. Cluster, group and node come from the configuration and are compared with the data
+directory at the start. The *founding* is the group's birth: its name is random, and a group that an
+operator begins anew after a majority of disks was lost gets another one, so nodes of two histories
+never take each other for members of one group. A node with an empty directory belongs to no
+founding until it learns of it (`standing.py`); until then it answers nobody who speaks for one.
+
+Every call between nodes of a group says who calls whom, and whoever is called checks all of it: an
+address may lead to another machine today than yesterday. Who asks a node for its status checks the
+answer in the same way.
+
+Invariants
+1. `founding` is what the disk says: it is durable before anybody is told.
+
+Not here: the file (`log/identity.py`), which founding a node belongs to (`founding.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from semel.broker.config import BrokerConfig
+from semel.broker.log import FileLayer, check_identity, save_founding
+from semel.protos.errors import DataDirectoryError, Unavailable
+from semel.protos.ids import NodeId
+from semel.protos.v1 import broker_pb2, raft_pb2
+
+BEFORE_FOUNDINGS: Final = "first"
+"""Founding of a group with a history that began before foundings had names."""
+
+
+class Caller(Protocol):
+    """What every request between nodes of a group says of who calls whom."""
+
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def group_id(self) -> int: ...
+
+    @property
+    def node_id(self) -> int: ...
+
+    @property
+    def founding_id(self) -> str: ...
+
+    @property
+    def to_node_id(self) -> int: ...
+
+
+class NodeIdentity:
+    """Of one node; `open` first. Its methods but `open`, `check_disk` and `found` are quick."""
+
+    def __init__(self, config: BrokerConfig, files: FileLayer) -> None:
+        self._config = config
+        self._files = files
+        self._writing = threading.Lock()
+        self.cluster_id = config.cluster_id
+        self.group_id = config.group_id
+        self.node_id = config.node_id
+        self.address = config.members.get(config.node_id, config.listen)
+        """HOST:PORT at which the other nodes of the group reach this one."""
+        self.founding = ""
+        """What the node's group was founded as; empty while it belongs to none."""
+        self.prepared = ""
+        """Founding in which this node has promised to take part, durably; empty for none."""
+        self.on_founded_caller: Callable[[str, NodeId, str], None] = lambda *_: None
+        """A node of this group that belongs to a founding calls, and this one belongs to none: the
+        founding, the caller, and its address."""
+
+    # --- the disk
+
+    def open(self) -> None:
+        """BLOCKING. Reads or makes the identity. Raises DataDirectoryError."""
+        self.founding = self.check_disk()
+
+    def check_disk(self) -> str:
+        """BLOCKING. The founding that the directory names; mends a damaged copy.
+
+        Raises DataDirectoryError.
+        """
+        config = self._config
+        with self._writing:
+            return check_identity(
+                config.data,
+                cluster_id=config.cluster_id,
+                group_id=config.group_id,
+                node_id=config.node_id,
+                files=self._files,
+            )
+
+    def found(self, founding: str) -> None:
+        """BLOCKING. The node belongs to this founding from now on; durable when it returns."""
+        config = self._config
+        with self._writing:
+            save_founding(
+                config.data,
+                founding,
+                cluster_id=config.cluster_id,
+                group_id=config.group_id,
+                node_id=config.node_id,
+                files=self._files,
+            )
+        self.founding = founding
+
+    # --- others
+
+    def caller(self, to: NodeId) -> raft_pb2.PeerCaller:
+        """What this node says of itself when it calls another one."""
+        return raft_pb2.PeerCaller(
+            cluster_id=self.cluster_id,
+            group_id=self.group_id,
+            node_id=self.node_id,
+            founding_id=self.founding,
+            to_node_id=to,
+        )
+
+    def check_caller(self, caller: Caller, address: str = "") -> None:
+        """Whether a node of this group calls this node.
+
+        Raises DataDirectoryError for one that belongs elsewhere, or means somebody else, and
+        Unavailable while one of the two does not know yet what the group was founded as.
+        """
+        own = f"node {self.node_id} of group {self.group_id} of cluster {self.cluster_id}"
+        if (caller.cluster_id, caller.group_id) != (self.cluster_id, self.group_id):
+            raise DataDirectoryError(
+                f"this is {own}, the caller belongs to group {caller.group_id} of cluster "
+                f"{caller.cluster_id}"
+            )
+        if caller.to_node_id not in (0, self.node_id):
+            raise DataDirectoryError(
+                f"this is {own}, the call is for node {caller.to_node_id}: its address has changed"
+            )
+        theirs = caller.founding_id or self._unnamed
+        if theirs == self.founding:
+            if not theirs:
+                raise Unavailable(f"{own} belongs to no founding of the group yet")
+            return
+        if not self.founding:
+            self.on_founded_caller(theirs, NodeId(caller.node_id), address)
+        if not (self.founding and theirs):
+            raise Unavailable(
+                f"{own} belongs to founding {self.founding or '?'} of the group, node "
+                f"{caller.node_id} to founding {theirs or '?'}; one of them does not know yet"
+            )
+        raise DataDirectoryError(
+            f"{own} belongs to founding {self.founding} of the group, node {caller.node_id} to "
+            f"founding {theirs}: the group was begun anew without the one or the other, whose data "
+            "is of another history; give that node an empty directory"
+        )
+
+    def check_message(self, caller: raft_pb2.PeerCaller | None) -> None:
+        """The same for a call in which programs of before there were foundings say nothing."""
+        if caller is not None:
+            self.check_caller(caller)
+        elif self.founding != BEFORE_FOUNDINGS:
+            raise DataDirectoryError(
+                f"node {self.node_id} of group {self.group_id} answers nobody who does not say who "
+                "he is: upgrade the calling node"
+            )
+
+    @property
+    def _unnamed(self) -> str:
+        """Founding of a caller that names none: its program may be from before there were names."""
+        return BEFORE_FOUNDINGS if self.founding == BEFORE_FOUNDINGS else ""
+
+    def stranger(self, node: NodeId, answer: broker_pb2.NodeStatusReply) -> str:
+        """Why an answer is not that of member `node`; empty when it is."""
+        found = (answer.cluster_id, answer.group_id, answer.node_id)
+        if found == (self.cluster_id, self.group_id, node):
+            return ""
+        return (
+            f"node {answer.node_id} of group {answer.group_id} of cluster {answer.cluster_id} "
+            f"answers in the place of node {node} of group {self.group_id} of cluster "
+            f"{self.cluster_id}"
+        )
+
+    def same_founding(self, answer: broker_pb2.NodeStatusReply) -> bool:
+        """Whether what a node of the group says of its members is about this history."""
+        theirs = answer.founding_id or ("" if answer.knows_foundings else BEFORE_FOUNDINGS)
+        return theirs == self.founding != ""
