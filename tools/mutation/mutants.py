@@ -222,7 +222,7 @@ def _is_log_line(node: ast.AST) -> bool:
     return (
         isinstance(called, ast.Attribute)
         and isinstance(called.value, ast.Name)
-        and called.value.id == "_log"
+        and called.value.id in ("logger", "_log")
     )
 
 

@@ -4,7 +4,9 @@ A target names files of the product and the tests that are run against their mut
 does not execute the changed line is left out for that mutant. Tests of whole processes are no part
 of this: they take seconds each, and what only they notice deserves a test of its own.
 
-`tests/sim` enters with a few seeds (`few_seeds.py`); its full run would only kill more.
+`tests/sim` enters with a few seeds (`few_seeds.py`), and so do the simulated clusters
+(`few_worlds.py`), for what has no pure core: the client's threads, the duties of masters and of
+controllers. Their full runs would only kill more.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 _BROKER: Final = "broker/semel/broker"
+_CLIENT: Final = "client/semel/client"
+_CONTROLLER: Final = "controller/semel/controller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +79,126 @@ TARGETS: Final = {
             )
         ),
         tests=("tests/unit/state", "tests/known_bugs/test_produce.py"),
+    ),
+    "features": Target(
+        files=tuple(
+            f"{_BROKER}/state/{name}.py"
+            for name in (
+                "moves",
+                "slices",
+                "staging",
+                "coordination",
+                "transactions",
+                "delays",
+                "locks",
+                "lock_clock",
+                "log_clock",
+            )
+        ),
+        tests=("tests/unit/state", "tools/mutation/few_worlds.py"),
+    ),
+    "duties": Target(
+        files=tuple(
+            f"{_BROKER}/{name}.py"
+            for name in (
+                "replica",
+                "proposer",
+                "standing",
+                "members",
+                "membership",
+                "snapshots",
+                "snapshot_pull",
+                "repair",
+                "verdict",
+                "maintenance",
+                "moving",
+                "delays",
+                "transactions",
+                "group_calls",
+                "confirmed_reads",
+                "core_log",
+                "watchers",
+                "routes_copy",
+                "log/kernel_sync",
+                "log/log",
+            )
+        ),
+        tests=(
+            "tests/unit/broker",
+            "tests/unit/replication",
+            "tests/unit/server",
+            "tests/unit/log",
+            "tools/mutation/few_worlds.py",
+        ),
+    ),
+    "producers": Target(
+        files=(
+            f"{_CLIENT}/core",
+            *(
+                f"{_CLIENT}/{name}.py"
+                for name in (
+                    "producer",
+                    "producer_topic",
+                    "intake",
+                    "lanes",
+                    "splits",
+                    "session",
+                    "identity",
+                    "memory",
+                    "wire",
+                    "streams",
+                    "staging",
+                    "transaction_core",
+                    "transaction_work",
+                )
+            ),
+        ),
+        tests=("tests/unit/client", "tools/mutation/few_worlds.py"),
+    ),
+    "consumers": Target(
+        files=tuple(
+            f"{_CLIENT}/{name}.py"
+            for name in (
+                "consumer",
+                "pulling",
+                "feed_queue",
+                "fetch",
+                "beginnings",
+                "membership",
+                "progress",
+                "offsets",
+                "resets",
+                "sql_offsets",
+                "transactions",
+                "retrying",
+                "relay",
+                "redriving",
+            )
+        ),
+        tests=("tests/unit/client", "tools/mutation/few_worlds.py"),
+    ),
+    "controller": Target(
+        files=tuple(
+            f"{_CONTROLLER}/{name}.py"
+            for name in (
+                "balance",
+                "groups",
+                "memberships",
+                "producers",
+                "registry",
+                "brokers",
+                "liveness",
+                "placement",
+                "preference",
+                "moves",
+                "splits",
+                "topics",
+                "duty",
+                "succession",
+                "office",
+                "transfer",
+            )
+        ),
+        tests=("tests/unit/controller", "tools/mutation/few_worlds.py"),
     ),
 }

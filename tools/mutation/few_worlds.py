@@ -1,0 +1,36 @@
+"""A few seeds of the simulated clusters, as tests of mutants: one seed a test, so that one fails
+soon. Each kind of world takes part, because each reaches duties that the others do not have."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from tests.world.deliveries import run_delivery
+from tests.world.soak import run_seeds
+
+_KINDS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
+    "plain": ((), 24),
+    "controllers": (("controllers",), 12),
+    "moves": (("moves",), 12),
+    "splits": (("splits",), 8),
+    "delays": (("delays",), 8),
+    "transactions": (("transactions",), 12),
+}
+"""What the worlds have on top of a plain one, and how many seeds of them are run."""
+_DELIVERIES: Final = 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"), [(kind, seed) for kind, (_, seeds) in _KINDS.items() for seed in range(seeds)]
+)
+def test_world(kind: str, seed: int) -> None:
+    _, failures, _ = run_seeds([seed], more=_KINDS[kind][0])
+    assert not failures
+
+
+@pytest.mark.parametrize("seed", range(_DELIVERIES))
+def test_deliveries(seed: int) -> None:
+    _, failure = run_delivery(seed)
+    assert not failure
