@@ -163,7 +163,9 @@ def _run(
             within_s=options.within,
         )
         tests = [
-            str(ROOT / test) for test in options.tests or target.tests if (ROOT / test).exists()
+            f"--ignore={ROOT / test[1:]}" if test.startswith("!") else str(ROOT / test)
+            for test in options.tests or target.tests
+            if (ROOT / test.removeprefix("!")).exists()
         ]
         os.dup2(nowhere.fileno(), 1)
         try:

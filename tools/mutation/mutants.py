@@ -57,6 +57,8 @@ _ARITHMETIC: Final[dict[type[ast.operator], type[ast.operator]]] = {
     ast.BitXor: ast.BitAnd,
 }
 _SHOWN_MAX: Final = 90
+_LOGGERS: Final = ("logger", "log", "_log")
+_LEVELS: Final = ("debug", "info", "warning", "error", "critical", "exception")
 _TWINS: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -222,7 +224,8 @@ def _is_log_line(node: ast.AST) -> bool:
     return (
         isinstance(called, ast.Attribute)
         and isinstance(called.value, ast.Name)
-        and called.value.id in ("logger", "_log")
+        and called.value.id in _LOGGERS
+        and called.attr in _LEVELS
     )
 
 

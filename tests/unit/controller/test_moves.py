@@ -12,14 +12,43 @@ import pytest
 from semel.broker.state import Duplicate
 from semel.controller import duty, moves
 from semel.controller.moves import MoveService
+from semel.controller.store import MemoryStore, Transaction
 from semel.protos import errors
 from semel.protos.errors import SemelError, Unavailable
 from semel.protos.v1 import controller_pb2 as pb
+from semel.protos.v1.metadata_pb2 import MOVE_STAGE_DECIDED, MoveRecord, MoveStage
 from tests.unit.controller.cluster import Client, Cluster, raised_by, running_cluster
 from tests.unit.controller.moving import MESSAGES, MovingBroker, add_groups, key_of
 from tests.unit.controller.test_recovery import CrashingStore, CrashPoints, crash
 from tests.unit.state.log import header
 from tests.waiting import until_async
+
+
+class GatedStore(MemoryStore):
+    """Keeps moves from a stage, and whoever comes after it, until the gate is open."""
+
+    def __init__(self, stage: MoveStage) -> None:
+        super().__init__()
+        self._stage = stage
+        self.reached = asyncio.Event()
+        self.open = asyncio.Event()
+        self.waiting = 0
+        self._turn = asyncio.Lock()
+
+    async def transact(self, transaction: Transaction) -> int:
+        moving = [
+            MoveRecord.FromString(value).stage
+            for path, value in transaction.puts.items()
+            if path.startswith("/moves/")
+        ]
+        if self._stage in moving:
+            self.reached.set()
+        if self.reached.is_set():
+            self.waiting += 1
+            async with self._turn:  # in the order of their coming
+                await self.open.wait()
+                return await super().transact(transaction)
+        return await super().transact(transaction)
 
 
 async def move(client: Client, target: int = 2, **fields: Any) -> Any:
@@ -232,6 +261,49 @@ async def test_what_is_decided_is_not_given_up(tmp_path: Path) -> None:
         assert [each.step for each in unfinished] == ["moving queue 0 to group 2"]
         refusing.set()
         assert await settled(cluster) == []
+        assert check_whole([source, target], await topic_of(cluster)) == 2
+
+
+async def test_a_move_that_is_decided_while_it_is_given_up_goes_on(tmp_path: Path) -> None:
+    """The operator is told so, and not that it was given up."""
+    gate = GatedStore(MOVE_STAGE_DECIDED)
+    async with running_cluster(tmp_path, gate) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        await move(cluster.client)
+        await gate.reached.wait()
+        giving_up = asyncio.ensure_future(raised_by(move(cluster.client, cancel=True)))
+        await until_async(lambda: gate.waiting == 2)
+        gate.open.set()
+        assert "is decided and goes on" in str(await giving_up)
+        assert await settled(cluster) == []
+        assert check_whole(brokers, await topic_of(cluster)) == 2
+
+
+async def test_a_move_that_its_source_refuses_is_given_up_and_one_that_may_pass_is_not(
+    tmp_path: Path,
+) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        source, target = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        refusals: list[SemelError] = [
+            Unavailable("the target is being started"),
+            errors.Throttled("the target is busy", retry_after_ms=1),
+        ]
+
+        async def refuse() -> None:
+            if refusals:
+                raise refusals.pop(0)
+
+        target.before = refuse
+        await move(cluster.client)
+        assert await settled(cluster) == []
+        assert check_whole([source, target], await topic_of(cluster)) == 2
+        refusals.append(errors.InvalidRequest("never with this queue"))
+        source.before = refuse
+        await move(cluster.client, 1)
+        (status,) = await settled(cluster)
+        assert "never with this queue" in status.trouble
         assert check_whole([source, target], await topic_of(cluster)) == 2
 
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import grpc.aio
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from semel.controller import ControllerConfig, ControllerNode
 from semel.controller.duty import Duty
 from semel.controller.office import Office
+from semel.controller.store import MetadataStore
 from semel.protos.errors import (
     DataDirectoryError,
     NotMaster,
@@ -262,6 +264,31 @@ async def test_an_ended_office_does_not_even_ask_the_store() -> None:
     with pytest.raises(Unavailable, match="taken over"):
         await office.transact(puts={"/a": b""})
     assert store.transactions == asked
+
+
+async def test_an_office_ends_with_the_stores_word_and_not_with_the_next_office(
+    tmp_path: Path,
+) -> None:
+    """Nobody else is in office yet, so the store's versions would let it write."""
+    async with running(tmp_path, 1) as controllers:
+        offices: list[Office] = []
+        take = Office.take.__func__  # type: ignore[attr-defined]
+
+        async def noted(store: MetadataStore, **fields: Any) -> Office:
+            offices.append(await take(Office, store, **fields))
+            return offices[-1]
+
+        with patch.object(Office, "take", noted):
+            await controllers.elect(1)
+        (office,) = offices
+        await office.transact(puts={"/a": b"in office"})
+        controllers.group.elect()
+        await until_async(lambda: not controllers.nodes[1].in_office)
+        with pytest.raises(Unavailable, match="taken over"):
+            await office.transact(puts={"/a": b"too late"})
+        entry = await controllers.group.data.get("/a")
+        assert entry is not None
+        assert entry.value == b"in office"
 
 
 async def test_an_office_that_is_lost_while_it_is_taken_never_begins(tmp_path: Path) -> None:
