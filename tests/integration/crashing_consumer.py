@@ -16,7 +16,7 @@ import sys
 from typing import Any, NoReturn
 
 from semel.client import RetryPolicy, connect
-from semel.client.consumer import ConsumerCore
+from semel.client.commits import Commits
 from semel.client.relay import Relay
 from semel.client.retrying import Retrying
 
@@ -32,7 +32,7 @@ def sort_out(bootstrap: str, topic: str, group: str, step: str) -> list[int]:
     processed: list[int] = []
     real = {
         "copies": (Retrying, "publish"),
-        "commit": (ConsumerCore, "_commit_at"),
+        "commit": (Commits, "store"),
         "mark": (Relay, "resolve"),
     }
     if step == "forgetful":

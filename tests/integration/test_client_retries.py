@@ -161,7 +161,7 @@ def test_a_commit_that_loses_its_lock_while_it_copies_is_no_success(
 
         async def losing(retrying: Retrying, queue: FeedQueue, offset: int) -> None:
             await publish(retrying, queue, offset)
-            core._lose(queue.key, queue.token, None)
+            core.locks.on_lost(queue.key, queue.token)
 
         with monkeypatch.context() as patched:
             patched.setattr(Retrying, "publish", losing)

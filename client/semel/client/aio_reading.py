@@ -57,6 +57,7 @@ class _AsyncPulling(ABC):
         """Messages until the end, or until closed; without an end it waits for more."""
         await self.open()
         while not self._closed:
+            await self._give_back()
             for message in self._puller.drain():
                 yield message
             if self._closed or self._puller.finished:
@@ -91,6 +92,11 @@ class _AsyncPulling(ABC):
         if self._closed:
             raise Closed("it is closed")
         await self.open()
+        await self._give_back()
+
+    @abstractmethod
+    async def _give_back(self) -> None:
+        """Has the feed begin again where a transaction that failed began."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -123,6 +129,9 @@ class AsyncReader(_AsyncPulling):
         """Everything up to `end` was given out."""
         return self._puller.finished
 
+    async def _give_back(self) -> None:
+        """A reader has no transactions."""
+
     def positions(self) -> dict[int, int]:
         """Next offset that will be given out, by queue."""
         return self._core.positions()
@@ -149,6 +158,13 @@ class AsyncConsumer(_AsyncPulling):
         self._core = core
         session.join(self)
 
+    async def _give_back(self) -> None:
+        outstanding = self._puller.outstanding
+        if outstanding.must_give_back:
+            back = self._core.give_back(outstanding.back, in_doubt=outstanding.in_doubt)
+            await self._session.await_run(back)
+            outstanding.on_given_back()
+
     @property
     def group(self) -> str:
         return self._core.group
@@ -161,8 +177,9 @@ class AsyncConsumer(_AsyncPulling):
     async def commit(self, message: Message | None = None) -> None:
         """See `Consumer.commit`."""
         await self._check()
-        progress = None if message is None else self._core.progress_of(message)
-        await self._session.await_run(self._core.commit(progress))
+        outstanding = self._puller.outstanding
+        spans = outstanding.spans() if message is None else outstanding.up_to(message)
+        self._core.settle(await self._session.await_run(self._core.commit(spans)))
 
     def retry(self, message: Message, reason: str = "") -> None:
         """The message could not be processed: it is delivered again after the next step of the

@@ -86,6 +86,7 @@ class StoredOffsets:
             self.store.claim, self.place(queue), queue.token, start, member_id
         )
 
-    async def move(self, queue: FeedQueue, offset: int) -> None:
+    async def move(self, queue: FeedQueue, before: int, offset: int) -> None:
         """Stores progress without results. Raises LockLost, Unavailable."""
-        await asyncio.to_thread(self.store.move, Progress(self.place(queue), queue.token, offset))
+        progress = Progress(self.place(queue), queue.token, before, offset)
+        await asyncio.to_thread(self.store.move, progress)

@@ -30,11 +30,11 @@ class FeedQueue:
         self.offset = offset
         """Next offset to ask for."""
         self.delivered = offset
-        """One past the last message the caller was given; written by the caller's thread."""
-        self.committed = offset
-        """Next offset by the group's last commit; used by consumers."""
-        self.stored = offset
-        """Next offset by the user's own database, with consumers that keep it there."""
+        """One past the last message the caller was given; written by the caller's thread, and by
+        the I/O thread in what the caller asks for and waits for."""
+        self.done = offset
+        """Next offset that is durable, at the brokers or in the user's own database: where the
+        group has its progress. Used by consumers."""
         self.end: int | None = None
         """Stop here."""
         self.token = 0
@@ -64,21 +64,27 @@ class FeedQueue:
         request that stands. Not with a delay: each of its batches is asked for when it is due."""
         return self.end is None and self.delay_ms == 0 and self.offset >= self.high_watermark
 
-    @property
-    def done(self) -> int:
-        """Next offset that is durable anywhere."""
-        return max(self.committed, self.stored)
-
     def begin_at(self, offset: int) -> None:
         """Before anything is fetched: everything below `offset` is done."""
-        self.offset = self.delivered = self.committed = self.stored = offset
+        self.offset = self.delivered = self.done = offset
 
-    def restart(self, offset: int) -> None:
+    def go_to(self, offset: int) -> None:
+        """The next message that is given out is `offset`. The caller has asked for it and waits, or
+        was given nothing since it did."""
+        self.delivered = offset
+        self.fetch_from(offset)
+
+    def fetch_again(self) -> None:
+        """Forgets what was fetched and not given out. The caller may be taking a message at this
+        moment, which is fetched a second time then, and left out by the caller's thread."""
+        self.fetch_from(self.delivered)
+
+    def fetch_from(self, offset: int) -> None:
         """Forgets what was fetched; the next delivery begins at `offset`."""
         self.turn += 1
         self.asked = self.at_end = False
         self.due = None
-        self.offset = self.delivered = offset
+        self.offset = offset
 
     def room(self, share: int) -> int:
         """While less than so much is buffered it is asked for, if each queue may have `share`."""

@@ -1,10 +1,15 @@
 """What a caller's thread does with a feed: takes messages or Arrow batches, or waits for some.
 
-How it works. A `Puller` decodes the delivery at the head of the line, gives out its rows and
-remembers how far the caller came. Waiting is a callable left with the feed, which calls it from the
-I/O thread; blocking and awaiting differ in nothing else.
+How it works. A `Puller` decodes the delivery at the head of the line, gives out its rows and enters
+them as outstanding, in one step of the caller's thread. Waiting is a callable left with the feed,
+which calls it from the I/O thread; blocking and awaiting differ in nothing else.
 
-Not here: fetching (`fetch.py`).
+The I/O thread may void what is in line at any moment, also between two lines here. What was given
+out nevertheless is entered under the token it was fetched with, so that no commit can overlook it;
+and when the queue is fetched again from where the caller was a moment ago, what lies below the
+caller's place is left out.
+
+Not here: fetching (`fetch.py`), what is done with the spans (`commits.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from semel.client.feed_queue import FeedQueue
 from semel.client.fetch import Feed
 from semel.client.futures import finish
 from semel.client.message import Message, Rows
+from semel.client.outstanding import Outstanding
 from semel.protos.errors import SemelError
 
 GATHER_BYTES: Final = 64 << 10
@@ -41,6 +47,7 @@ class Puller:
         self._turn = 0
         self._failure: SemelError | None = None
         """Raised by the next call: what came before it is given out first."""
+        self.outstanding = Outstanding()
 
     def _current(self) -> Rows | None:
         """Rows that are not given out yet, fetched from the line when needed."""
@@ -52,30 +59,32 @@ class Puller:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        delivery = self._feed.take()
-        if delivery is None:
-            return None
-        self._rows = rows = delivery.rows()
-        self._row = 0
-        self._queue = delivery.queue
-        self._turn = delivery.turn
-        return rows
+        while (delivery := self._feed.take()) is not None:
+            row = max(0, delivery.queue.delivered - delivery.base_offset)
+            if row >= delivery.row_end - delivery.row_start:
+                continue
+            self._rows = rows = delivery.rows()
+            self._row = row
+            self._queue = delivery.queue
+            self._turn = delivery.turn
+            return rows
+        return None
 
     def drain(self) -> Iterator[Message]:
         """The messages that are here now. Each counts as given out when it is taken."""
-        feed = self._feed
-        while not feed.ended:
+        feed, outstanding = self._feed, self.outstanding
+        while not (feed.ended or outstanding.must_give_back):
             rows = self._current()
             queue = self._queue
             if rows is None or queue is None:
                 return
-            turn = self._turn
+            turn, span = self._turn, outstanding.at(rows, self._row)
             for message in rows.messages(self._row):
-                if queue.turn != turn:
+                if queue.turn != turn or outstanding.must_give_back:
                     break
                 # Before the yield: the caller may commit, or never come back.
                 self._row += 1
-                queue.delivered = rows.base_offset + self._row
+                queue.delivered = span.end = rows.base_offset + self._row
                 yield message
 
     def messages(self, limit: int) -> list[Message]:
@@ -115,10 +124,11 @@ class Puller:
             return None
 
     def _advance(self, rows: Rows, row: int) -> None:
-        self._row = row
+        """Rows up to `row` are given out, whatever has happened to their queue meanwhile."""
         assert self._queue is not None
-        if self._queue.turn == self._turn:
-            self._queue.delivered = rows.base_offset + row
+        span = self.outstanding.at(rows, self._row)
+        self._row = row
+        self._queue.delivered = span.end = rows.base_offset + row
 
     @property
     def finished(self) -> bool:

@@ -3,8 +3,9 @@
 How it works. One row for each queue of a group holds the next offset and the *fencing token* of the
 lock under which it may be changed. Who acquires the queue's lock *claims* the row: raises its token
 and learns the offset, in one transaction. Results and the new offset are then written in one
-transaction of the user's, which finds its row only under the token it was claimed with. So either
-both are there or neither, and an owner that was followed by another one changes nothing.
+transaction of the user's, which finds its row only under the token it was claimed with, and only at
+the offset where the owner left it. So either both are there or neither, and an owner that was
+followed by another one changes nothing.
 
 Plain SQL that SQLite and PostgreSQL share, through any DB-API 2.0 driver: the driver's `paramstyle`
 is looked up in the modules of its connection's class. Nothing depends on `rowcount`: a row is read
@@ -19,7 +20,8 @@ Format. A table `semel_offsets`, made when it is missing:
     member      the consumer that claimed it last, for people
 
 Invariants
-1. A token never falls; the offset changes only under the row's own token, and never falls either.
+1. A token never falls; the offset changes only under the row's own token, from where its owner left
+   it, and never falls either.
 2. A claim that returned an offset has made every older owner's transaction fail that is not
    committed yet.
 
@@ -73,7 +75,10 @@ class Progress(NamedTuple):
 
     place: Place
     token: int
+    before: int
+    """Next offset that must stand there."""
     offset: int
+    """Next offset that stands there afterwards."""
 
 
 class SqlOffsets:
@@ -191,18 +196,21 @@ class SqlOffsets:
     def advance(self, connection: Any, progress: Sequence[Progress]) -> None:
         """Stores progress in the transaction that is open; nothing is committed.
 
-        Raises LockLost when a queue has a newer owner: the transaction must be rolled back then.
+        Raises LockLost when a queue has a newer owner, or its offset is not where this one left
+        it: the transaction must be rolled back then.
         """
-        for place, token, offset in progress:
+        for place, token, before, offset in progress:
             self._execute(
                 connection,
                 f"UPDATE {self._table} SET next_offset = :next_offset"
-                f" WHERE {_KEY} AND token = :token AND next_offset <= :next_offset",
-                place.parameters(token=token, next_offset=offset),
+                f" WHERE {_KEY} AND token = :token AND next_offset = :before",
+                place.parameters(token=token, before=before, next_offset=offset),
             )
             found = self._row(connection, place)
             if found is None or found[1] != token:
                 raise _lost(place, token, 0 if found is None else found[1])
+            if found[0] != offset:
+                raise _changed(place, token, before, found[0])
 
     def _row(self, connection: Any, place: Place) -> tuple[int, int] | None:
         cursor = self._execute(
@@ -287,6 +295,15 @@ def _lost(place: Place, token: int, newest: int) -> LockLost:
         f"queue {place.queue_id} of topic {place.topic!r} is processed under token {newest} in the"
         f" database, not {token}: another consumer of group {place.consumer_group!r} has it",
         current_token=newest,
+    )
+
+
+def _changed(place: Place, token: int, before: int, found: int) -> LockLost:
+    return LockLost(
+        f"queue {place.queue_id} of topic {place.topic!r} is at offset {found} in the database,"
+        f" where this consumer of group {place.consumer_group!r} left it at {before}: somebody"
+        " changed the row; nothing is stored, and the queue is read from there",
+        current_token=token,
     )
 
 

@@ -38,6 +38,7 @@ class _Pulling(ABC):
     def __iter__(self) -> Iterator[Message]:
         """Messages until the end, or until closed; without an end it waits for more."""
         while not self._closed:
+            self._give_back()
             yield from self._puller.drain()
             if self._closed or self._puller.finished:
                 return
@@ -70,6 +71,11 @@ class _Pulling(ABC):
         self._session.check()
         if self._closed:
             raise Closed("it is closed")
+        self._give_back()
+
+    @abstractmethod
+    def _give_back(self) -> None:
+        """Has the feed begin again where a transaction that failed began."""
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +101,9 @@ class Reader(_Pulling):
     def finished(self) -> bool:
         """Everything up to `end` was given out."""
         return self._puller.finished
+
+    def _give_back(self) -> None:
+        """A reader has no transactions."""
 
     def positions(self) -> dict[int, int]:
         """Next offset that will be given out, by queue."""
@@ -123,6 +132,13 @@ class Consumer(_Pulling):
         self._core = core
         session.join(self)
 
+    def _give_back(self) -> None:
+        outstanding = self._puller.outstanding
+        if outstanding.must_give_back:
+            back = self._core.give_back(outstanding.back, in_doubt=outstanding.in_doubt)
+            self._session.run(back)
+            outstanding.on_given_back()
+
     @property
     def group(self) -> str:
         return self._core.group
@@ -139,8 +155,9 @@ class Consumer(_Pulling):
         Raises LockLost when some of it belongs to another member by now (the rest is committed).
         """
         self._check()
-        progress = None if message is None else self._core.progress_of(message)
-        self._session.run(self._core.commit(progress))
+        outstanding = self._puller.outstanding
+        spans = outstanding.spans() if message is None else outstanding.up_to(message)
+        self._core.settle(self._session.run(self._core.commit(spans)))
 
     def retry(self, message: Message, reason: str = "") -> None:
         """The message could not be processed: it is delivered again after the next step of the

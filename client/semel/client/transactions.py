@@ -1,9 +1,13 @@
 """`consumer.transaction(connection)`: results and offsets in one transaction of the user's.
 
 How it works. Entering begins the transaction. Leaving stores the offsets of everything that was
-given out (or up to one message) in it, under the tokens of the locks, and commits; an exception
-rolls back, and what was given out since the last transaction is given out again. The brokers learn
-of the progress afterwards, in the background: lag and locks depend on it, correctness does not.
+given out (or up to one message) in it, under the tokens it was given out with, and commits. The
+brokers learn of the progress afterwards, in the background: lag and locks depend on it, correctness
+does not.
+
+Whatever fails between BEGIN and COMMIT, everything that was given out since the last transaction is
+noted at once as to be given back: the consumer gives out nothing else before it has begun again
+there. Nothing of that is awaited here, so a cancellation or a Ctrl-C leaves nothing out.
 
 | the process dies | in the database | then |
 |---|---|---|
@@ -17,19 +21,62 @@ Invariants
 
 SQL runs in the caller's thread (with asyncio on its loop), like the caller's own statements.
 
-Not here: SQL (`sql_offsets.py`).
+Not here: SQL (`sql_offsets.py`), spans (`outstanding.py`), tokens (`commits.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 from semel.client.consumer import ConsumerCore
 from semel.client.message import Message
+from semel.client.outstanding import Span
 from semel.client.session import Session
-from semel.client.sql_offsets import begin
+from semel.client.sql_offsets import Progress, begin
+
+
+class _Work:
+    """What both kinds of transactions do in the caller's thread."""
+
+    def __init__(self, core: ConsumerCore, connection: Any, message: Message | None) -> None:
+        """Raises InvalidRequest."""
+        self.connection = connection
+        self._message = message
+        self._store = core.store
+        self._outstanding = core.puller.outstanding
+
+    def begin(self) -> Any:
+        try:
+            begin(self.connection)
+        except BaseException:
+            self._outstanding.give_back()
+            raise
+        return self.connection
+
+    def spans(self) -> list[Span]:
+        """What is to be stored. Raises InvalidRequest."""
+        if self._message is None:
+            return self._outstanding.spans()
+        return self._outstanding.processed_up_to(self._message)
+
+    def roll_back(self) -> None:
+        self._outstanding.give_back()
+        self.connection.rollback()
+
+    def commit(self, spans: Sequence[Span], progress: Sequence[Progress]) -> None:
+        """Raises LockLost, whatever the database raises."""
+        try:
+            self._store.advance(self.connection, progress)
+            self.connection.commit()
+            self._outstanding.settle(spans)
+        except BaseException:
+            self._outstanding.give_back(in_doubt=True)
+            with contextlib.suppress(Exception):
+                self.connection.rollback()
+            raise
 
 
 class Transaction:
@@ -41,13 +88,10 @@ class Transaction:
         """Raises InvalidRequest."""
         self._session = session
         self._core = core
-        self._connection = connection
-        self._message = message
-        self._store = core.store
+        self._work = _Work(core, connection, message)
 
     def __enter__(self) -> Any:
-        begin(self._connection)
-        return self._connection
+        return self._work.begin()
 
     def __exit__(
         self,
@@ -55,26 +99,18 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        run, core, connection = self._session.run, self._core, self._connection
+        work = self._work
         if kind is not None:
-            connection.rollback()
-            run(core.rewind())
+            work.roll_back()
             return
         try:
-            progress = run(core.progress(self._message))
+            spans = work.spans()
+            progress = self._session.run(self._core.progress(spans))
         except BaseException:
-            connection.rollback()
-            run(core.rewind())
+            work.roll_back()
             raise
-        try:
-            self._store.advance(connection, progress)
-            connection.commit()
-        except BaseException:
-            with contextlib.suppress(Exception):
-                connection.rollback()
-            run(core.give_up())
-            raise
-        run(core.on_stored(progress))
+        work.commit(spans, progress)
+        self._session.runtime.call_soon(self._core.commits.on_stored, progress)
 
 
 class AsyncTransaction:
@@ -86,13 +122,10 @@ class AsyncTransaction:
         """Raises InvalidRequest."""
         self._session = session
         self._core = core
-        self._connection = connection
-        self._message = message
-        self._store = core.store
+        self._work = _Work(core, connection, message)
 
     async def __aenter__(self) -> Any:
-        begin(self._connection)
-        return self._connection
+        return self._work.begin()
 
     async def __aexit__(
         self,
@@ -100,23 +133,15 @@ class AsyncTransaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        run, core, connection = self._session.await_run, self._core, self._connection
+        work = self._work
         if kind is not None:
-            connection.rollback()
-            await run(core.rewind())
+            work.roll_back()
             return
         try:
-            progress = await run(core.progress(self._message))
+            spans = work.spans()
+            progress = await self._session.await_run(self._core.progress(spans))
         except BaseException:
-            connection.rollback()
-            await run(core.rewind())
+            work.roll_back()
             raise
-        try:
-            self._store.advance(connection, progress)
-            connection.commit()
-        except BaseException:
-            with contextlib.suppress(Exception):
-                connection.rollback()
-            await run(core.give_up())
-            raise
-        await run(core.on_stored(progress))
+        work.commit(spans, progress)
+        self._session.runtime.call_soon(self._core.commits.on_stored, progress)

@@ -196,7 +196,7 @@ def test_what_was_fetched_before_a_seek_is_void() -> None:
     box.put([b"c"], 2)
     running = box.puller.drain()
     assert next(running).value == b"a"
-    box.queue.restart(50)
+    box.queue.go_to(50)
     assert list(running) == []
     assert box.queue.delivered == 50
     box.put([b"z"], 50)

@@ -38,20 +38,20 @@ def test_the_new_owner_learns_the_offset_and_the_old_one_is_refused(
     assert store.claim(PLACE, 1, 40, "a") == 40
     assert store.claim(PLACE, 1, 99, "a") == 40, "the row is the truth, not where it would begin"
     connection = connect()
-    store.advance(connection, [Progress(PLACE, 1, 50)])
+    store.advance(connection, [Progress(PLACE, 1, 40, 50)])
     connection.commit()
     assert store.claim(PLACE, 3, 0, "b") == 50
     with pytest.raises(LockLost) as caught:
-        store.advance(connection, [Progress(PLACE, 1, 60)])
+        store.advance(connection, [Progress(PLACE, 1, 50, 60)])
     assert caught.value.current_token == 3
     connection.rollback()
     with pytest.raises(LockLost):
         store.claim(PLACE, 2, 0, "a")
     with pytest.raises(LockLost):
-        store.move(Progress(PLACE._replace(queue_id=4), 3, 60))
-    store.move(Progress(PLACE, 3, 70))
-    store.move(Progress(PLACE, 3, 65))
-    assert store.claim(PLACE, 4, 0, "b") == 70, "progress never falls"
+        store.move(Progress(PLACE._replace(queue_id=4), 3, 0, 60))
+    store.move(Progress(PLACE, 3, 50, 70))
+    store.move(Progress(PLACE, 3, 70, 70))
+    assert store.claim(PLACE, 4, 0, "b") == 70
     other = PLACE._replace(topic_id=7)
     assert store.claim(other, 1, 5, "a") == 5, "a topic made again begins anew"
 
@@ -66,9 +66,23 @@ def test_the_other_queues_of_a_refused_transaction_are_not_stored(
     store.claim(lost, 2, 0, "b")
     connection = connect()
     with pytest.raises(LockLost):
-        store.advance(connection, [Progress(mine, 1, 8), Progress(lost, 1, 8)])
+        store.advance(connection, [Progress(mine, 1, 0, 8), Progress(lost, 1, 0, 8)])
     connection.rollback()
     assert store.claim(mine, 1, 0, "a") == 0
+
+
+@pytest.mark.parametrize("before", [30, 45, 50])
+def test_a_row_that_is_not_where_its_owner_left_it_stores_nothing(
+    connect: Callable[[], sqlite3.Connection], before: int
+) -> None:
+    """A COMMIT that failed had been carried out; or somebody has changed the row."""
+    store = SqlOffsets(connect)
+    store.claim(PLACE, 1, 40, "a")
+    connection = connect()
+    with pytest.raises(LockLost, match=f"at offset 40 .* left it at {before}"):
+        store.advance(connection, [Progress(PLACE, 1, before, 60)])
+    connection.rollback()
+    assert store.claim(PLACE, 1, 0, "a") == 40
 
 
 class Owners(RuleBasedStateMachine):
@@ -104,7 +118,7 @@ class Owners(RuleBasedStateMachine):
         start = self.owners[token]
         begin(self.connection)
         try:
-            self.store.advance(self.connection, [Progress(PLACE, token, start + count)])
+            self.store.advance(self.connection, [Progress(PLACE, token, start, start + count)])
         except LockLost:
             self.connection.rollback()
             assert token != self.newest

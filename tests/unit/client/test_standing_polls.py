@@ -98,7 +98,7 @@ async def test_what_comes_after_a_seek_is_void_and_another_poll_is_made() -> Non
     box = Linked()
     request = await box.must_ask()
     box.answer(request.correlation_id, b"a", at=0, more=True)
-    box.queue.restart(50)
+    box.queue.go_to(50)
     other = await box.must_ask()
     assert other.queues[0].offset == 50
     box.answer(request.correlation_id, b"b", at=1, more=True)
