@@ -163,7 +163,8 @@ class BrokerConfig:
     """Default 7 days. Rows of the sequence table that were idle for longer end."""
 
     producers_per_queue_max: int = 100_000
-    """Default 100,000. The oldest rows of a queue end above that."""
+    """Default 100,000. The oldest rows of a queue end above that, when new ones begin: a table is
+    held in memory and written with each checkpoint."""
 
     staged_bytes_max: int = 8 << 30
     """Default 8 GiB. What transactions may have staged on the group and not published; further
@@ -177,7 +178,13 @@ class BrokerConfig:
     """Default 30 days. A transaction id that is idle for longer is forgotten."""
 
     transactions_max: int = 100_000
-    """Default 100,000. The longest idle transaction ids are forgotten above that."""
+    """Default 100,000. The longest idle transaction ids are forgotten above that, each when a new
+    one begins; the group remembers them all in memory and in each checkpoint."""
+
+    stagers_max: int = 100_000
+    """Default 100,000. How many writers may have something staged on the group and not published,
+    or be about to: whoever comes then waits. One that stages nothing takes no room on the disk, and
+    would be held by no other limit."""
 
     report_ms: int = 1_000
     """Default 1 s. How often the node reports to each controller; what clients wait for (its role,

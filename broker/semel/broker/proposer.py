@@ -55,6 +55,11 @@ RecordParts = tuple[RecordKind, Sequence[bytes | memoryview]]
 _RECORD_OVERHEAD = 64
 _EXPIRY_BYTES = 64
 _RELEASE_BYTES = 64
+_NEVER_MS = 1 << 40
+_BUSY_MS = 10_000
+"""Producers that wrote or fenced so lately keep their rows, however many there are: they would come
+back at once."""
+_FULL_LOOK_US = 1_000_000
 
 
 class AckSink(Protocol):
@@ -96,6 +101,8 @@ class _Expiry:
     now_us: int
     idle_ms: int
     rows_max: int
+    spare_ms: int = 0
+    """Surplus rows that have changed since are left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,11 @@ class _Release:
     """Delayed batches of a queue are due. Nobody waits for it, either."""
 
     queue_key: QueueKey
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A record that makes room for the one behind it. Nobody waits for it, either."""
 
 
 _Item = _Batch | _Control | _Copy | _Expiry | _Release
@@ -125,11 +137,15 @@ class Proposer:
         self._judge = judge
         self._on_released = on_released
         self._queue: deque[_Item] = deque()
-        self._entries: dict[int, list[_Item]] = {}
+        self._entries: dict[int, list[_Item | _Room]] = {}
         self._duplicates: dict[BatchKey, list[tuple[_Batch, int]]] = {}
         self._parked: dict[ParkKey, _Batch] = {}
         self._releasing: set[QueueKey] = set()
         """Queues whose release waits to be judged."""
+        self._time_us = 0
+        """Of the entry being made."""
+        self._full_until_us: dict[QueueKey, int] = {}
+        """When a queue with too many rows is looked at again."""
         self._released = 0
         """Delayed batches that the entry being made releases."""
         self.pending_bytes = 0
@@ -206,10 +222,11 @@ class Proposer:
     ) -> Entry | None:
         """Judges what waits, up to about `bytes_target` bytes; None when nothing was accepted."""
         records: list[RecordParts] = []
-        owners: list[_Item] = []
+        owners: list[_Item | _Room] = []
         size = self._released = 0
+        self._time_us = time_us
         queue = self._queue
-        while queue and len(records) < FRAME_RECORDS_MAX:
+        while queue and len(records) < FRAME_RECORDS_MAX - 1:  # one may need another before it
             item = queue[0]
             length = _size(item)
             if records and size + length > bytes_target:
@@ -221,6 +238,10 @@ class Proposer:
                 self.pending_bytes -= length
                 accepted = self._judge_batch(item, time_us, term, now_ms)
             elif isinstance(item, _Control):
+                room = self._judge.judge_room(item.record.transaction)
+                if room is not None:
+                    records.append(_control_parts(ControlRecord(transaction=room)))
+                    owners.append(_Room())
                 accepted = self._judge_control(item)
             elif isinstance(item, _Copy):
                 accepted = RecordKind.COPY, (item.stored,)
@@ -324,11 +345,34 @@ class Proposer:
         if record.WhichOneof("record") == "fence":
             for queue in record.fence.queues:
                 self._unpark(queue_key_of(queue), ProducerId(record.fence.producer_id))
+                self._make_room(queue_key_of(queue))
         return _control_parts(record)
+
+    def _make_room(self, queue_key: QueueKey) -> None:
+        """Rows of a queue end as soon as there are too many: who looks now and then comes too late
+        for a queue to which ever new producers come. At most once a second: it reads all rows."""
+        if not self._judge.is_full(queue_key) or self._time_us < self._full_until_us.get(
+            queue_key, 0
+        ):
+            return
+        self._full_until_us[queue_key] = self._time_us + _FULL_LOOK_US
+        self._queue.append(
+            _Expiry(
+                queue_key=queue_key,
+                now_us=self._time_us,
+                idle_ms=_NEVER_MS,
+                rows_max=self._judge.producers_max - self._judge.producers_max // 16,
+                spare_ms=_BUSY_MS,
+            )
+        )
 
     def _judge_expiry(self, item: _Expiry) -> RecordParts | None:
         record = self._judge.judge_expire(
-            item.queue_key, now_us=item.now_us, idle_ms=item.idle_ms, rows_max=item.rows_max
+            item.queue_key,
+            now_us=item.now_us,
+            idle_ms=item.idle_ms,
+            rows_max=item.rows_max,
+            spare_ms=item.spare_ms,
         )
         if record is None:
             return None
@@ -353,7 +397,7 @@ class Proposer:
         self.unapplied_bytes -= self._sizes.pop(index)
         assert len(owners) == len(results), f"entry {index} has {len(results)} results"
         for item, result in zip(owners, results, strict=True):
-            if isinstance(item, _Expiry):
+            if isinstance(item, _Expiry | _Room):
                 continue
             if isinstance(item, _Release):
                 assert isinstance(result, DelayedReleased)
@@ -381,7 +425,7 @@ class Proposer:
 
     def on_lost(self, error: Callable[[], SemelError]) -> None:
         """Mastership is lost: everybody hears so. What was appended may still be committed."""
-        waiting: list[_Item] = [*self._queue, *self._parked.values()]
+        waiting: list[_Item | _Room] = [*self._queue, *self._parked.values()]
         for owners in self._entries.values():
             waiting += owners
         for duplicates in self._duplicates.values():
@@ -397,7 +441,7 @@ class Proposer:
             _answer(item, error())
 
 
-def _answer(item: _Item, error: SemelError) -> None:
+def _answer(item: _Item | _Room, error: SemelError) -> None:
     if isinstance(item, _Batch):
         item.sink.refuse(item.header, error)
     elif isinstance(item, _Control | _Copy) and not item.future.done():

@@ -838,6 +838,9 @@ class Replica:
                 term=Term(self.core.term),
                 park_bytes_max=self.config.park_bytes_max,
                 staged_bytes_max=self.config.staged_bytes_max,
+                stagers_max=self.config.stagers_max,
+                transactions_max=self.config.transactions_max,
+                producers_max=self.config.producers_per_queue_max,
             ),
             on_released=self._on_released,
         )

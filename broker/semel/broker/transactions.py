@@ -234,7 +234,6 @@ class TransactionDuty:
         idle = self._replica.state.transactions.coordination.idle(
             self._replica.log_time_us(),
             config.transaction_idle_ms * 1000,
-            config.transactions_max,
             AT_ONCE_MAX,
         )
         if idle:

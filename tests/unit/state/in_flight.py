@@ -49,7 +49,7 @@ class _Nobody:
 class Master:
     """A master of a group of one. Needs a running loop."""
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes = b"", **limits: int) -> None:
         self.state = State.from_bytes(data) if data else State()
         self.term = self.state.applied_term + 1
         self.now_us = max(START_US, self.state.log_time_us + SECOND_US)
@@ -58,7 +58,7 @@ class Master:
         self.frames: list[tuple[int, bytes]] = []
         """Entries in flight."""
         self._fold([(RecordKind.NOOP, ())])
-        self.judge = Judge(self.state, term=self.term)  # type: ignore[arg-type]
+        self.judge = Judge(self.state, term=self.term, **limits)  # type: ignore[arg-type]
         self.proposer = Proposer(self.judge)
 
     def _fold(self, records: Any) -> list[ApplyResult]:

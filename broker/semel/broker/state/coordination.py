@@ -12,6 +12,8 @@ decided one is published on every participant.
 Invariants
 1. `epoch` never falls, and at most one attempt of each epoch is ever decided.
 2. While `published` is False nothing begins, and the row is not forgotten.
+3. There are never more rows than the master allows: whoever begins under a new id beyond that has
+   the longest idle one forgotten by an entry before its own (`oldest`; the judge).
 
 Format. docs/formats/state.md.
 
@@ -21,8 +23,10 @@ Not here: data (`staging.py`), asking and telling the participants (the node).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from semel.broker.state.codec import Reader, pack_text
@@ -76,7 +80,7 @@ class Row:
 class Coordination:
     """All transactions that one broker group decides."""
 
-    __slots__ = ("forgotten_epoch", "next_attempt", "rows", "unpublished")
+    __slots__ = ("_closed", "_open", "forgotten_epoch", "next_attempt", "rows", "unpublished")
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
@@ -85,6 +89,10 @@ class Coordination:
         """Highest epoch of all rows that were ever forgotten."""
         self.unpublished: dict[str, None] = {}
         """Those of `rows` whose epoch is not published everywhere, in the order of decision."""
+        self._closed: OrderedDict[str, None] = OrderedDict()
+        """Published ones without an open attempt, the longest idle first."""
+        self._open: OrderedDict[str, None] = OrderedDict()
+        """Published ones with an open attempt, the longest idle first."""
 
     def begin(
         self, record: transaction_records_pb2.BeginTransaction, now_us: int
@@ -124,6 +132,7 @@ class Coordination:
         row.attempt, self.next_attempt = self.next_attempt, self.next_attempt + 1
         row.begun_epoch = epoch
         row.changed_us = now_us
+        self._touch(name, row)
         return Begun(epoch, row.attempt, row.epoch)
 
     def decide(
@@ -156,6 +165,7 @@ class Coordination:
         row.published = not row.participants
         if not row.published:
             self.unpublished[name] = None
+        self._touch(name, row)
         return None
 
     def abort(self, record: transaction_records_pb2.AbortTransaction, now_us: int) -> bool:
@@ -166,6 +176,7 @@ class Coordination:
         if record.attempt in (0, row.attempt) and row.attempt:
             row.attempt = 0
             row.changed_us = now_us
+            self._touch(record.transaction_id, row)
         return bool(record.attempt) and row.decided_attempt == record.attempt
 
     def finish(self, record: transaction_records_pb2.FinishTransaction) -> None:
@@ -174,16 +185,31 @@ class Coordination:
         if row is not None and row.epoch == record.epoch:
             row.published = True
             self.unpublished.pop(record.transaction_id, None)
+            self._touch(record.transaction_id, row)
 
-    def idle(self, now_us: int, idle_us: int, rows_max: int, count_max: int) -> list[str]:
-        """Rows that may be forgotten: idle for too long, or the oldest of too many."""
-        idle = sorted((row.changed_us, name) for name, row in self.rows.items() if row.published)
-        surplus = len(self.rows) - rows_max
-        return [
-            name
-            for at, (changed_us, name) in enumerate(idle[:count_max])
-            if changed_us + idle_us <= now_us or at < surplus
-        ]
+    def _touch(self, name: str, row: Row) -> None:
+        """The row has changed: it is idle from now on."""
+        self._closed.pop(name, None)
+        self._open.pop(name, None)
+        if row.published:
+            (self._open if row.attempt else self._closed)[name] = None
+
+    def idle(self, now_us: int, idle_us: int, count_max: int) -> list[str]:
+        """Rows that may be forgotten because they were idle for too long."""
+        found = (name for name, row in self.rows.items() if row.published)
+        idle = sorted(
+            (row.changed_us, name)
+            for name in found
+            if (row := self.rows[name]).changed_us + idle_us <= now_us
+        )
+        return [name for _, name in idle[:count_max]]
+
+    def oldest(self, count: int, busy: Container[str]) -> list[str]:
+        """So many rows that may be forgotten to make room for others, the longest idle first; those
+        with an open attempt only when there are no others, `busy` ones never. An attempt whose row
+        is forgotten cannot be decided: its commit is told that it is aborted."""
+        names = (name for name in chain(self._closed, self._open) if name not in busy)
+        return list(islice(names, count))
 
     def forget(self, names: Iterable[str]) -> None:
         """Ends rows, but no unpublished one. An open attempt can not be decided afterwards."""
@@ -192,6 +218,8 @@ class Coordination:
             if row is not None and row.published:
                 self.forgotten_epoch = max(self.forgotten_epoch, row.epoch)
                 del self.rows[name]
+                self._closed.pop(name, None)
+                self._open.pop(name, None)
 
     def parts(self) -> list[bytes]:
         """Canonical bytes, rows by transaction id."""
@@ -237,4 +265,6 @@ class Coordination:
             )
             if not published:
                 made.unpublished[name] = None
+        for name, row in sorted(made.rows.items(), key=lambda each: (each[1].changed_us, each[0])):
+            made._touch(name, row)
         return made

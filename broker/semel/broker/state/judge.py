@@ -54,7 +54,7 @@ from semel.broker.state.results import ApplyResult, Staged
 from semel.broker.state.rows import WINDOW_BATCHES, OutcomeKind
 from semel.broker.state.spec import InFlight, RecordUse, Spec, SpecQueue, SpecRow
 from semel.broker.state.splits import SPLIT_LEVEL, children_of, sealed_error, split_trouble
-from semel.broker.state.transactions import judge_staged, judge_step
+from semel.broker.state.transactions import judge_room, judge_staged, judge_step
 from semel.broker.state.verdicts import (
     NO_OFFSET,
     Accepted,
@@ -67,17 +67,18 @@ from semel.broker.state.verdicts import (
     Pending,
     Refused,
     come_back,
+    expired,
+    fenced,
+    out_of_order,
 )
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
 from semel.protos.delays import is_delayed
 from semel.protos.errors import (
-    DedupStateExpired,
     InvalidRequest,
     MessageTooLarge,
     OffsetOutOfRange,
     OutOfOrderSequence,
     PartialOverlap,
-    ProducerFenced,
     SemelError,
     SequenceConflict,
     Unavailable,
@@ -88,7 +89,6 @@ from semel.protos.ids import (
     ProducerId,
     QueueId,
     QueueKey,
-    Sequence,
     Term,
 )
 from semel.protos.queue_refs import queue_key_of, queue_ref
@@ -110,12 +110,18 @@ class Judge:
         park_ms: int = 2_000,
         park_bytes_max: int = 32 << 20,
         staged_bytes_max: int = 1 << 40,
+        stagers_max: int = 100_000,
+        transactions_max: int = 100_000,
+        producers_max: int = 100_000,
     ) -> None:
         assert state.applied_term == term, f"term {term} begins, {state.applied_term} is applied"
         self._state = state
         self._spec = Spec(state)
         self._parking = Parking(park_ms=park_ms, bytes_max=park_bytes_max)
         self._staged_bytes_max = staged_bytes_max
+        self._stagers_max = stagers_max
+        self._transactions_max = transactions_max
+        self.producers_max = producers_max
         self._staging_bytes = 0
         """Of staged batches that are accepted and not applied."""
 
@@ -225,7 +231,7 @@ class Judge:
             return self._park(header, now_ms)
         if row.in_flight:
             return come_back("batches of this producer are in flight")
-        return Refused(_out_of_order(header, row))
+        return Refused(out_of_order(header, row))
 
     def _judge_applied(self, header: BatchHeader, row: SpecRow) -> BatchVerdict | None:
         """Judges what the applied row alone decides; None when it does not."""
@@ -252,7 +258,7 @@ class Judge:
             return Duplicate(Offset(-1))
         first = applied.outcome(base)
         if first.kind is OutcomeKind.NOT_COMMITTED:
-            return Refused(_out_of_order(header, row))
+            return Refused(out_of_order(header, row))
         if last > applied.last_sequence:
             if row.in_flight:
                 return None
@@ -264,7 +270,7 @@ class Judge:
                 )
             )
         if applied.outcome(last).kind is OutcomeKind.NOT_COMMITTED:
-            return Refused(_out_of_order(header, row))
+            return Refused(out_of_order(header, row))
         return Duplicate(Offset(first.offset))
 
     def _judge_in_flight(self, header: BatchHeader, row: SpecRow) -> BatchVerdict:
@@ -324,9 +330,9 @@ class Judge:
             if not row.exists and not queue.expired.may_open(
                 producer_id, record.epoch, after_expiry=record.after_expiry
             ):
-                return Refused(_expired(queue, producer_id))
+                return Refused(expired(queue, producer_id))
             if row.exists and (record.epoch, record.session) < (row.epoch, row.session):
-                return Refused(_fenced(producer_id, record.epoch, record.session, row))
+                return Refused(fenced(producer_id, record.epoch, record.session, row))
             if (
                 row.exists
                 and record.epoch > row.epoch
@@ -335,7 +341,7 @@ class Judge:
                 and queue.expired.may_have_stored(producer_id)
             ):
                 # One life knew, took an empty row and ended; this one would take it for the truth.
-                return Refused(_expired(queue, producer_id))
+                return Refused(expired(queue, producer_id))
             ended = self._ended(queue)
             asks = row.exists and record.epoch == row.epoch and self._sealed(key) is not None
             if ended is not None and not asks:
@@ -437,7 +443,27 @@ class Judge:
             key = queue_key_of(reference)
             if (barred := state.moves.barred(key, state.queues.get(key))) is not None:
                 return Refused(barred)
-        return judge_step(state.transactions, self._spec, state.feature_level, step)
+        return judge_step(
+            state.transactions,
+            self._spec,
+            state.feature_level,
+            step,
+            stagers_max=self._stagers_max,
+            rows_max=self._transactions_max,
+        )
+
+    def judge_room(
+        self, step: transaction_records_pb2.TransactionRecord
+    ) -> transaction_records_pb2.TransactionRecord | None:
+        """What has to be appended before the step, already counted on; to be asked before it is
+        judged."""
+        return judge_room(
+            self._state.transactions, self._spec, step, rows_max=self._transactions_max
+        )
+
+    def is_full(self, queue_key: QueueKey) -> bool:
+        """The queue has more producers' rows than it may: `judge_expire` has to end some."""
+        return self._state.producers.count(queue_key) > self.producers_max
 
     def judge_move(self, record: control_pb2.MoveQueue) -> ControlVerdict:
         """Decided at apply; but once a seal is accepted, nothing more is that would change the
@@ -505,7 +531,7 @@ class Judge:
         return Accepted()
 
     def judge_expire(
-        self, queue_key: QueueKey, *, now_us: int, idle_ms: int, rows_max: int
+        self, queue_key: QueueKey, *, now_us: int, idle_ms: int, rows_max: int, spare_ms: int = 0
     ) -> control_pb2.ExpireProducers | None:
         """The record that ends a queue's idle and surplus rows, already counted on: append it.
 
@@ -516,7 +542,7 @@ class Judge:
         if queue is None or self._moving(queue) is not None:
             return None
         producers = self._state.producers
-        found = producers.expirable(queue_key, now_us, idle_ms, rows_max)
+        found = producers.expirable(queue_key, now_us, idle_ms, rows_max, spare_ms)
         idle = [number for number in found if number not in queue.rows][:EXPIRED_ROWS_MAX]
         rows = [self._spec.row(queue, number) for number in idle]
         if not rows:
@@ -566,34 +592,5 @@ def batch_record_parts(
 
 def _incarnation_error(header: BatchHeader, queue: SpecQueue, row: SpecRow) -> SemelError:
     if row.exists and (header.epoch, header.session) < (row.epoch, row.session):
-        return _fenced(header.producer_id, header.epoch, header.session, row)
-    return _expired(queue, header.producer_id)
-
-
-def _fenced(producer_id: int, epoch: int, session: int, row: SpecRow) -> ProducerFenced:
-    return ProducerFenced(
-        f"producer {producer_id} of epoch {epoch}, session {session} was fenced by epoch"
-        f" {row.epoch}, session {row.session}",
-        current_epoch=row.epoch,
-        current_session=row.session,
-    )
-
-
-def _expired(queue: SpecQueue, producer_id: int) -> DedupStateExpired:
-    floor = queue.expired.floor_of(producer_id)
-    return DedupStateExpired(
-        f"queue {queue.key.queue_id} of topic {queue.key.topic_id} has no row of producer"
-        f" {producer_id}, or had one and let it expire: what it stored there is not known. Fence it"
-        f" after expiry, with an epoch above {floor}",
-        epoch_floor=floor,
-    )
-
-
-def _out_of_order(header: BatchHeader, row: SpecRow) -> OutOfOrderSequence:
-    last = row.applied.last_sequence if row.applied else NO_SEQUENCE
-    return OutOfOrderSequence(
-        f"batch {header.base_sequence} to {header.last_sequence} of producer"
-        f" {header.producer_id} names {header.previous_sequence} as its predecessor; queue"
-        f" {header.queue_id} has stored up to {last}, and not this",
-        last_sequence=Sequence(last),
-    )
+        return fenced(header.producer_id, header.epoch, header.session, row)
+    return expired(queue, header.producer_id)

@@ -152,12 +152,18 @@ class SequenceTable:
             return Outcome(OutcomeKind.NOT_COMMITTED, -1, NO_SEQUENCE)
         return row.outcome(sequence)
 
+    def count(self, key: QueueKey) -> int:
+        """Rows of a queue."""
+        rows = self._queues.get(key)
+        return 0 if rows is None else len(rows)
+
     def expirable(
-        self, key: QueueKey, now_us: int, idle_ms: int, rows_max: int
+        self, key: QueueKey, now_us: int, idle_ms: int, rows_max: int, spare_ms: int = 0
     ) -> list[ProducerId]:
         """Producers whose row should end, in rising order.
 
-        Idle for `idle_ms` of log time, and of the rest the longest idle beyond `rows_max`.
+        Idle for `idle_ms` of log time, and of the rest the longest idle beyond `rows_max`, unless
+        they have changed in the last `spare_ms`.
         """
         rows = self._queues.get(key)
         if rows is None:
@@ -166,6 +172,8 @@ class SequenceTable:
         surplus = len(rows) - len(chosen) - rows_max
         if surplus > 0:
             rest = [(row.last_time_us, n) for n, row in rows.items() if n not in chosen]
+            if spare_ms:
+                rest = [each for each in rest if each[0] <= now_us - spare_ms * 1000]
             chosen.update(number for _, number in sorted(rest)[:surplus])
         return [ProducerId(number) for number in sorted(chosen)]
 

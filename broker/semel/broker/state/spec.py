@@ -19,6 +19,7 @@ Not here: the rules (`judge.py`).
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from enum import Enum
 from typing import Final, NamedTuple
@@ -39,8 +40,14 @@ from semel.broker.state.rows import Row
 from semel.protos.ids import NO_SEQUENCE, ProducerId, QueueKey
 from semel.protos.v1.control_pb2 import MOVE_STEP_BEGIN, MOVE_STEP_SEAL
 
-Name = QueueKey | str
-"""Of a queue, or of a transaction."""
+
+class TransactionRow(NamedTuple):
+    """Names what a coordinator knows of a transaction; its pin is named by the id alone."""
+
+    transaction_id: str
+
+
+Name = QueueKey | TransactionRow | str
 
 
 class InFlight(NamedTuple):
@@ -136,6 +143,12 @@ class RecordUse(Enum):
     BEGIN = "move_queue, begin"
     SEAL = "move_queue, seal"
     """The other steps of a move are about what these two have made."""
+    OPEN = "open_stager"
+    BEGIN_EPOCH = "begin"
+    DECIDE = "decide"
+    ABORT = "abort"
+    FINISH = "finish"
+    FORGET = "forget"
 
 
 class _Unapplied(NamedTuple):
@@ -146,8 +159,8 @@ class _Unapplied(NamedTuple):
     rows: tuple[SpecRow, ...]
     """One a queue, for a fence or a batch; any number of the only queue, for an expiry."""
     names: tuple[Name, ...]
-    """Of queues that nobody can use before it is applied, and of the transaction whose pin it makes
-    or ends."""
+    """Of queues that nobody can use before it is applied, of the transaction whose pin it makes or
+    ends, and of the coordinator's rows that it changes."""
 
 
 _DONE: Final = {
@@ -159,6 +172,17 @@ _MOVED: Final[dict[int, RecordUse]] = {
     MOVE_STEP_SEAL: RecordUse.SEAL,
 }
 _PINNED: Final = {use.value: use for use in (RecordUse.PIN, RecordUse.DROP_PIN, RecordUse.PUBLISH)}
+_COORDINATED: Final = {
+    use.value: use
+    for use in (
+        RecordUse.BEGIN_EPOCH,
+        RecordUse.DECIDE,
+        RecordUse.ABORT,
+        RecordUse.FINISH,
+        RecordUse.FORGET,
+    )
+}
+_STEPS: Final = _PINNED | _COORDINATED | {RecordUse.OPEN.value: RecordUse.OPEN}
 
 
 class Spec:
@@ -244,6 +268,37 @@ class Spec:
         """A record that makes or ends a pin of the transaction is accepted and not applied."""
         return transaction_id in self._names
 
+    def use_coordinator(self, step: str, transaction_ids: Iterable[str]) -> None:
+        """A step is accepted that changes these rows of the coordinator."""
+        self.use(_COORDINATED[step], (), (), tuple(map(TransactionRow, transaction_ids)))
+
+    def use_stager(self) -> None:
+        """An OPEN is accepted."""
+        self.use(RecordUse.OPEN, (), ())
+
+    @property
+    def opening(self) -> int:
+        """How many OPENs are accepted and not applied."""
+        return sum(one.kind is RecordUse.OPEN for one in self._unapplied)
+
+    def coordinates(self, transaction_id: str) -> bool:
+        """A step that changes the coordinator's row is accepted and not applied."""
+        return TransactionRow(transaction_id) in self._names
+
+    def rows_coming(self) -> int:
+        """By how many the coordinator's rows grow, or shrink, once all that is accepted is applied;
+        a FORGET may spare some."""
+        rows = self._state.transactions.coordination.rows
+        begun: set[Name] = set()
+        forgotten = 0
+        for kind, _, _, names in self._unapplied:
+            if kind is RecordUse.BEGIN_EPOCH:
+                begun.update(names)
+            elif kind is RecordUse.FORGET:
+                forgotten += len(names)
+        new = (each for each in begun if isinstance(each, TransactionRow))
+        return sum(each.transaction_id not in rows for each in new) - forgotten
+
     def use_release(self, queue: SpecQueue) -> None:
         """A release is accepted that moves the queue's end."""
         self.use(RecordUse.RELEASE, (queue,), ())
@@ -274,8 +329,8 @@ class Spec:
                     queue.sealing = False
             elif isinstance(result, Done) and result.what in _DONE:
                 done = self._next(_DONE[result.what])
-            elif isinstance(result, TransactionApplied) and result.step in _PINNED:
-                done = self._next(_PINNED[result.step])
+            elif isinstance(result, TransactionApplied) and result.step in _STEPS:
+                done = self._next(_STEPS[result.step])
             elif isinstance(result, Published):
                 done = self._next(RecordUse.PUBLISH)
                 assert done.names == (result.transaction_id,)

@@ -54,6 +54,8 @@ TRANSACTION_LEVEL: Final = 3
 """The feature level from which on a log may hold transactions."""
 RETRY_MS: Final = 20
 FULL_RETRY_MS: Final = 500
+FORGET_MAX: Final = 1_000
+"""One record forgets at most so many transaction ids."""
 
 Step = transaction_records_pb2.TransactionRecord
 Queues = dict[QueueKey, QueueState]
@@ -218,21 +220,37 @@ def judge_staged(
     if queue.sealed and found is not False:
         return Refused(sealed_error(queue))
     if batch.batch_length > room_bytes:
-        return Refused(
-            Throttled(
-                "the broker group's limit for what transactions have staged is reached; it goes on"
-                " when some of them end",
-                retry_after_ms=FULL_RETRY_MS,
-            )
-        )
+        return _full("what they have staged")
     return Accepted()
 
 
-def judge_step(transactions: Transactions, spec: Spec, level: int, step: Step) -> ControlVerdict:
+def judge_step(
+    transactions: Transactions,
+    spec: Spec,
+    level: int,
+    step: Step,
+    *,
+    stagers_max: int,
+    rows_max: int,
+) -> ControlVerdict:
     """Whether a step may be proposed. A publication gets its offsets here, into the record."""
     if level < TRANSACTION_LEVEL:
         return Refused(Unavailable(f"no transactions before feature level {TRANSACTION_LEVEL}"))
     match step.WhichOneof("step"):
+        case "open_stager":
+            stagers = transactions.staging.stagers
+            if (
+                step.open_stager.stager_id not in stagers
+                and len(stagers) + spec.opening >= stagers_max
+            ):
+                return _full(f"{stagers_max:,} stagers")
+            spec.use_stager()
+        case "begin" if _is_new(transactions, step) and _rows(transactions, spec) >= rows_max:
+            return _full(f"{rows_max:,} ids, and none of them can be forgotten")
+        case "begin" | "decide" | "abort" | "finish" as name:
+            spec.use_coordinator(name, (getattr(step, name).transaction_id,))
+        case "forget":
+            spec.use_coordinator("forget", step.forget.transaction_ids)
         case "pin":
             spec.use_pin("pin", step.pin.transaction_id)
         case "drop_pin":
@@ -274,6 +292,50 @@ def judge_step(transactions: Transactions, spec: Spec, level: int, step: Step) -
         case None:
             return Refused(Unavailable("this version does not know that step of a transaction"))
     return Accepted()
+
+
+def judge_room(transactions: Transactions, spec: Spec, step: Step, *, rows_max: int) -> Step | None:
+    """What has to be forgotten before an id may be begun that is new here; already counted on:
+    append it first. None when there is room, and for any other step."""
+    if not _is_new(transactions, step) or _rows(transactions, spec) < rows_max:
+        return None
+    surplus = _rows(transactions, spec) + 1 - rows_max
+    names = transactions.coordination.oldest(min(surplus, FORGET_MAX), _Busy(spec))
+    if not names:
+        return None
+    spec.use_coordinator("forget", names)
+    return Step(forget=transaction_records_pb2.ForgetTransactions(transaction_ids=names))
+
+
+def _is_new(transactions: Transactions, step: Step) -> bool:
+    """Somebody begins under an id that the coordinator does not know."""
+    rows = transactions.coordination.rows
+    return step.HasField("begin") and step.begin.transaction_id not in rows
+
+
+def _rows(transactions: Transactions, spec: Spec) -> int:
+    """The coordinator's rows, once all that is accepted is applied."""
+    return len(transactions.coordination.rows) + spec.rows_coming()
+
+
+class _Busy:
+    """Transactions whose rows something in flight changes."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._spec.coordinates(name)
+
+
+def _full(of: str) -> Refused:
+    return Refused(
+        Throttled(
+            f"the broker group's limit for transactions is reached: {of}; it goes on when some of"
+            " them end",
+            retry_after_ms=FULL_RETRY_MS,
+        )
+    )
 
 
 def _messages_at_once(extents: Iterable[StagedExtent]) -> int:

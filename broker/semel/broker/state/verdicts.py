@@ -6,11 +6,21 @@ Not here: how it decides (`judge.py`), and what applying did (`results.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from semel.protos.errors import SemelError, Throttled
-from semel.protos.ids import Offset, ProducerId, QueueKey, Sequence
+from semel.protos.errors import (
+    DedupStateExpired,
+    OutOfOrderSequence,
+    ProducerFenced,
+    SemelError,
+    Throttled,
+)
+from semel.protos.ids import NO_SEQUENCE, Offset, ProducerId, QueueKey, Sequence
 from semel.protos.values import value
+
+if TYPE_CHECKING:
+    from semel.broker.state.spec import SpecQueue, SpecRow
+    from semel.protos.batch import BatchHeader
 
 NO_OFFSET: Final = Offset(-1)
 RETRY_AFTER_MS: Final = 20
@@ -82,3 +92,32 @@ ControlVerdict = Accepted | Refused
 def come_back(why: str) -> Refused:
     """The refusal of what cannot be judged before something in flight is applied, or lost."""
     return Refused(Throttled(f"not judged: {why}; send again", retry_after_ms=RETRY_AFTER_MS))
+
+
+def fenced(producer_id: int, epoch: int, session: int, row: SpecRow) -> ProducerFenced:
+    return ProducerFenced(
+        f"producer {producer_id} of epoch {epoch}, session {session} was fenced by epoch"
+        f" {row.epoch}, session {row.session}",
+        current_epoch=row.epoch,
+        current_session=row.session,
+    )
+
+
+def expired(queue: SpecQueue, producer_id: int) -> DedupStateExpired:
+    floor = queue.expired.floor_of(producer_id)
+    return DedupStateExpired(
+        f"queue {queue.key.queue_id} of topic {queue.key.topic_id} has no row of producer"
+        f" {producer_id}, or had one and let it expire: what it stored there is not known. Fence it"
+        f" after expiry, with an epoch above {floor}",
+        epoch_floor=floor,
+    )
+
+
+def out_of_order(header: BatchHeader, row: SpecRow) -> OutOfOrderSequence:
+    last = row.applied.last_sequence if row.applied else NO_SEQUENCE
+    return OutOfOrderSequence(
+        f"batch {header.base_sequence} to {header.last_sequence} of producer"
+        f" {header.producer_id} names {header.previous_sequence} as its predecessor; queue"
+        f" {header.queue_id} has stored up to {last}, and not this",
+        last_sequence=Sequence(last),
+    )
