@@ -225,8 +225,8 @@ class Consumption:
         current = lock is not None and lock.owner != "" and lock.token == token
         if lock is None or not current or place[1] not in self._ends:
             self.refused_commits += 1
-        elif lock.committed <= offset <= self._ends[place[1]]:
-            lock.committed = offset
+        elif max(0, lock.committed) <= offset <= self._ends[place[1]]:
+            lock.committed = offset  # -1: about metadata alone
 
 
 def key_of(ref: common_pb2.QueueRef) -> QueueKey:

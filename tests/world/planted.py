@@ -229,13 +229,16 @@ def commits_under_any_token() -> Any:
     """Nobody looks whether the lock is still the committer's."""
     original = ConsumerGroups.commit
 
-    def commit(self: Any, group: str, key: Any, queue: Any, token: int, offset: int) -> Any:
+    def commit(self: Any, group: str, key: Any, queue: Any, commit: Any, **more: Any) -> Any:
         state = self.lookup(group, key)
         if state is None:
-            return original(self, group, key, queue, token, offset)
+            return original(self, group, key, queue, commit, **more)
         owner, state.owner = state.owner, state.owner or "anybody"
+        changed = type(commit)()
+        changed.CopyFrom(commit)
+        changed.token = state.token
         try:
-            return original(self, group, key, queue, state.token, offset)
+            return original(self, group, key, queue, changed, **more)
         finally:
             state.owner = owner
 

@@ -10,7 +10,7 @@ import pytest
 from semel.broker.replica import monotonic_ms
 from semel.broker.server.admin import AdminService
 from semel.broker.state import LockClock, State
-from semel.protos.errors import NotMaster
+from semel.protos.errors import InvalidRequest, NotMaster
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_ref
@@ -59,7 +59,7 @@ def held(session_ms: int = SESSION_MS) -> tuple[SlowReplica, AdminService, float
     ]
     replica.state.apply_frame(build_frame(1, 1, 1, records)[0])
     clock.on_granted("g", KEY, 1, lock_ms=60_000, session_ms=session_ms, now_ms=granted_ms)
-    service = AdminService(None, replica, None, None, None)  # type: ignore[arg-type]
+    service = AdminService(None, replica, None, None, None, None)  # type: ignore[arg-type]
     return replica, service, granted_ms
 
 
@@ -103,3 +103,11 @@ async def test_a_renewal_behind_the_release_is_told_that_the_lock_is_lost() -> N
     assert replica.lock_clock.expired(granted_ms + SESSION_MS) == [("g", KEY, 1)]
     reply = await service.RenewLocks(RENEW, None)
     assert [lock.token for lock in reply.lost] == [1]
+
+
+async def test_metadata_has_a_limit() -> None:
+    _, service, _ = held()
+    request = broker_pb2.CommitRequest(group="g")
+    request.commits.add(queue=queue_ref(KEY), token=1, offset=-1, metadata=bytes((64 << 10) + 1))
+    with pytest.raises(InvalidRequest, match="65,536 are the most"):
+        await service.Commit(request, None)

@@ -33,7 +33,7 @@ async def lags(state: State) -> dict[str, list[int]]:
     """Lag by group: the sum and the highest of one queue, on which both must agree."""
     replica: Any = Master(state)
     nothing: Any = SimpleNamespace()
-    service = AdminService(nothing, replica, nothing, nothing, nothing)
+    service = AdminService(nothing, replica, nothing, nothing, nothing, nothing)
     told: dict[str, list[int]] = defaultdict(list)
     reply = await service.DescribeGroupOffsets(broker_pb2.DescribeGroupOffsetsRequest(), None)
     for one in reply.states:

@@ -32,7 +32,7 @@ async def test_a_sealed_queue_does_not_tell_its_end_nor_what_it_lacks(read: str)
     group.commit()
     replica: Any = Master(group.state)
     nothing: Any = SimpleNamespace()
-    service = AdminService(nothing, replica, nothing, nothing, nothing)
+    service = AdminService(nothing, replica, nothing, nothing, nothing, nothing)
     ask = getattr(service, read)
     await ask(READS[read], None)
     assert group.step("SEAL", 1, 2) is None

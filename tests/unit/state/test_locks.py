@@ -80,6 +80,109 @@ def reset(group: Group, offset: int, *, key: QueueKey = KEY) -> OffsetReset:
     return result
 
 
+def leave(
+    group: Group, token: int, metadata: bytes | None, *, version: int = 1, offset: int = -1
+) -> CommitOutcome:
+    """A commit with metadata, and by default with nothing else."""
+    one = control_pb2.QueueCommit(
+        queue=ref(), token=token, offset=offset, metadata=metadata, metadata_version=version
+    )
+    record = control_pb2.CommitOffsets(group="g", commits=[one])
+    result: Any = group.apply(control(commit_offsets=record))[0]
+    outcome = result.outcomes[0]
+    assert isinstance(outcome, CommitOutcome)
+    return outcome
+
+
+def test_the_next_owner_is_told_what_was_left(group: Group) -> None:
+    group.raise_level(6)
+    acquire(group)
+    assert leave(group, 1, b"copies").error is None
+    assert commit(group, 1, 10).error is None  # a commit without metadata leaves it alone
+    release(group, 1)
+    granted = acquire(group, "b")
+    assert (granted.committed_offset, granted.metadata) == (10, b"copies")
+    assert leave(group, 2, b"", offset=20).error is None
+    release(group, 2)
+    granted = acquire(group, "c")
+    assert (granted.committed_offset, granted.metadata) == (20, b"")
+
+
+def test_metadata_alone_moves_no_progress(group: Group) -> None:
+    group.raise_level(6)
+    acquire(group)
+    assert leave(group, 1, b"x").error is None
+    release(group, 1)
+    assert acquire(group).committed_offset == -1
+    assert commit(group, 2, 7).error is None
+    assert leave(group, 2, b"y").error is None
+    assert group.state.groups.lookup("g", KEY).committed_offset == 7  # type: ignore[union-attr]
+
+
+def test_metadata_that_comes_late_takes_nothing_back(group: Group) -> None:
+    group.raise_level(6)
+    acquire(group)
+    leave(group, 1, b"newer", version=3)
+    assert leave(group, 1, b"older", version=2, offset=5).error is None  # its offset counts
+    held = group.state.groups.lookup("g", KEY)
+    assert held is not None
+    assert (held.metadata, held.committed_offset) == (b"newer", 5)
+    refusal(leave(group, 0, b"stale", version=9), errors.LockLost)
+    assert held.metadata == b"newer"
+    release(group, 1)
+    acquire(group, "b")
+    leave(group, 2, b"mine", version=1)  # each owner counts anew
+    assert held.metadata == b"mine"
+
+
+def test_a_reset_ends_metadata(group: Group) -> None:
+    group.raise_level(6)
+    acquire(group)
+    leave(group, 1, b"copies")
+    reset(group, 3)
+    assert acquire(group, "b").metadata == b""
+
+
+def test_before_its_level_metadata_is_not_kept(group: Group) -> None:
+    """Nodes that do not know it must come to the same state."""
+    group.raise_level(5)
+    acquire(group)
+    refusal(leave(group, 1, b"copies"), errors.OffsetOutOfRange)
+    assert leave(group, 1, b"copies", offset=4).error is None
+    held = group.state.groups.lookup("g", KEY)
+    assert held is not None
+    assert (held.metadata, held.committed_offset) == (b"", 4)
+
+
+@pytest.mark.parametrize("level", [5, 6])
+def test_metadata_is_in_the_states_bytes(group: Group, level: int) -> None:
+    group.raise_level(level)
+    acquire(group)
+    leave(group, 1, b"copies", version=4)
+    read = State.from_bytes(b"".join(group.state.to_parts()))
+    assert read.digest() == group.state.digest()
+    assert read.groups.lookup("g", KEY) == group.state.groups.lookup("g", KEY)
+    assert read.digest() == group.replayed().digest()
+
+
+def test_the_lock_clock_takes_metadata_for_no_progress(group: Group) -> None:
+    group.raise_level(6)
+    clock = LockClock()
+    clock.on_applied([acquire(group)], 0)
+    clock.on_delivered("g", KEY, 1, 10, 0)
+    record = control_pb2.CommitOffsets(
+        group="g",
+        commits=[
+            control_pb2.QueueCommit(
+                queue=ref(), token=1, offset=-1, metadata=b"x", metadata_version=1
+            )
+        ],
+    )
+    clock.on_applied(group.apply(control(commit_offsets=record)), 450)
+    clock.on_renewed("g", KEY, 1, 450)
+    assert clock.expired(500) == [("g", KEY, 1)]
+
+
 def test_one_owner_at_a_time(group: Group) -> None:
     granted = acquire(group)
     assert (granted.token, granted.committed_offset, granted.lock_ms) == (1, -1, 500)

@@ -629,3 +629,27 @@ _NOT_FROZEN: Any = _NotFrozen()
 
 TestMoving = Moving.TestCase
 TestMoving.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.parametrize("metadata", [b"", b"copies"])
+def test_metadata_of_consumer_groups_goes_along(
+    source: Home, target: Home, metadata: bytes
+) -> None:
+    for home in (source, target):
+        home.raise_level(6)
+    acquire = control_pb2.AcquireLock(group="g", queue=ref(), member_id="m", session_ms=100)
+    source.apply(control(acquire_lock=acquire))
+    one = control_pb2.QueueCommit(
+        queue=ref(), token=1, offset=3, metadata=metadata, metadata_version=7
+    )
+    commits = control_pb2.CommitOffsets(group="g", commits=[one])
+    source.apply(control(commit_offsets=commits))
+    data = make_slice(source.state.queues[KEY], source.state.producers, source.state.groups)
+    assert control_pb2.QueueSlice.FromString(data).version == (6 if metadata else 4)
+    found = read_slice(data).groups.lookup("g", KEY)
+    assert found is not None
+    assert (found.metadata, found.committed_offset) == (metadata, 3)
+    move(source, target, 1)
+    held = target.state.groups.lookup("g", KEY)
+    assert held is not None
+    assert (held.metadata, held.token) == (metadata, 1)

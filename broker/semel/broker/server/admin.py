@@ -24,6 +24,7 @@ from semel.broker.server.members import member_statuses
 from semel.broker.server.verify import verify_queues
 from semel.broker.snapshots import Checkpoints
 from semel.broker.state import (
+    METADATA_LEVEL,
     MOVE_LEVEL,
     SPLIT_LEVEL,
     CommitApplied,
@@ -51,6 +52,8 @@ _OUTCOMES = {
 }
 _ROWS_DEFAULT = 10_000
 _NAME_MAX = 249
+_METADATA_BYTES_MAX = 64 << 10
+"""Every node keeps it in memory and writes it into each checkpoint."""
 _LOCK_MS = (100, 24 * 3600 * 1000)
 _APPLY_TIMEOUT_S = 30.0
 _VERSION = version("semel")
@@ -192,6 +195,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             committed_offset=result.committed_offset,
             log_start_offset=queue.log_start_offset,
             high_watermark=queue.log_end_offset,
+            metadata=result.metadata,
         )
 
     async def RenewLocks(  # noqa: N802
@@ -256,6 +260,9 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         _check_group(request.group)
         if not request.commits:
             return broker_pb2.CommitReply()
+        if any(commit.HasField("metadata") for commit in request.commits):
+            _check_metadata(request)
+            await self._replica.raise_feature_level(METADATA_LEVEL)
         now_ms = monotonic_ms()
         for commit in request.commits:
             self._keep_alive(request.group, queue_key_of(commit.queue), commit.token, now_ms)
@@ -483,6 +490,15 @@ def _absent(state: State, key: QueueKey, config: BrokerConfig) -> SemelError:
 def _check_producer(producer_id: int) -> None:
     if not 0 < producer_id < 1 << 63:
         raise InvalidRequest(f"producer id {producer_id} is out of range; open the producer first")
+
+
+def _check_metadata(request: broker_pb2.CommitRequest) -> None:
+    for commit in request.commits:
+        if len(commit.metadata) > _METADATA_BYTES_MAX:
+            raise InvalidRequest(
+                f"group {request.group!r} has {len(commit.metadata):,} bytes of metadata for queue"
+                f" {commit.queue.queue_id}, {_METADATA_BYTES_MAX:,} are the most"
+            )
 
 
 def _check_group(group: str) -> None:

@@ -6,7 +6,7 @@ from semel.broker.state.extents import Extent
 from semel.broker.state.judge import Judge, batch_record_parts
 from semel.broker.state.lag import Progress, progress
 from semel.broker.state.lock_clock import LockClock
-from semel.broker.state.locks import ConsumerGroups, GroupQueue
+from semel.broker.state.locks import METADATA_LEVEL, ConsumerGroups, GroupQueue
 from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
 from semel.broker.state.machine import FEATURE_LEVEL_MAX, State
 from semel.broker.state.moves import (
@@ -64,6 +64,7 @@ from semel.broker.state.verify import BatchVerifier, QueueReport, TableVerifier
 __all__ = [
     "DELAY_LEVEL",
     "FEATURE_LEVEL_MAX",
+    "METADATA_LEVEL",
     "MOVE_LEVEL",
     "RELEASE_BATCHES_MAX",
     "SPLIT_LEVEL",

@@ -21,6 +21,11 @@ def pack_text(text: str) -> bytes:
     return _LENGTH.pack(len(raw)) + raw
 
 
+def pack_bytes(data: bytes) -> bytes:
+    """Any bytes, behind their length."""
+    return _LENGTH.pack(len(data)) + data
+
+
 class Reader:
     """Walks over one buffer. Every method raises CorruptSegment when the bytes do not suffice."""
 
@@ -60,6 +65,11 @@ class Reader:
             return str(self.take(length), "utf-8")
         except UnicodeDecodeError as error:
             raise CorruptSegment(f"state holds a text that is not UTF-8: {error}") from error
+
+    def bytes(self) -> bytes:
+        """The next bytes that have their length before them."""
+        (length,) = self.unpack(_LENGTH)
+        return self.take(length).tobytes()
 
     def finish(self) -> None:
         """Asserts that nothing is left."""

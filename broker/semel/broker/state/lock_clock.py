@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from semel.broker.state.locks import GroupQueue
+from semel.broker.state.locks import METADATA_ONLY, GroupQueue
 from semel.broker.state.queues import QueueState
 from semel.broker.state.results import (
     ApplyResult,
@@ -91,7 +91,7 @@ class LockClock:
                 )
             elif isinstance(result, CommitApplied):
                 for outcome in result.outcomes:
-                    if outcome.error is None:
+                    if outcome.error is None and outcome.offset != METADATA_ONLY:
                         self.on_committed(
                             result.group, outcome.queue_key, outcome.token, outcome.offset, now_ms
                         )

@@ -9,6 +9,8 @@ Invariants
    every reset raises the token.
 2. A commit counts only under the current token while that lock is held.
 3. Progress falls by a reset only.
+4. Metadata is what the newest commit under the newest token said, by the owner's own numbers: a
+   commit that was under way for long takes nothing back. A reset ends it.
 
 Not here: membership and assignment (the controller), timeouts (`lock_clock.py`).
 """
@@ -20,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from semel.broker.state.codec import Reader, pack_text
+from semel.broker.state.codec import Reader, pack_bytes, pack_text
 from semel.broker.state.queues import QueueState
 from semel.broker.state.results import (
     CommitOutcome,
@@ -42,7 +44,12 @@ from semel.protos.errors import (
 from semel.protos.ids import QueueKey
 from semel.protos.v1 import control_pb2
 
+METADATA_LEVEL: Final = 6
+"""The feature level from which on a commit may leave metadata."""
+METADATA_ONLY: Final = -1
+"""Instead of an offset: the commit is about metadata alone."""
 _FIXED: Final = struct.Struct("<QIqQQII")
+_VERSION: Final = struct.Struct("<Q")
 _COUNT: Final = struct.Struct("<I")
 
 
@@ -60,6 +67,10 @@ class GroupQueue:
     """The highest one that was granted the lock."""
     lock_ms: int = 0
     session_ms: int = 0
+    metadata: bytes = b""
+    """What the group keeps beside the offset."""
+    metadata_version: int = 0
+    """The owner's number of it; 0 for what an earlier owner left."""
 
 
 class ConsumerGroups:
@@ -146,6 +157,7 @@ class ConsumerGroups:
         state.generation = max(state.generation, record.generation)
         state.lock_ms = record.lock_ms
         state.session_ms = record.session_ms
+        state.metadata_version = 0
         return LockGranted(
             group=record.group,
             queue_key=key,
@@ -154,6 +166,7 @@ class ConsumerGroups:
             committed_offset=state.committed_offset,
             lock_ms=state.lock_ms,
             session_ms=state.session_ms,
+            metadata=state.metadata,
         )
 
     def release(self, record: control_pb2.ReleaseLock, key: QueueKey) -> Released:
@@ -169,14 +182,17 @@ class ConsumerGroups:
         group: str,
         key: QueueKey,
         queue: QueueState | None,
-        token: int,
-        offset: int,
+        commit: control_pb2.QueueCommit,
         *,
         moved: bool = False,
+        level: int = METADATA_LEVEL,
     ) -> CommitOutcome:
         """Stores progress of the lock's holder. A queue that was `moved` away has no holder."""
+        token, offset = commit.token, commit.offset
         state = self.lookup(group, key)
         error: SemelError | None = None
+        has_metadata = level >= METADATA_LEVEL and commit.HasField("metadata")
+        only_metadata = has_metadata and offset == METADATA_ONLY
         if queue is None and not moved:
             error = unknown_queue(key)
         elif queue is None or state is None or not state.owner or state.token != token:
@@ -186,15 +202,19 @@ class ConsumerGroups:
                 f" ({current})",
                 current_token=current,
             )
-        elif not 0 <= offset <= queue.log_end_offset:
+        elif not only_metadata and not 0 <= offset <= queue.log_end_offset:
             error = _out_of_range(queue, offset)
-        elif offset < state.committed_offset:
+        elif not only_metadata and offset < state.committed_offset:
             error = InvalidRequest(
                 f"group {group!r} has committed {state.committed_offset} of queue {key.queue_id};"
                 f" {offset} needs a reset"
             )
         else:
-            state.committed_offset = offset
+            if not only_metadata:
+                state.committed_offset = offset
+            if has_metadata and commit.metadata_version > state.metadata_version:
+                state.metadata = commit.metadata
+                state.metadata_version = commit.metadata_version
         return CommitOutcome(key, offset, token, error)
 
     def reset(
@@ -212,6 +232,7 @@ class ConsumerGroups:
             state.token += 1
             state.owner = ""
             state.committed_offset = record.offset
+            state.metadata = b""
             token = state.token
         return OffsetReset(group=record.group, queue_key=key, token=token, error=error)
 
@@ -247,8 +268,13 @@ class ConsumerGroups:
             if not self._groups[group]:
                 del self._groups[group]
 
-    def parts(self) -> list[bytes]:
-        """Canonical bytes, by group, then queue."""
+    @property
+    def has_metadata(self) -> bool:
+        """Something in it needs the bytes of `METADATA_LEVEL`."""
+        return any(state.metadata for _, _, state in self.states())
+
+    def parts(self, *, metadata: bool) -> list[bytes]:
+        """Canonical bytes, by group, then queue; with `metadata` from version 6 of the state on."""
         states = list(self.states())
         parts = [_COUNT.pack(len(states))]
         for group, key, state in states:
@@ -262,10 +288,12 @@ class ConsumerGroups:
                 state.session_ms,
             )
             parts.append(fixed + pack_text(group) + pack_text(state.owner))
+            if metadata:
+                parts.append(_VERSION.pack(state.metadata_version) + pack_bytes(state.metadata))
         return parts
 
     @classmethod
-    def read_parts(cls, reader: Reader) -> ConsumerGroups:
+    def read_parts(cls, reader: Reader, *, metadata: bool) -> ConsumerGroups:
         """The inverse of `parts`. Raises CorruptSegment."""
         groups = cls()
         for _ in range(reader.unpack(_COUNT)[0]):
@@ -273,7 +301,7 @@ class ConsumerGroups:
                 _FIXED
             )
             queues = groups._groups.setdefault(reader.text(), {})
-            queues[QueueKey(topic_id, queue_id)] = GroupQueue(
+            state = queues[QueueKey(topic_id, queue_id)] = GroupQueue(
                 committed_offset=committed,
                 token=token,
                 owner=reader.text(),
@@ -281,6 +309,9 @@ class ConsumerGroups:
                 lock_ms=lock_ms,
                 session_ms=session_ms,
             )
+            if metadata:
+                (state.metadata_version,) = reader.unpack(_VERSION)
+                state.metadata = reader.bytes()
         return groups
 
 

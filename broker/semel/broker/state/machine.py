@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError
 
 from semel.broker.state.codec import Reader, pack_text
 from semel.broker.state.delays import COLUMN_FLAG, DELAY_LEVEL, Delays
-from semel.broker.state.locks import ConsumerGroups
+from semel.broker.state.locks import METADATA_LEVEL, ConsumerGroups
 from semel.broker.state.moves import MOVE_LEVEL, Moves
 from semel.broker.state.producers import SequenceTable
 from semel.broker.state.queues import SLOTS, Child, QueueSettings, QueueState
@@ -70,8 +70,8 @@ from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 
 STATE_MAGIC: Final = b"SMST"
-STATE_VERSION_MAX: Final = 5
-FEATURE_LEVEL_MAX: Final = 5
+STATE_VERSION_MAX: Final = 6
+FEATURE_LEVEL_MAX: Final = 6
 """The highest level whose rules this version knows."""
 _STORED: Final = struct.Struct("<qqQ8x6xHI8xIQIIQIIqqq16xq24x")
 """What the fold needs of both headers of a stored batch. Their CRCs were checked with the frame,
@@ -436,9 +436,9 @@ class State:
                     record.group,
                     key,
                     queue,
-                    commit.token,
-                    commit.offset,
+                    commit,
                     moved=key in self.moves.places,
+                    level=self.feature_level,
                 )
             )
         return CommitApplied(group=record.group, outcomes=tuple(outcomes))
@@ -524,7 +524,7 @@ class State:
         for key in sorted(self.queues):
             parts += self.queues[key].parts(lineage=version >= 2)
         parts += self.producers.parts()
-        parts += self.groups.parts()
+        parts += self.groups.parts(metadata=version >= METADATA_LEVEL)
         if version >= 3:
             parts += self.transactions.parts(dues=version >= DELAY_LEVEL)
         if version >= MOVE_LEVEL:
@@ -566,7 +566,7 @@ class State:
             queue = QueueState.read_parts(reader, lineage=version >= 2)
             state.queues[queue.key] = queue
         state.producers = SequenceTable.read_parts(reader)
-        state.groups = ConsumerGroups.read_parts(reader)
+        state.groups = ConsumerGroups.read_parts(reader, metadata=version >= METADATA_LEVEL)
         if version >= 3:
             state.transactions = Transactions.read_parts(reader, dues=version >= DELAY_LEVEL)
         if version >= MOVE_LEVEL:

@@ -117,6 +117,8 @@ class LockGranted:
     """-1: the group never committed here."""
     lock_ms: int
     session_ms: int
+    metadata: bytes = b""
+    """What an earlier owner left beside the offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,7 @@ class CommitOutcome(NamedTuple):
 
     queue_key: QueueKey
     offset: int
+    """-1: it was about metadata alone."""
     token: int
     error: SemelError | None
 

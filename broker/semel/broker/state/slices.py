@@ -29,6 +29,8 @@ from semel.protos.v1 import control_pb2
 
 SLICE_VERSION: Final = 4
 """Of the state's bytes in it."""
+SLICE_WITH_METADATA: Final = 6
+"""The same, when a consumer group has left metadata: a group below that level does not read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +65,13 @@ class Slice:
 def make_slice(queue: QueueState, producers: SequenceTable, groups: ConsumerGroups) -> bytes:
     """The slice of a frozen queue."""
     bare = queue.bare()
+    own_groups = groups.only(queue.key)
+    metadata = own_groups.has_metadata
     return control_pb2.QueueSlice(
-        version=SLICE_VERSION,
+        version=SLICE_WITH_METADATA if metadata else SLICE_VERSION,
         queue=b"".join(bare.parts(lineage=True)),
         rows=b"".join(producers.only(queue.key).parts()),
-        groups=b"".join(groups.only(queue.key).parts()),
+        groups=b"".join(own_groups.parts(metadata=metadata)),
         extents=len(queue.extents),
     ).SerializeToString(deterministic=True)
 
@@ -78,9 +82,10 @@ def read_slice(data: bytes) -> Slice:
         message = control_pb2.QueueSlice.FromString(data)
     except DecodeError as error:
         raise CorruptSegment(f"not a slice of a queue: {error}") from error
-    if message.version != SLICE_VERSION:
+    if message.version not in (SLICE_VERSION, SLICE_WITH_METADATA):
         raise CorruptSegment(
-            f"a slice of version {message.version}, known is {SLICE_VERSION}: upgrade this group"
+            f"a slice of version {message.version}, known are {SLICE_VERSION} and"
+            f" {SLICE_WITH_METADATA}: upgrade this group"
         )
     queue_reader, rows, groups = (
         Reader(part) for part in (message.queue, message.rows, message.groups)
@@ -88,7 +93,7 @@ def read_slice(data: bytes) -> Slice:
     found = Slice(
         queue=QueueState.read_parts(queue_reader, lineage=True),
         producers=SequenceTable.read_parts(rows),
-        groups=ConsumerGroups.read_parts(groups),
+        groups=ConsumerGroups.read_parts(groups, metadata=message.version == SLICE_WITH_METADATA),
         extents=message.extents,
     )
     for reader in (queue_reader, rows, groups):

@@ -304,20 +304,22 @@ class AcquireLocksRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ...) -> None: ...
 
 class LockGrant(_message.Message):
-    __slots__ = ("queue", "token", "committed_offset", "log_start_offset", "high_watermark", "error")
+    __slots__ = ("queue", "token", "committed_offset", "log_start_offset", "high_watermark", "error", "metadata")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     token: int
     committed_offset: int
     log_start_offset: int
     high_watermark: int
     error: _errors_pb2.ErrorDetail
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ..., committed_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    metadata: bytes
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ..., committed_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class AcquireLocksReply(_message.Message):
     __slots__ = ("grants",)

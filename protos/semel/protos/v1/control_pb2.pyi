@@ -183,14 +183,18 @@ class CommitOffsets(_message.Message):
     def __init__(self, group: _Optional[str] = ..., commits: _Optional[_Iterable[_Union[QueueCommit, _Mapping]]] = ...) -> None: ...
 
 class QueueCommit(_message.Message):
-    __slots__ = ("queue", "token", "offset")
+    __slots__ = ("queue", "token", "offset", "metadata", "metadata_version")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    METADATA_VERSION_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     token: int
     offset: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    metadata: bytes
+    metadata_version: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., metadata: _Optional[bytes] = ..., metadata_version: _Optional[int] = ...) -> None: ...
 
 class ResetOffset(_message.Message):
     __slots__ = ("group", "queue", "offset")
