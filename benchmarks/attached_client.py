@@ -27,6 +27,7 @@ import grpc.aio
 import pyarrow as pa
 
 from benchmarks.floor_node import die_with_parent
+from semel.protos import compat
 from semel.protos.batch import Codec
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import Unavailable, from_detail
@@ -197,7 +198,7 @@ async def run(options: argparse.Namespace) -> None:
                 applications.append(one)
                 await one.attach(range(number * options.each, (number + 1) * options.each))
 
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             for number in range(options.first, options.first + options.applications):
                 tasks.create_task(attach(number))
         running = [task for one in applications for task in one.running]

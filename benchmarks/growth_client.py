@@ -30,6 +30,7 @@ import grpc.aio
 import pyarrow as pa
 
 from benchmarks.side_by_side_client import play, ready
+from semel.protos import compat
 from semel.protos.batch import HEADER_BYTES, BatchHeader, decode_header
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import Unavailable, from_detail
@@ -132,7 +133,7 @@ class Producers:
                 for row in rows:
                     fenced.put_nowait(row)
 
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             tasks.create_task(self._acknowledged(count))
             tasks.create_task(self._store(fenced, count))
             for _ in range(CALLS):
@@ -253,7 +254,7 @@ def readers(
             channels = [connected(exits, broker) for _ in range(-(-count // READERS_EACH))]
             each = [Reader(channels[number // READERS_EACH], key) for number in range(count)]
             start = time.perf_counter()
-            async with asyncio.TaskGroup() as tasks:
+            async with compat.TaskGroup() as tasks:
                 for reader in each:
                     tasks.create_task(reader.read(start + seconds))
             took = time.perf_counter() - start

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 
 from tests.zookeeper import Server, running_server
@@ -24,6 +26,22 @@ ROOM_BYTES = 3 << 30
 
 settings.register_profile("semel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("semel")
+
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.SelectorEventLoop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Nodes and clients run on uvloop where it is installed: what meets the loop's transports is
+    marked `both_loops`, and the rest runs on asyncio's."""
+    if item.get_closest_marker("both_loops"):
+        return LOOPS
+    return {"asyncio": LOOPS["asyncio"]}
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
 
+from semel.protos import compat
+
 T = TypeVar("T")
 
 WITHIN_S = 60.0
@@ -32,7 +34,7 @@ async def until_async(
 ) -> T:
     """`until` on the event loop; `condition` may have to be awaited."""
     try:
-        async with asyncio.timeout(within_s):
+        async with compat.timeout(within_s):
             while True:
                 asked = condition()
                 found = await asked if isinstance(asked, Awaitable) else asked

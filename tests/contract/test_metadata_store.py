@@ -23,6 +23,7 @@ from semel.controller.store import (
 from semel.controller.store.embedded import EmbeddedStore
 from semel.controller.store.memory import Table
 from semel.controller.store.zookeeper import ZooKeeperStore
+from semel.protos import compat
 from semel.protos.errors import Closed
 from tests.zookeeper import Server
 
@@ -46,7 +47,7 @@ async def check_reading_what_was_written(store: MetadataStore) -> None:
 
 
 async def check_one_controller_comes_into_office(store: MetadataStore) -> None:
-    async with asyncio.timeout(10):
+    async with compat.timeout(10):
         async for mastership in store.mastership():
             if mastership.mine:
                 assert mastership.master == ME
@@ -157,7 +158,7 @@ async def check_a_watch_misses_nothing(store: MetadataStore) -> None:
     watch = store.watch("/w/")
 
     async def follow(until: int) -> None:
-        async with asyncio.timeout(5):
+        async with compat.timeout(5):
             while not revisions or revisions[-1] < until:
                 change = await anext(watch)
                 revisions.append(change.revision)
@@ -347,7 +348,7 @@ async def test_the_suite_catches_planted_bugs(plant: Callable[[], MemoryStore]) 
         store = plant()
         await store.start(ME)
         try:
-            async with asyncio.timeout(0.5):
+            async with compat.timeout(0.5):
                 await check(store)
         except (AssertionError, pytest.fail.Exception, KeyError, TimeoutError):
             caught.append(name)

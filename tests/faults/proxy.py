@@ -31,6 +31,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from semel.protos import compat
+
 HOST: Final = "127.0.0.1"
 PIECE_BYTES: Final = 64 << 10
 WAITING_PIECES_MAX: Final = 64
@@ -238,7 +240,7 @@ class Network:
             link.writers.add(there)
             forth = self._flows[link.source, link.target]
             home = self._flows[link.target, link.source]
-            async with asyncio.TaskGroup() as pumps:
+            async with compat.TaskGroup() as pumps:
                 pumps.create_task(self._pump(reader, there, forth))
                 pumps.create_task(self._pump(back, writer, home))
         except* OSError:
@@ -259,7 +261,7 @@ class Network:
         room = asyncio.Event()
         room.set()
         loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             sender = tasks.create_task(self._send(waiting, changed, room, writer, flow))
             while data := await reader.read(PIECE_BYTES):
                 waiting.append((loop.time() + flow.delay_s, data))
@@ -322,5 +324,5 @@ class Network:
                 task.cancel()
         tasks = [task for link in self._links.values() for task in link.tasks]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(5):
+            async with compat.timeout(5):
                 await asyncio.gather(*tasks, return_exceptions=True)

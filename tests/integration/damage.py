@@ -27,6 +27,7 @@ from semel.broker.log.segment import (
     decode_seal,
     salt,
 )
+from semel.protos import compat
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.v1 import common_pb2
 from tests.integration.brokers import QUEUE, TOPIC, BrokerGroup, RawClient, make_batch
@@ -76,7 +77,7 @@ class Wear:
                 await client.produce(make_batch(number - 1, [value], key=OLD))
         for _ in range(_MESSAGES):
             await self._store()
-        async with asyncio.timeout(30):
+        async with compat.timeout(30):
             while not all(
                 node.replica.log.stats().kept_records for node in self.group.running.values()
             ):
@@ -109,7 +110,7 @@ class Wear:
             path.write_bytes(data)
             left[path] = bytes(data)
         node = await self.group.start(VICTIM)
-        async with asyncio.timeout(30):
+        async with compat.timeout(30):
             log = node.replica.log
             while not node.scrub.passes or log.damaged or log.damaged_records:
                 await asyncio.sleep(0.02)

@@ -13,6 +13,7 @@ import pytest
 from semel.broker.log import File, LogConfig, OsFiles
 from semel.broker.server.fetch import FetchHandler
 from semel.client import connect
+from semel.protos import compat
 from semel.protos.errors import Throttled
 from semel.protos.streams import FETCH_METHOD, encode_produce
 from semel.protos.v1 import broker_pb2
@@ -99,7 +100,7 @@ async def test_consumers_that_take_nothing_hold_little_and_stop_nobody(
             assert peak < streams * 12 * MIB / 4, "as much as they asked for"
             for stream in held:
                 stream.cancel()
-            async with asyncio.timeout(10):
+            async with compat.timeout(10):
                 while handler.unsent_bytes:
                     await asyncio.sleep(0.02)
             assert len(await client.values()) == 24

@@ -10,6 +10,7 @@ import pytest
 from semel.broker.log import LogConfig
 from semel.broker.log.files import OsFile
 from semel.broker.maintenance import Maintenance
+from semel.protos import compat
 from semel.protos.errors import DiskFull, ProducerFenced, StorageError, from_detail
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import encode_produce
@@ -209,7 +210,7 @@ async def test_a_group_that_falls_silent_gives_the_disk_back(
             await client.produce(make_batch(59, values(60, 1)))
         assert log.compact_limit == 0
         monkeypatch.setattr(Maintenance, "_clean", clean)
-        async with asyncio.timeout(10):
+        async with compat.timeout(10):
             while log.first_index == 1:
                 await asyncio.sleep(0.02)
 
@@ -303,7 +304,7 @@ async def test_a_replica_whose_memory_contradicts_the_log_halts(tmp_path: Path) 
             node.replica.log.append = append_and_corrupt  # type: ignore[method-assign,assignment]
             stream = client.produce_stream()
             await stream.write(encode_produce([make_batch(-1, values(0, 1))]))
-            async with asyncio.timeout(10):
+            async with compat.timeout(10):
                 await halted.wait()
             stream.cancel()
         assert "StateDiverged" in reasons[0]
@@ -335,7 +336,7 @@ async def test_a_full_disk_refuses_and_stops_nothing(
             while refused is None:  # until the segments that were prepared are full
                 batch = make_batch(stored - 1, values(stored, 1, size=8_000))
                 try:
-                    async with asyncio.timeout(2):
+                    async with compat.timeout(2):
                         (ack,) = await client.produce(batch)
                 except TimeoutError:
                     continue  # it was taken just before: it waits for room and is not acknowledged

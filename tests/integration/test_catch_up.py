@@ -12,6 +12,7 @@ import pytest
 from semel.broker import snapshots
 from semel.broker.log import Log, RecordRef
 from semel.broker.node import BrokerNode
+from semel.protos import compat
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.integration.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
 
@@ -36,7 +37,7 @@ async def group(tmp_path: Path) -> AsyncIterator[BrokerGroup]:
                 await client.produce(make_batch(number - 1, [value]))
             # More, for as long as a log holds everything: it is cleaned up to the older one of two
             # checkpoints, and of what is applied already there is but one.
-            async with asyncio.timeout(20):
+            async with compat.timeout(20):
                 number = MESSAGES
                 while any(node.replica.log.first_index == 1 for node in built.running.values()):
                     value = str(number).encode().rjust(SIZE, b".")
@@ -60,7 +61,7 @@ async def check(group: BrokerGroup) -> None:
 async def join(group: BrokerGroup) -> BrokerNode:
     node = await group.join(4)
     await group.change(4, broker_pb2.STANDING_LEARNER)
-    async with asyncio.timeout(20):
+    async with compat.timeout(20):
         while not node.catch_up.bytes_pulled_now:
             await asyncio.sleep(0.01)
     return node
@@ -83,12 +84,12 @@ async def test_a_pull_that_is_cut_off_goes_on_at_another_member(
     node = await join(group)
     first = await group.master()
     whole = live_bytes(first)
-    async with asyncio.timeout(20):
+    async with compat.timeout(20):
         while not 0.1 * whole < node.catch_up.bytes_pulled_now:
             await asyncio.sleep(0.01)
     assert node.catch_up.bytes_pulled_now < 0.9 * whole, "it was done before it could be cut off"
     await group.stop(first.config.node_id)
-    async with asyncio.timeout(30):
+    async with compat.timeout(30):
         while node.replica.muted:
             await asyncio.sleep(0.02)
     assert len([log for log in givers if log is not node.replica.log]) == 2
@@ -103,12 +104,12 @@ async def test_a_node_that_is_stopped_while_it_pulls_ends_and_begins_again(
     group: BrokerGroup,
 ) -> None:
     node = await join(group)
-    async with asyncio.timeout(8):
+    async with compat.timeout(8):
         await group.stop(4)
     assert node.replica.muted
     assert node.replica.log.last_index == 0, "half a snapshot was taken for a whole one"
     node = await group.start(4)
-    async with asyncio.timeout(30):
+    async with compat.timeout(30):
         while node.replica.muted:
             await asyncio.sleep(0.02)
     assert node.replica.log.first_index > 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from semel.client import Client, Message, RetryPolicy, connect, connect_async
+from semel.protos import compat
 from semel.protos.errors import InvalidRequest
 from tests.integration.cluster import Cluster
 from tests.integration.test_client_consumers import take
@@ -246,10 +246,9 @@ async def test_asyncio_has_the_same(shared_cluster: Cluster) -> None:
                 await t.send("async-delays", b"3", deliver_after=1, message_id="y")
                 await t.send_many("async-delays", [b"4"], message_ids=["z"])
         found: list[Message] = []
-        async with client.reader("async-delays") as reader:
-            async with asyncio.timeout(20):
-                while len(found) < 4:
-                    found += await reader.poll(timeout=1)
+        async with client.reader("async-delays") as reader, compat.timeout(20):
+            while len(found) < 4:
+                found += await reader.poll(timeout=1)
         ids = {message.value: message.message_id for message in found}
         assert ids == {b"1": b"x", b"2": None, b"3": b"y", b"4": b"z"}
         assert [message.offset for message in found] == [0, 1, 2, 3]

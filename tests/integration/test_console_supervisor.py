@@ -15,6 +15,7 @@ import pytest
 
 from semel.console.cluster_file import ClusterPlan, NodePlan, plan_cluster
 from semel.console.supervisor import NodeEvent, Supervisor
+from semel.protos import compat
 from semel.protos.errors import Unavailable
 from tests.integration.up_process import is_alive
 from tests.waiting import until
@@ -40,7 +41,7 @@ class Watched:
 
     async def count(self, event: str, number: int) -> list[int]:
         """Waits for so many events and returns their pids."""
-        async with asyncio.timeout(10):
+        async with compat.timeout(10):
             while len(pids := [e.pid for e in self.events if e.event == event]) < number:
                 await asyncio.sleep(0.01)
         return pids
@@ -111,7 +112,7 @@ async def test_a_node_that_gives_up_at_the_start_is_an_error_with_its_last_words
 
 
 async def check_for(nodes: Supervisor, seconds: float) -> None:
-    async with asyncio.timeout(seconds):
+    async with compat.timeout(seconds):
         while True:
             nodes.check()
             await asyncio.sleep(0.01)

@@ -12,6 +12,7 @@ import pytest
 
 from semel.broker.state import DELAY_LEVEL
 from semel.client import connect
+from semel.protos import compat
 from semel.protos.errors import InvalidRequest, Throttled, Unavailable, from_detail
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
@@ -64,7 +65,7 @@ async def group(tmp_path: Path) -> AsyncIterator[BrokerGroup]:
 
 async def produce(group: BrokerGroup, *batches: bytes) -> list[Any]:
     """Acknowledgements; whoever is refused comes back until the group knows the rules."""
-    async with asyncio.timeout(20):
+    async with compat.timeout(20):
         while True:
             async with RawClient((await group.master()).address) as client:
                 acks = await client.produce(*batches)
@@ -80,7 +81,7 @@ async def produce(group: BrokerGroup, *batches: bytes) -> list[Any]:
 async def bury(group: BrokerGroup) -> None:
     """Stores until every node's log begins behind what was delayed; retention trims what came."""
     stored = 0
-    async with asyncio.timeout(40):
+    async with compat.timeout(40):
         while any(
             node.replica.log.first_index < 40 or not node.replica.log.stats().kept_records
             for node in group.running.values()
@@ -99,7 +100,7 @@ async def advance_clocks(group: BrokerGroup) -> None:
 
 async def delivered(group: BrokerGroup) -> list[bytes]:
     """All that is in the queue once nothing is delayed, read from every node alike."""
-    async with asyncio.timeout(30):
+    async with compat.timeout(30):
         while (await group.master()).replica.state.delays.queues:
             await asyncio.sleep(0.02)
     await group.settled()
@@ -142,7 +143,7 @@ async def test_cleaning_snapshots_and_restarts_lose_nothing_that_is_delayed(
     await group.stop(lost)
     group.wipe(lost)
     node = await group.start(lost)  # by snapshot: the log begins behind what is delayed
-    async with asyncio.timeout(30):
+    async with compat.timeout(30):
         while node.replica.muted:
             await asyncio.sleep(0.02)
     assert node.replica.state.delays.messages == len(DELAYED)
@@ -180,7 +181,7 @@ async def test_a_damaged_record_that_is_delayed_is_mended_from_a_peer(group: Bro
         path.write_bytes(data)
     assert hurt == len(DELAYED), "what is delayed is in no kept file"
     node = await group.start(victim)
-    async with asyncio.timeout(30):
+    async with compat.timeout(30):
         while not node.scrub.passes or node.replica.log.damaged_records:
             await asyncio.sleep(0.02)
     await advance_clocks(group)

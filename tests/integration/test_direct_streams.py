@@ -15,6 +15,7 @@ from semel.client import streams
 from semel.client.config import ClientConfig
 from semel.client.connection import Connections, Purpose
 from semel.client.streams import DirectStream, GrpcStream, Stream, Streams
+from semel.protos import compat
 from semel.protos.errors import SemelError, Unavailable
 from semel.protos.framed import ACCEPTED, HEAD, HELLO
 from semel.protos.rpc import ServerInterceptor
@@ -40,7 +41,7 @@ def opener(connections: Connections) -> Streams:
 
 
 async def heard(stream: Stream) -> broker_pb2.ProduceReply:
-    async with asyncio.timeout(10):
+    async with compat.timeout(10):
         return broker_pb2.ProduceReply.FromString(bytes(await stream.read()))
 
 
@@ -186,7 +187,7 @@ async def echoes(opener: Streams, address: str) -> bool:
     stream = await opener.open(address, Purpose.PRODUCE)
     assert isinstance(stream, GrpcStream)
     await stream.write(b"hello")
-    async with asyncio.timeout(10):
+    async with compat.timeout(10):
         answer = await stream.read()
     stream.close()
     return answer == b"hello"

@@ -10,6 +10,7 @@ import pytest
 
 from semel.controller.store import Transaction, VersionConflict, Versioned
 from semel.controller.store.embedded import EmbeddedStore
+from semel.protos import compat
 from semel.protos.errors import DataDirectoryError, InvalidRequest, Unavailable
 from tests.contract.test_metadata_store import CHECKS
 from tests.unit.controller.embedded.group import StoreGroup, held_by
@@ -154,7 +155,7 @@ async def test_a_controller_of_another_cluster_is_refused_with_both_names(tmp_pa
         await group.start([3], cluster_id="d" * 32)
         stranger = group.stores[3]
         stranger._timeout_s = 1.0
-        async with asyncio.timeout(20):
+        async with compat.timeout(20):
             while True:
                 with pytest.raises(Unavailable) as raised:
                     await stranger.get("/a")

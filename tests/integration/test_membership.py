@@ -9,6 +9,7 @@ import pytest
 
 from semel.broker.node import BrokerNode
 from semel.broker.standing import MARK_NAME
+from semel.protos import compat
 from semel.protos.errors import InvalidRequest, NotMaster, Unavailable
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.integration.brokers import CLUSTER, BrokerGroup, RawClient, make_batch
@@ -38,7 +39,7 @@ async def check(group: BrokerGroup, messages: int) -> None:
 
 
 async def until_counted(node: BrokerNode) -> None:
-    async with asyncio.timeout(20):
+    async with compat.timeout(20):
         while node.replica.muted:
             await asyncio.sleep(0.01)
 
@@ -91,7 +92,7 @@ async def test_a_dead_node_is_replaced_and_learns_that_it_is_out(tmp_path: Path)
         # It comes back with its old data, is told, and disturbs nobody.
         term = master.replica.term
         back = await group.start(dead)
-        async with asyncio.timeout(20):
+        async with compat.timeout(20):
             while back.replica.role != "removed":
                 await asyncio.sleep(0.02)
         assert back.replica.removed_at == reply.membership_index
@@ -112,7 +113,7 @@ async def test_a_dead_node_is_replaced_and_learns_that_it_is_out(tmp_path: Path)
         back = await group.start(dead)
         await group.change(dead, LEARNER)
         await group.change(dead, VOTER)
-        async with asyncio.timeout(20):
+        async with compat.timeout(20):
             while back.replica.role != "slave":
                 await asyncio.sleep(0.02)
         await check(group, 20)
@@ -151,7 +152,7 @@ async def test_a_master_that_is_removed_hands_over_first(tmp_path: Path) -> None
         assert new is not old
         assert old.config.node_id not in voters(new)
         await produce(new, 5, 5)
-        async with asyncio.timeout(20):
+        async with compat.timeout(20):
             while old.replica.role != "removed":
                 await asyncio.sleep(0.02)
         await group.stop(old.config.node_id)
@@ -159,7 +160,7 @@ async def test_a_master_that_is_removed_hands_over_first(tmp_path: Path) -> None
         # Nor does it count when it has lost its disk as well, and all that it knew.
         group.wipe(old.config.node_id)
         back = await group.start(old.config.node_id)
-        async with asyncio.timeout(20):
+        async with compat.timeout(20):
             while back.replica.role != "removed":
                 await asyncio.sleep(0.02)
         assert back.replica.muted
@@ -193,7 +194,7 @@ async def test_a_node_that_caught_up_halfway_is_still_muted_after_a_restart(tmp_
         group.wipe(lost)
         await group.stop(other)  # no quorum without the lost node: no confirmed read, no end
         node = await group.start(lost)
-        async with asyncio.timeout(20):
+        async with compat.timeout(20):
             while not node.replica.log.last_index:
                 await asyncio.sleep(0.01)
         assert node.replica.muted
@@ -219,7 +220,7 @@ async def test_a_group_that_restarts_is_not_taken_for_a_new_one(
     group.wipe(lost)
     await group.start(slow)
     node = await group.start(lost)
-    async with asyncio.timeout(20):
+    async with compat.timeout(20):
         while "is lost but the group has a history" not in caplog.text:
             await asyncio.sleep(0.01)
     assert node.replica.muted
@@ -238,7 +239,7 @@ async def test_changes_that_would_harm_the_group_are_refused(tmp_path: Path) -> 
         first, second = (node for node in group.addresses if node != own)
         await group.stop(first)
         progress = master.replica.core.status
-        async with asyncio.timeout(20):
+        async with compat.timeout(20):
             while progress().progress[first].recently_active:
                 await asyncio.sleep(0.02)
         with pytest.raises(InvalidRequest, match="no quorum, because"):

@@ -17,6 +17,7 @@ from semel.broker.identity import NodeIdentity
 from semel.broker.log import OsFiles
 from semel.broker.raft import Message, MessageKind, encode_message
 from semel.broker.server.replicate import PeerPort
+from semel.protos import compat
 from semel.protos.errors import DataDirectoryError
 from semel.protos.framed import ACCEPTED, encode_head, encode_hello
 from semel.protos.ids import GroupId, NodeId
@@ -179,7 +180,7 @@ async def test_strangers_are_few_and_do_not_keep_peers_out(peer: Peer) -> None:
     assert all([await closed(reader) for reader, _ in flood[:36]])
     newest, _ = flood[-1]
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
+        async with compat.timeout(0.05):
             await newest.read(1)
 
 

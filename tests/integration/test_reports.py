@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc.aio
 
+from semel.protos import compat
 from semel.protos.errors import NotMaster
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.v1 import controller_pb2 as pb
@@ -41,7 +42,7 @@ class Told(ControllerServicer):
         return pb.ReportNodeReply()
 
     async def next(self) -> pb.ReportNodeRequest:
-        async with asyncio.timeout(PATIENCE_S):
+        async with compat.timeout(PATIENCE_S):
             return await self.reports.get()
 
     async def next_master(self) -> pb.ReportNodeRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from semel.broker.server.fetch import FetchHandler
+from semel.protos import compat
 from semel.protos.arrow_records import to_record_batch
 from semel.protos.errors import InvalidRequest, LockLost, NotMaster, UnknownQueue, from_detail
 from semel.protos.queue_refs import queue_ref
@@ -44,7 +44,7 @@ class Standing:
 
     async def answer(self) -> tuple[Any, list[tuple[int, bytes]]]:
         """Header, and the messages with their offsets."""
-        async with asyncio.timeout(10):
+        async with compat.timeout(10):
             message = await self._stream.read()
         assert message is not grpc.aio.EOF
         header, parts = decode_fetch_reply(message)

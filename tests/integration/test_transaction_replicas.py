@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 
 from semel.broker.node import BrokerNode
+from semel.protos import compat
 from semel.protos.arrow_records import to_record_batch
 from semel.protos.batch import decode_header
 from semel.protos.queue_refs import queue_ref
@@ -103,7 +104,7 @@ async def test_staged_batches_outlive_their_segments_a_new_node_and_the_master(
             value = str(number).encode().rjust(SIZE, b".")
             await client.produce(make_batch(number - 1, [value]))
     await group.settled()
-    async with asyncio.timeout(30):
+    async with compat.timeout(30):
         for node in group.running.values():
             while node.replica.log.first_index <= staged_at:
                 await asyncio.sleep(0.02)
@@ -111,7 +112,7 @@ async def test_staged_batches_outlive_their_segments_a_new_node_and_the_master(
 
     newcomer = await group.join(4)
     await group.change(4, broker_pb2.STANDING_LEARNER)
-    async with asyncio.timeout(30):
+    async with compat.timeout(30):
         while newcomer.replica.muted or newcomer.replica.log.first_index <= staged_at:
             await asyncio.sleep(0.02)
     await group.change(4, broker_pb2.STANDING_VOTER)

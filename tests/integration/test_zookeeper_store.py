@@ -27,6 +27,7 @@ from semel.controller.store import (
     Versioned,
 )
 from semel.controller.store.zookeeper import ZooKeeperStore, layout, session
+from semel.protos import compat
 from semel.protos.errors import (
     DataDirectoryError,
     MessageTooLarge,
@@ -325,7 +326,7 @@ async def test_a_watch_goes_on_over_broken_connections(rig: Rig) -> None:
     watch = store.watch("/w/")
 
     async def follow(until_revision: int) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with compat.timeout(PATIENCE_S):
             while True:
                 change: Change = await anext(watch)
                 copy.update(change.puts)
@@ -432,7 +433,7 @@ async def test_a_client_that_ends_by_itself_ends_the_store(
     await store.start(address(1))
     with monkeypatch.context() as patch:
         patch.setattr(session._Connection, "_read_socket", fail)
-        async with asyncio.timeout(PATIENCE_S):
+        async with compat.timeout(PATIENCE_S):
             assert "ended by itself" in (await store.wait_failed()).message
     with pytest.raises(StoreFailed):
         await store.get("/n")
@@ -460,7 +461,7 @@ async def test_a_second_controller_of_the_same_number_gives_up(rig: Rig) -> None
     await first.start(address(1))
     second = await rig.open(session_ms=600)
     await second.start(address(1))
-    async with asyncio.timeout(PATIENCE_S):
+    async with compat.timeout(PATIENCE_S):
         assert "another controller 1" in (await second.wait_failed()).message
     await first.transact(Transaction(puts={"/n": b"1"}))
 
@@ -541,7 +542,7 @@ async def test_a_server_that_is_killed_and_comes_back(tmp_path: Path, network: N
         await asyncio.to_thread(server.start)
         assert await writing == revision + 1
         assert await store.get("/n") == Versioned(value=b"2", version=revision + 1)
-        async with asyncio.timeout(PATIENCE_S):
+        async with compat.timeout(PATIENCE_S):
             async for mastership in store.mastership():
                 if mastership.mine:
                     break

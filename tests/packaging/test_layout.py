@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import tomllib
@@ -93,3 +94,31 @@ def test_every_dependency_is_pinned_with_its_hashes() -> None:
     pins = (ROOT / "requirements" / "dev.txt").read_text().replace("\\\n", " ").splitlines()
     assert [pin for pin in pins if "==" not in pin or "--hash=sha256:" not in pin] == []
     assert names - {pin.split("==")[0] for pin in pins} == set()
+
+
+def raised_anew(source: str) -> list[int]:
+    """Lines in an `except*` block where another exception, such as a cancellation, can begin."""
+    return [
+        node.lineno
+        for block in ast.walk(ast.parse(source))
+        if isinstance(block, ast.TryStar)
+        for handler in block.handlers
+        for node in ast.walk(handler)
+        if isinstance(node, ast.Await | ast.AsyncWith | ast.AsyncFor | ast.Yield)
+        or (isinstance(node, ast.Raise) and node.exc is not None)
+    ]
+
+
+def test_nothing_new_is_raised_where_a_group_of_exceptions_is_handled() -> None:
+    """Python before 3.11.4 wraps it in a group: a cancelled task would end as one that failed."""
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in tracked("*.py")
+        if (lines := raised_anew(path.read_text()))
+    }
+    assert found == {}
+
+
+def test_a_planted_await_in_such_a_block_is_found() -> None:
+    planted = "async def f():\n try:\n  pass\n except* OSError:\n  await g()\n"
+    assert raised_anew(planted) == [5]

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from semel.controller.store import ControllerAddress, Transaction, VersionConflict, Versioned
 from semel.controller.store.zookeeper import ZooKeeperStore
+from semel.protos import compat
 from semel.protos.errors import RetriableError
 from tests.faults.proxy import Network
 from tests.zookeeper import Server, running_server
@@ -163,7 +164,7 @@ class Run:
     async def resumed(self) -> None:
         """Returns once numbers are acknowledged again."""
         before = len(self.acknowledged)
-        async with asyncio.timeout(RESUME_S):
+        async with compat.timeout(RESUME_S):
             while len(self.acknowledged) == before:
                 await asyncio.sleep(0.02)
 
@@ -179,7 +180,7 @@ class Run:
         revisions = [self.acknowledged[number] for number in sorted(self.acknowledged)]
         assert revisions == sorted(set(revisions)), "revisions do not rise with the numbers"
         found = await store.scan("/recent/")
-        async with asyncio.timeout(RESUME_S):
+        async with compat.timeout(RESUME_S):
             while self.copy != found:
                 await asyncio.sleep(0.02)
 
@@ -200,7 +201,7 @@ async def soak(server: Server, network: Network, seed: int, seconds: float) -> R
     await run.open()
     began = time.monotonic()
     try:
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             going = [tasks.create_task(run.control(number)) for number in CONTROLLERS]
             going.append(tasks.create_task(run.follow()))
             await run.resumed()

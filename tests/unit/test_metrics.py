@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from semel.broker import probe as broker_probe
 from semel.broker.state.locks import ConsumerGroups, GroupQueue
 from semel.controller import probe as controller_probe
+from semel.protos import compat
 from semel.protos import metrics as protos_metrics
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.metrics import Histogram, Metric, MetricsServer, Samples, render
@@ -105,7 +106,7 @@ async def _ask(address: str, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request)
     try:
-        async with asyncio.timeout(20):
+        async with compat.timeout(20):
             return await reader.read()
     except ConnectionResetError:
         return b""
@@ -172,7 +173,7 @@ async def test_strangers_who_say_nothing_hold_a_bounded_number_of_connections(
     try:
         assert await _ask(server.address, b"GET /metrics HTTP/1.1\r\n\r\n") == b""
         silent[0][1].close()
-        async with asyncio.timeout(20):
+        async with compat.timeout(20):
             while b" 200 " not in await _ask(server.address, b"GET /metrics HTTP/1.1\r\n\r\n"):
                 await asyncio.sleep(0)
         monkeypatch.setattr(protos_metrics, "_TIMEOUT_S", 0.05)

@@ -25,6 +25,7 @@ from typing import Any
 from semel.broker.replica import wall_us
 from semel.client import connect_async
 from semel.client.connection import BROKER
+from semel.protos import compat
 from semel.protos.errors import (
     DedupStateExpired,
     LockLost,
@@ -423,7 +424,7 @@ class Watcher(ClientHost):
     async def work(self, client: Any) -> None:
         cluster = client._session.cluster
         route = await cluster.topic(TOPIC)
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             while not self.stopping:
                 await self.pause(self.mean_s)
                 queue = self.random.choice(route.queues)

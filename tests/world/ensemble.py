@@ -40,6 +40,7 @@ from semel.controller.store import (
     Versioned,
 )
 from semel.controller.store.memory import Table
+from semel.protos import compat
 from semel.protos.errors import Closed, SemelError, Unavailable
 from semel.protos.v1.metadata_pb2 import ClusterRecord
 from tests.world.loop import PROCESS, Killed, Process
@@ -162,7 +163,7 @@ class GroupStore:
 
         self._out.send(at_store)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with compat.timeout(ANSWER_S):
                 return await answer
         except TimeoutError:
             raise Unavailable("the metadata store does not answer") from None

@@ -23,6 +23,7 @@ import pyarrow as pa
 from semel.client.connection import Purpose
 from semel.client.core.routing import QueueRoute
 from semel.client.identity import Identity
+from semel.protos import compat
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import (
     DedupStateExpired,
@@ -112,7 +113,7 @@ class Hasty(ClientHost):
             order += self.random.sample(order, 1)
             self.random.shuffle(order)
             try:
-                async with asyncio.timeout(1.0):
+                async with compat.timeout(1.0):
                     for batch in order:
                         await call.write(encode_produce([batch]))
                     while batches and (reply := await call.read()) is not grpc.aio.EOF:
@@ -236,7 +237,7 @@ class Doubter(ClientHost):
         )()
         batch = batch_of(doubt.value, identity, key, session, doubt.sequence)
         try:
-            async with asyncio.timeout(self.random.choice((0.003, 0.01, 0.03, 0.2, 1.0))):
+            async with compat.timeout(self.random.choice((0.003, 0.01, 0.03, 0.2, 1.0))):
                 await call.write(encode_produce([batch]))
                 while self.doubt is not None and (reply := await call.read()) is not grpc.aio.EOF:
                     for ack in reply.acks:

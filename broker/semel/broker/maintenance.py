@@ -22,6 +22,7 @@ from semel.broker.log import RecordRef
 from semel.broker.membership import MembershipChanges
 from semel.broker.replica import Replica, monotonic_ms
 from semel.broker.snapshots import Checkpoints
+from semel.protos import compat
 from semel.protos.errors import DiskFull, NotMaster, SemelError
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import control_pb2
@@ -51,7 +52,7 @@ class Maintenance:
         self._checkpoint_log_bytes = 0
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             tasks.create_task(self._release_locks())
             tasks.create_task(self._write_checkpoints())
             tasks.create_task(self._retain_and_clean())

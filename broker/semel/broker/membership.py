@@ -29,6 +29,7 @@ from semel.broker.raft import Membership, Role
 from semel.broker.raft.membership import add_learner, promote, remove
 from semel.broker.replica import Replica
 from semel.broker.standing import ask_status
+from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError, Throttled, Unavailable
 from semel.protos.frames import RecordKind
 from semel.protos.ids import NodeId
@@ -220,7 +221,7 @@ class MembershipChanges:
             replica.hand_over(successor)
             patience_s = 2 * replica.config.raft.transfer_ms / 1000
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience_s):
+                async with compat.timeout(patience_s):
                     while core.role is Role.MASTER or core.master_id is None:
                         if core.role is Role.MASTER and core.accepts_proposals:
                             break  # given up
@@ -275,7 +276,7 @@ class MembershipChanges:
     async def _role_change(self) -> None:
         """The next change of role, or a moment: a transfer that is given up is no change."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.05):
+            async with compat.timeout(0.05):
                 await self._replica.role_change()
 
     async def drain(self, drain_ms: int) -> bool:

@@ -57,6 +57,7 @@ from semel.broker.snapshots import CatchUp, Checkpoints, SnapshotService
 from semel.broker.standing import Standing, ask_members
 from semel.broker.state import State
 from semel.broker.transactions import TransactionDuty
+from semel.protos import compat
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
@@ -371,7 +372,7 @@ class BrokerNode:
         if self.replica.core.role is not Role.MASTER:
             return
         try:
-            async with asyncio.timeout(_HAND_OVER_S):
+            async with compat.timeout(_HAND_OVER_S):
                 await self.changes.transfer(None)
         except (SemelError, TimeoutError) as error:
             logger.info("mastership not handed over: %s", error or "nobody took it in time")

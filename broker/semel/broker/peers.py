@@ -36,6 +36,7 @@ import grpc.aio
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.raft import Message, MessageKind, encode_message
+from semel.protos import compat
 from semel.protos.errors import CorruptSegment
 from semel.protos.framed import ACCEPTED, encode_head, encode_hello, tune
 from semel.protos.ids import NodeId
@@ -90,7 +91,7 @@ class PeerLink:
 
     async def run(self) -> None:
         """Opens, feeds and reopens both streams."""
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             tasks.create_task(self._keep(_CONTROL))
             tasks.create_task(self._keep(_BULK))
 
@@ -100,7 +101,7 @@ class PeerLink:
         while True:
             stream = _Stream(self.peer_id, self._log, self._readers)
             try:
-                async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                async with compat.timeout(_OPEN_TIMEOUT_S):
                     await self._open(stream)
                 delay = _RECONNECT_MIN_S
                 refused = ""
@@ -167,6 +168,7 @@ class _Stream(asyncio.Protocol):
         tune(transport, silence_max_s=SILENCE_MAX_S)
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_BUFFER_BYTES)
+        self._write_parts = compat.parts_writer(self._transport)
 
     def data_received(self, data: bytes) -> None:
         if not self._accepted.done() and data == ACCEPTED:
@@ -241,7 +243,7 @@ class _Stream(asyncio.Protocol):
             self._transport.write(encode_head(len(head)) + head)
             return
         length = len(head) + sum(map(len, frames))
-        self._transport.writelines((encode_head(length) + head, *frames))
+        self._write_parts((encode_head(length) + head, *frames))
 
     def _cached(self, message: Message) -> list[bytes] | None:
         """The entries' frames, if none of them must be read from disk."""

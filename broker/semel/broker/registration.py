@@ -26,6 +26,7 @@ from semel.broker.load import Counters, LoadMeter
 from semel.broker.replica import Replica
 from semel.broker.routes_copy import RoutesCopy
 from semel.broker.server.admin import disk_room
+from semel.protos import compat
 from semel.protos.errors import NotMaster
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import common_pb2, controller_pb2, controller_pb2_grpc
@@ -69,22 +70,22 @@ class Registration:
             event.set()
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             for address in self._config.controllers:
                 self._begin(tasks, address)
 
-    def _begin(self, tasks: asyncio.TaskGroup, address: str) -> None:
+    def _begin(self, tasks: compat.TaskGroup, address: str) -> None:
         if address not in self._changed:
             self._changed[address] = asyncio.Event()
             tasks.create_task(self._report_to(tasks, address))
 
-    def _learn(self, tasks: asyncio.TaskGroup) -> None:
+    def _learn(self, tasks: compat.TaskGroup) -> None:
         """Who was told of as many as there are learns none: they may be elsewhere from here."""
         if len(self._changed) < len(self._routes.controllers):
             for address in self._routes.controllers:
                 self._begin(tasks, address)
 
-    async def _report_to(self, tasks: asyncio.TaskGroup, address: str) -> None:
+    async def _report_to(self, tasks: compat.TaskGroup, address: str) -> None:
         changed = self._changed[address]
         reachable = True
         async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
@@ -110,7 +111,7 @@ class Registration:
                     reachable = isinstance(known, NotMaster)
                 pause_s = self._config.report_ms / 1000 if reachable else _RETRY_S
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
+                    async with compat.timeout(pause_s):
                         await changed.wait()
 
     async def _fetch(self, stub: Any) -> None:

@@ -71,6 +71,7 @@ from semel.broker.state import (
     VoterClocks,
 )
 from semel.broker.watchers import QueueWatchers
+from semel.protos import compat
 from semel.protos.batch import BatchHeader
 from semel.protos.errors import DiskFull, NotMaster, SemelError, Throttled, Unavailable
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
@@ -262,7 +263,7 @@ class Replica:
                 raise self.not_master()
             self._master_ready.clear()
             try:
-                async with asyncio.timeout(1.0):
+                async with compat.timeout(1.0):
                     await self._master_ready.wait()
             except TimeoutError:
                 raise self.not_master() from None
@@ -417,7 +418,7 @@ class Replica:
         future: asyncio.Future[None] = self._loop.create_future()
         self._applied_waiters.append((index, future))
         try:
-            async with asyncio.timeout(timeout_s):
+            async with compat.timeout(timeout_s):
                 await future
         except TimeoutError:
             raise Unavailable(

@@ -28,6 +28,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.log import RecordRef
+from semel.protos import compat
 from semel.protos.errors import CorruptSegment, Unavailable
 from semel.protos.ids import NodeId
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
@@ -156,7 +157,7 @@ class SnapshotPull:
         call = method(request)
         try:
             while True:
-                async with asyncio.timeout(_CHUNK_TIMEOUT_S):
+                async with compat.timeout(_CHUNK_TIMEOUT_S):
                     chunk = await call.read()
                 if chunk is grpc.aio.EOF:
                     return
@@ -184,5 +185,5 @@ class SnapshotPull:
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with compat.timeout(seconds):
                 await self._closed.wait()

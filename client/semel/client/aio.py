@@ -8,7 +8,6 @@ A cancelled call may have taken effect: a message that was sent stays on its way
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Generator
 from types import TracebackType
@@ -30,6 +29,7 @@ from semel.client.session import Session, consumer_arguments
 from semel.client.staging import TTL_MS_DEFAULT
 from semel.client.transaction_aio import AsyncProducerTransaction, AsyncTransactions
 from semel.client.transaction_work import TransactionWork
+from semel.protos import compat
 from semel.protos.errors import Closed, SemelError, TimedOut
 
 
@@ -140,7 +140,7 @@ class AsyncClient:
             return
         failures: list[SemelError] = []
         with contextlib.suppress(TimeoutError, Closed):
-            async with asyncio.timeout(session.config.close_timeout_ms / 1000 + 3):
+            async with compat.timeout(session.config.close_timeout_ms / 1000 + 3):
                 failures = await session.await_run(session.close())
         if failures:
             raise failures[0]
@@ -267,7 +267,7 @@ class AsyncProducer:
     async def flush(self, timeout: float | None = None) -> None:
         """Returns when everything sent before is stored. Raises like `Producer.flush`."""
         try:
-            async with asyncio.timeout(timeout):
+            async with compat.timeout(timeout):
                 await self._session.await_run(self._core.flush())
         except TimeoutError:
             raise TimedOut(f"not all stored within {timeout:g} s") from None

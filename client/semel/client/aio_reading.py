@@ -8,7 +8,6 @@ One object belongs to one task at a time.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -24,6 +23,7 @@ from semel.client.pulling import Puller, await_ready
 from semel.client.reader import ReaderCore
 from semel.client.session import Session
 from semel.client.transactions import AsyncTransaction
+from semel.protos import compat
 from semel.protos.errors import Closed, SemelError
 
 
@@ -234,7 +234,7 @@ class AsyncConsumer(_AsyncPulling):
         if self._session.closed:
             return
         with contextlib.suppress(TimeoutError, SemelError):
-            async with asyncio.timeout(self._session.config.close_timeout_ms / 1000):
+            async with compat.timeout(self._session.config.close_timeout_ms / 1000):
                 await self._session.await_run(self._core.close())
 
     async def shut(self) -> None:

@@ -30,6 +30,7 @@ from semel.client.core.routing import Master, RouteTable, TopicRoute
 from semel.client.routes_file import RoutesKeeper, find
 from semel.client.streams import Streams
 from semel.client.wire import Wires
+from semel.protos import compat
 from semel.protos.errors import (
     NotMaster,
     QueueMoved,
@@ -126,7 +127,7 @@ class Cluster:
             await asyncio.wait(tasks, timeout=1.0)
         await self._keeper.flush()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
+            async with compat.timeout(1.0):
                 await self.connections.close()
 
     # --- controllers ----------------------------------------------------------------------------
@@ -258,7 +259,7 @@ class Cluster:
         attempt_s = ATTEMPT_S
         while True:
             try:
-                async with asyncio.timeout_at(self._loop_time(deadline)):
+                async with compat.timeout_at(self._loop_time(deadline)):
                     master = await self.master(group_id)
             except TimeoutError:
                 reason = f": {last.message}" if last is not None else ""

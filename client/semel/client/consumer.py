@@ -37,6 +37,7 @@ from semel.client.pulling import Puller
 from semel.client.retrying import Retrying
 from semel.client.runtime import Runtime
 from semel.client.sql_offsets import Progress, SqlOffsets
+from semel.protos import compat
 from semel.protos.errors import (
     FencedError,
     InternalError,
@@ -141,7 +142,7 @@ class ConsumerCore:
             task.cancel()
         self.feed.end()
         with contextlib.suppress(SemelError, TimeoutError):
-            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+            async with compat.timeout(RELEASE_TIMEOUT_S):
                 await self.commits.told()
                 await self.locks.release(self.locks.held.values())
         self.locks.held.clear()

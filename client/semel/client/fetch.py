@@ -43,6 +43,7 @@ from semel.client.core.routing import Master
 from semel.client.feed_queue import Delivery, FeedQueue, cut
 from semel.client.shared_memory import Exchange, Slot
 from semel.client.streams import Stream
+from semel.protos import compat
 from semel.protos.batch import decode_broker_header
 from semel.protos.errors import (
     InternalError,
@@ -353,7 +354,7 @@ class _FetchLink:
         stream = await self._feed.cluster.streams.open(master.address, Purpose.FETCH)
         self._exchange = self._new_exchange()
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with compat.TaskGroup() as tasks:
                 tasks.create_task(self._read(stream))
                 tasks.create_task(self._ask(stream))
                 tasks.create_task(self._watch(master.address))

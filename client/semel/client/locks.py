@@ -31,6 +31,7 @@ from semel.client.core.routing import QueueRoute
 from semel.client.feed_queue import FeedQueue
 from semel.client.fetch import Feed
 from semel.client.membership import Membership
+from semel.protos import compat
 from semel.protos.errors import (
     InvalidRequest,
     ParentUnread,
@@ -125,7 +126,7 @@ class Locks:
                 due.append(time.monotonic() + LOCK_RETRY_MIN_S)
             wait = max(0.01, min(due) - time.monotonic()) if due else None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
+                async with compat.timeout(wait):
                     await self.changed.wait()
 
     async def _acquire(self, keys: list[QueueKey]) -> None:

@@ -25,6 +25,7 @@ from typing import Final
 from semel.client.cluster import Cluster
 from semel.client.config import ConsumerConfig
 from semel.client.core.routing import QueueRoute
+from semel.protos import compat
 from semel.protos.errors import MemberFenced, SemelError, StaleGeneration, UnknownMember
 from semel.protos.ids import QueueKey
 from semel.protos.queue_refs import queue_key_of, queue_ref
@@ -94,7 +95,7 @@ class Membership:
         if self._config.grace_ms:
             return
         with contextlib.suppress(SemelError, TimeoutError):
-            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+            async with compat.timeout(LEAVE_TIMEOUT_S):
                 await self._cluster.controller(
                     "LeaveGroup",
                     controller_pb2.LeaveGroupRequest(
@@ -109,7 +110,7 @@ class Membership:
         """Beats until it is cancelled or fenced."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._beat_s):
+                async with compat.timeout(self._beat_s):
                     await self._beat_now.wait()
             self._beat_now.clear()
             request = controller_pb2.HeartbeatGroupRequest(

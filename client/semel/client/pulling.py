@@ -28,6 +28,7 @@ from semel.client.fetch import Feed
 from semel.client.futures import finish
 from semel.client.message import Message, Rows
 from semel.client.outstanding import Outstanding
+from semel.protos import compat
 from semel.protos.errors import SemelError
 
 GATHER_BYTES: Final = 64 << 10
@@ -159,7 +160,7 @@ async def await_ready(feed: Feed, timeout: float | None) -> bool:
     """Like `wait_ready`, on the running loop."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout):
+        async with compat.timeout(timeout):
             while not feed.ready:
                 future: asyncio.Future[None] = loop.create_future()
 

@@ -61,6 +61,7 @@ from semel.client.producer_topic import ProducerTopic
 from semel.client.pulling import await_ready
 from semel.client.reader import ReaderCore
 from semel.client.runtime import Runtime
+from semel.protos import compat
 from semel.protos.batch import COPY_BYTES_MAX, MESSAGE_BYTES_MAX
 from semel.protos.columns import Columns
 from semel.protos.errors import OffsetOutOfRange, QueueSealed, UnknownQueue, UnknownTopic
@@ -282,7 +283,7 @@ class Relay:
         if not self._unresolved:
             return
         try:
-            async with asyncio.timeout(RESOLVE_S):
+            async with compat.timeout(RESOLVE_S):
                 core = await self._open(set(self._unresolved))
                 unresolved, self._unresolved = self._unresolved, {}
                 marks = []

@@ -31,6 +31,7 @@ from semel.client.routes_file import routes_directory
 from semel.client.runtime import Runtime, shared_runtime
 from semel.client.staging import StageCore, StagerIdentity
 from semel.client.transaction_core import TransactionCore
+from semel.protos import compat
 from semel.protos.errors import Closed, InvalidRequest, SemelError, TimedOut
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class Session:
         self.closed = True
         timeout = self.config.close_timeout_ms / 1000
         try:
-            async with asyncio.timeout(timeout):
+            async with compat.timeout(timeout):
                 results = await asyncio.gather(
                     *(member.shut() for member in members), return_exceptions=True
                 )

@@ -21,6 +21,7 @@ import grpc.aio
 
 from semel.client.connection import Connections, Purpose, translate
 from semel.client.futures import finish
+from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError, Unavailable
 from semel.protos.framed import (
     ACCEPTED,
@@ -98,7 +99,7 @@ class Streams:
         host = address.rpartition(":")[0].strip("[]")
         stream = DirectStream(address)
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with compat.timeout(self._patience_s):
                 await asyncio.get_running_loop().create_connection(lambda: stream, host, reply.port)
                 await stream.show(reply.ticket)
         except BaseException:
@@ -169,12 +170,11 @@ class DirectStream(asyncio.BufferedProtocol):
         return self._messages.popleft()
 
     async def write(self, message: bytes) -> None:
-        assert self._transport is not None
         while self._room is not None:
             await asyncio.shield(self._room)
         if self._failure is not None:
             raise self._failure
-        self._transport.writelines((encode_head(len(message)), message))
+        self._write_parts((encode_head(len(message)), message))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -185,6 +185,7 @@ class DirectStream(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         tune(transport, silence_max_s=DIRECT_SILENCE_MAX_S)
         self._transport = cast("asyncio.Transport", transport)
+        self._write_parts = compat.parts_writer(self._transport)
         self._buffer = MessageBuffer(self._on_message, length_max=STREAM_MESSAGE_BYTES_MAX)
 
     def get_buffer(self, sizehint: int) -> memoryview:

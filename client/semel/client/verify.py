@@ -22,6 +22,7 @@ from semel.client.cluster import Cluster
 from semel.client.connection import BROKER, translate
 from semel.client.core.routing import TopicRoute
 from semel.client.model import VerifiedQueue, VerifyResult
+from semel.protos import compat
 from semel.protos.errors import SemelError
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.queue_refs import queue_ref
@@ -80,7 +81,7 @@ class Verification:
             self._done += 1
             self._report(total)
 
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             for group in groups:
                 status = await self._cluster.call_master(
                     group, "GetNodeStatus", broker_pb2.NodeStatusRequest(confirmed=True)

@@ -30,6 +30,7 @@ from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
 from semel.client.core.sequences import Moved
 from semel.client.streams import Stream
+from semel.protos import compat
 from semel.protos.errors import InternalError, SemelError, TimedOut, Unavailable, from_detail
 from semel.protos.ids import GroupId
 from semel.protos.streams import encode_ping, encode_produce
@@ -185,7 +186,7 @@ class Wire:
             self._tell_room()
         write_lock = asyncio.Lock()
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with compat.TaskGroup() as tasks:
                 tasks.create_task(self._read(stream, address))
                 tasks.create_task(self._write(stream, write_lock))
                 tasks.create_task(self._watch(stream, address, write_lock))
@@ -299,7 +300,7 @@ class Wire:
             if not lock.locked():
                 number += 1
                 try:
-                    async with lock, asyncio.timeout(interval):
+                    async with lock, compat.timeout(interval):
                         await stream.write(encode_ping(number))
                 except TimeoutError:
                     raise TimedOut(f"{address} does not take data") from None

@@ -31,6 +31,7 @@ from typing import Final, Literal
 
 from semel.console import targets, zookeeper
 from semel.console.cluster_file import ClusterPlan, NodePlan
+from semel.protos import compat
 from semel.protos.errors import Unavailable
 
 STOP_GRACE_S: Final = 6.0
@@ -180,7 +181,7 @@ class Supervisor:
                 self._failure = f"{node.name} did not start: {self._last_line(node)}"
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay_ms / 1000):
+                async with compat.timeout(delay_ms / 1000):
                     await self._stopping.wait()
 
     async def _needs_met(self, node: NodePlan) -> bool:

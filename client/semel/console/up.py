@@ -31,6 +31,7 @@ from semel.console import cluster_file, render, zookeeper
 from semel.console.cluster_file import ClusterPlan
 from semel.console.options import examples, json_option
 from semel.console.supervisor import Supervisor
+from semel.protos import compat
 from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut, Unavailable
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ async def _signals() -> AsyncIterator[_Stop]:
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
+        async with compat.timeout(seconds):
             await stop.wait()
 
 

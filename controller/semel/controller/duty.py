@@ -34,6 +34,7 @@ from semel.controller.registry import BrokerRegistry
 from semel.controller.routes import RouteTable
 from semel.controller.store import MetadataStore
 from semel.controller.topics import TopicService
+from semel.protos import compat
 from semel.protos.errors import NotMaster, SemelError, Unavailable
 from semel.protos.rpc import client_interceptors
 from semel.protos.v1.controller_pb2 import ControllerStatus
@@ -155,7 +156,7 @@ class Duty:
 
     async def run(self) -> None:
         """What goes on all the time. Raises Unavailable once another controller has taken over."""
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             tasks.create_task(self.memberships.run())
             tasks.create_task(self._reconcile())
             tasks.create_task(self._follow_controllers())

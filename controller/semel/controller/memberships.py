@@ -34,6 +34,7 @@ from semel.controller.groups import (
 )
 from semel.controller.office import Office, unbroken
 from semel.controller.routes import RouteTable
+from semel.protos import compat
 from semel.protos.errors import (
     InvalidRequest,
     SemelError,
@@ -91,7 +92,7 @@ class MembershipService:
         while True:
             planned_ms = self._loop_clock() + EXPIRY_MS
             try:
-                async with asyncio.timeout(EXPIRY_MS / 1000):
+                async with compat.timeout(EXPIRY_MS / 1000):
                     await self._wake.wait()
             except TimeoutError:
                 gap_ms = self._loop_clock() - planned_ms

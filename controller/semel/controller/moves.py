@@ -40,6 +40,7 @@ from semel.controller.office import Office, unbroken
 from semel.controller.splits import queues_of
 from semel.controller.store import StoreFailed, VersionConflict
 from semel.controller.topics import RETRY_MS_FIRST, RETRY_MS_LAST, TopicService
+from semel.protos import compat
 from semel.protos.errors import (
     Closed,
     InvalidRequest,
@@ -420,7 +421,7 @@ class MoveService:
                     await unbroken(self._abort(known, str(error)))
                     continue
             try:
-                async with asyncio.timeout(pause_ms / 1000):
+                async with compat.timeout(pause_ms / 1000):
                     await retry_now.wait()
             except TimeoutError:
                 pause_ms = min(pause_ms * 2, RETRY_MS_LAST)

@@ -31,6 +31,7 @@ from semel.controller.server import ControllerService
 from semel.controller.store import ControllerAddress, MetadataStore
 from semel.controller.store.opening import open_store
 from semel.controller.succession import Succession
+from semel.protos import compat
 from semel.protos.errors import InternalError, SemelError, Unavailable
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, Authenticate, ServerInterceptor
@@ -191,7 +192,7 @@ class ControllerNode:
         """What goes on all the time; ends only by cancellation or with the controller's end."""
         assert self._failed is not None
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with compat.TaskGroup() as tasks:
                 tasks.create_task(succession.run())
                 tasks.create_task(_raise(store.wait_failed()))
         except Exception as error:
@@ -211,7 +212,7 @@ async def _raise(error: Awaitable[SemelError]) -> None:
 async def _stop_server(server: grpc.aio.Server, grace_s: float) -> None:
     """Ends the server, at the latest twice `grace_s` from now: the process is about to end."""
     try:
-        async with asyncio.timeout(2 * grace_s):
+        async with compat.timeout(2 * grace_s):
             await server.stop(grace_s)
     except TimeoutError:
         log.warning("server did not stop in time")

@@ -28,6 +28,7 @@ from typing import Final
 from semel.controller.duty import Duty
 from semel.controller.office import stored_cluster_id
 from semel.controller.store import ControllerAddress, Mastership, MetadataStore, StoreFailed
+from semel.protos import compat
 from semel.protos.errors import NotMaster, RetriableError, SemelError
 from semel.protos.v1.controller_pb2 import ControllerStatus
 
@@ -85,7 +86,7 @@ class Succession:
     async def controllers(self) -> list[ControllerStatus]:
         """All controllers as the store knows them, the newest word when it does not answer now."""
         with contextlib.suppress(SemelError, TimeoutError):
-            async with asyncio.timeout(CONTROLLERS_TIMEOUT_S):
+            async with compat.timeout(CONTROLLERS_TIMEOUT_S):
                 self._known = await self._store.controllers()
         master = self._hint.master.controller_id if self._hint.master is not None else 0
         return [
@@ -100,7 +101,7 @@ class Succession:
 
     async def run(self) -> None:
         """Follows the store's word until cancelled. Raises SemelError when that is pointless."""
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             tasks.create_task(self._follow())
             tasks.create_task(self._identify())
             tasks.create_task(self._hold())
@@ -124,7 +125,7 @@ class Succession:
                 found = await stored_cluster_id(self._store, self._expected_id)
                 self.cluster_id = found or self.cluster_id
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(IDENTIFY_S):
+                async with compat.timeout(IDENTIFY_S):
                     await heard.wait()
 
     async def _hold(self) -> None:

@@ -42,6 +42,7 @@ from semel.controller.office import Office, unbroken
 from semel.controller.placement import place, weigh
 from semel.controller.routes import RouteTable
 from semel.controller.store import StoreFailed, VersionConflict
+from semel.protos import compat
 from semel.protos.errors import (
     Closed,
     InvalidRequest,
@@ -507,7 +508,7 @@ class TopicService:
                 self._troubles[topic_id] = error
                 log.warning("topic waits topic=%s reason=%s", known.record.name, error)
             try:
-                async with asyncio.timeout(pause_ms / 1000):
+                async with compat.timeout(pause_ms / 1000):
                     await retry_now.wait()
             except TimeoutError:
                 pause_ms = min(pause_ms * 2, RETRY_MS_LAST)

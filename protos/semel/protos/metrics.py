@@ -27,6 +27,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from semel.protos import compat
+
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
@@ -196,7 +198,7 @@ class MetricsServer:
         self._readers[task] = writer
         try:
             if len(self._readers) <= _CONNECTIONS_MAX:  # else it is closed without an answer
-                async with asyncio.timeout(_TIMEOUT_S):
+                async with compat.timeout(_TIMEOUT_S):
                     await self._serve(reader, writer)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever asked went away, was too slow, or speaks no HTTP

@@ -18,6 +18,7 @@ from semel.broker.members import Members
 from semel.broker.raft import EntryMeta, Message, MessageKind, RaftConfig, Role
 from semel.broker.replica import Replica
 from semel.broker.state import State
+from semel.protos import compat
 from semel.protos.errors import DiskFull, NotMaster
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import GroupId, NodeId
@@ -73,7 +74,7 @@ class Node:
         replica.links.update(self.peers)  # type: ignore[arg-type]
 
     async def until(self, done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with compat.timeout(10):
             while not done():
                 self.replica.on_tick()
                 await asyncio.sleep(0.001)

@@ -8,6 +8,7 @@ from typing import Any
 from semel.broker.maintenance import Maintenance
 from semel.broker.replica import monotonic_ms
 from semel.broker.state import LockClock
+from semel.protos import compat
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.v1.control_pb2 import ControlRecord
 
@@ -38,7 +39,7 @@ async def test_no_lock_is_released_between_a_stop_of_the_loop_and_the_next_tick(
     replica = StoppedReplica()
     maintenance = Maintenance(replica, None, None)  # type: ignore[arg-type]
     task = asyncio.ensure_future(maintenance._release_locks())
-    async with asyncio.timeout(10):
+    async with compat.timeout(10):
         for _ in range(2):
             replica.looked.clear()
             await replica.looked.wait()

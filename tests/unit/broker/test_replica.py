@@ -18,6 +18,7 @@ from semel.broker.members import Members
 from semel.broker.raft import RaftConfig, Role
 from semel.broker.replica import Replica
 from semel.broker.state import State
+from semel.protos import compat
 from semel.protos.errors import Unavailable
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
 from semel.protos.ids import GroupId, NodeId
@@ -101,7 +102,7 @@ async def _elected(directory: Path) -> AsyncIterator[Replica]:
             readers=readers,
             on_fatal=failures.append,
         )
-        async with asyncio.timeout(10):
+        async with compat.timeout(10):
             while replica.core.role is not Role.MASTER and not failures:
                 replica.on_tick()
                 await asyncio.sleep(0.001)
@@ -148,7 +149,7 @@ def test_a_replica_that_stops_takes_nothing_more_though_it_stays_master(tmp_path
     next entry would meet a closed log."""
 
     async def stop_while_an_entry_is_written() -> None:
-        async with _elected(tmp_path) as replica, asyncio.timeout(10):
+        async with _elected(tmp_path) as replica, compat.timeout(10):
             await replica.wait_master()
             asked = asyncio.create_task(
                 replica.submit_control(ControlRecord(feature_level=FeatureLevel(level=1)))

@@ -13,6 +13,7 @@ import pytest
 from semel.client import controllers as module
 from semel.client.connection import Connections
 from semel.client.controllers import Controllers
+from semel.protos import compat
 from semel.protos.errors import NotMaster, SemelError, TimedOut, TopicExists, Unavailable
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.v1 import controller_pb2 as pb
@@ -177,7 +178,7 @@ async def test_a_watch_follows_the_office() -> None:
         watching = asyncio.ensure_future(
             client.watch(pb.GetRoutesRequest(), lambda routes: seen.put_nowait(routes.cluster_id))
         )
-        async with asyncio.timeout(10):
+        async with compat.timeout(10):
             assert await seen.get() == one.address
             one.master = two.master = two.address
             one.left.set()
@@ -192,7 +193,7 @@ async def test_a_watch_leaves_a_controller_that_calls_have_left() -> None:
         watching = asyncio.ensure_future(
             client.watch(pb.GetRoutesRequest(), lambda routes: seen.put_nowait(routes.cluster_id))
         )
-        async with asyncio.timeout(10):
+        async with compat.timeout(10):
             assert await seen.get() == one.address
             one.master = two.master = two.address  # and controller 1 ends no watch: it hangs
             client.learn([one.address, two.address])

@@ -12,6 +12,7 @@ import pytest
 from semel.client.cluster import Cluster
 from semel.client.config import ClientConfig
 from semel.client.routes_file import RoutesKeeper, find, routes_directory, save
+from semel.protos import compat
 from semel.protos.errors import Unavailable
 from semel.protos.v1.common_pb2 import NodeAddress
 from semel.protos.v1.controller_pb2 import GroupRoute, Routes, TopicRoute
@@ -107,7 +108,7 @@ async def test_what_a_client_learned_is_written_and_deleted_topics_are_not(tmp_p
     keeper.on_routes(routes(2))
     keeper.on_topic_gone("b")
     running = asyncio.ensure_future(keeper.run())
-    async with asyncio.timeout(10):
+    async with compat.timeout(10):
         while find(tmp_path, [CONTROLLER]) is None:
             await asyncio.sleep(0.01)
     assert names(find(tmp_path, [CONTROLLER])) == ["a"]

@@ -11,6 +11,7 @@ from semel.client.core.batching import Part
 from semel.client.core.sequences import Decision
 from semel.client.lanes import Lane, Link
 from semel.client.wire import Wire
+from semel.protos import compat
 from semel.protos.errors import Throttled, to_detail
 from semel.protos.ids import GroupId, QueueKey
 from semel.protos.v1 import broker_pb2
@@ -218,7 +219,7 @@ async def test_what_went_out_on_a_stream_that_ends_goes_out_on_the_next() -> Non
     """Though nothing new is sent."""
     box = Box()
     lane = FakeLane(batches=1)
-    async with asyncio.timeout(10):
+    async with compat.timeout(10):
         await box.sending(lane)
         box.cluster.opened.clear()
         reply = broker_pb2.ProduceReply()
@@ -274,7 +275,7 @@ async def test_a_broker_that_names_no_session_is_not_believed() -> None:
     """It is older, and whose batch it answers is not certain."""
     box = Box()
     lane = FakeLane(batches=1)
-    async with asyncio.timeout(10):
+    async with compat.timeout(10):
         link = await box.sending(lane)
         reply = broker_pb2.ProduceReply(acks=[box.ack(lane, 0, session=0)])
         box.cluster.calls[0].replies.put_nowait(reply)

@@ -13,6 +13,7 @@ from semel.controller.memberships import MembershipService
 from semel.controller.office import Office
 from semel.controller.routes import RouteTable
 from semel.controller.store import MemoryStore, Transaction
+from semel.protos import compat
 from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownMember, UnknownTopic
 from semel.protos.v1 import controller_pb2 as pb
 from tests.unit.controller.cluster import Clock, Cluster, raised_by, running_cluster
@@ -43,7 +44,7 @@ class Consumers:
 
     async def assigned(self, member: str, count: int) -> Any:
         """Beats until the member has so many queues."""
-        async with asyncio.timeout(5):
+        async with compat.timeout(5):
             while len((reply := await self.beat(member)).assignment) != count:
                 await asyncio.sleep(0.01)
         return reply
@@ -210,7 +211,7 @@ async def test_nobody_is_dropped_because_the_controller_stood_still(noticed: boo
     running = asyncio.ensure_future(service.run())
     await asyncio.sleep(0)
     clock.now_ms += 60_000
-    async with asyncio.timeout(5):
+    async with compat.timeout(5):
         reads = clock.reads
         while clock.reads < reads + 3:  # it looks at the clock, and at everybody
             await asyncio.sleep(0.01)

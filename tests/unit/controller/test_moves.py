@@ -13,7 +13,7 @@ from semel.broker.state import Duplicate
 from semel.controller import duty, moves
 from semel.controller.moves import MoveService
 from semel.controller.store import MemoryStore, Transaction
-from semel.protos import errors
+from semel.protos import compat, errors
 from semel.protos.errors import SemelError, Unavailable
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.metadata_pb2 import MOVE_STAGE_DECIDED, MoveRecord, MoveStage
@@ -63,7 +63,7 @@ async def statuses(client: Client) -> list[pb.MoveStatus]:
 
 async def settled(cluster: Cluster) -> list[pb.MoveStatus]:
     """Waits until no move is under way; those that were given up."""
-    async with asyncio.timeout(20):
+    async with compat.timeout(20):
         while any(each.stage != "aborted" for each in await statuses(cluster.client)):
             await asyncio.sleep(0.005)
     return await statuses(cluster.client)
@@ -417,5 +417,5 @@ async def test_without_the_drivers_a_crash_leaves_a_move_half_done(
         monkeypatch.setattr(MoveService, "start", lambda _: None)
         assert await crash(cluster, points, 5, through)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
+            async with compat.timeout(0.3):
                 await settled(cluster)

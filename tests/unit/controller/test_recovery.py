@@ -19,6 +19,7 @@ import pytest
 from semel.controller import duty
 from semel.controller.store import MemoryStore, Transaction
 from semel.controller.topics import TopicService
+from semel.protos import compat
 from semel.protos.errors import SemelError, Unavailable
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.common_pb2 import TopicSettings
@@ -88,7 +89,7 @@ async def settled(cluster: Cluster, within_s: float = 5.0) -> None:
         records = [TopicRecord.FromString(entry.value) for entry in entries.values()]
         return any(r.state != TOPIC_STATE_ACTIVE or r.settings_pending or r.splits for r in records)
 
-    async with asyncio.timeout(within_s):
+    async with compat.timeout(within_s):
         while await unfinished():
             await asyncio.sleep(0.005)
 

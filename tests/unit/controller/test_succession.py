@@ -22,6 +22,7 @@ from semel.controller import ControllerConfig, ControllerNode
 from semel.controller.duty import Duty
 from semel.controller.office import Office
 from semel.controller.store import MetadataStore
+from semel.protos import compat
 from semel.protos.errors import (
     DataDirectoryError,
     NotMaster,
@@ -187,7 +188,7 @@ async def _watched_to_the_end(controllers: Controllers) -> SemelError:
     await anext(aiter(watch))
     ending = asyncio.ensure_future(raised_by(_first(watch)))
     await controllers.elect(2)
-    async with asyncio.timeout(1.0):
+    async with compat.timeout(1.0):
         return await ending
 
 

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from semel.protos import errors
+from semel.protos import compat, errors
 from semel.protos.rpc import (
     CHANNEL_OPTIONS,
     ERROR_METADATA_KEY,
@@ -220,7 +220,7 @@ async def test_a_cancelled_stream_closes_its_generator() -> None:
         waiting = asyncio.create_task(call("unary_stream"))
         await asyncio.wait([waiting], timeout=0.1)
         waiting.cancel()
-        async with asyncio.timeout(5):
+        async with compat.timeout(5):
             await closed.wait()
     assert waiting.cancelled() or waiting.done()
 

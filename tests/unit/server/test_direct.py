@@ -10,12 +10,15 @@ import pytest
 from semel.broker.server import direct
 from semel.broker.server.direct import DirectStreams
 from semel.broker.server.stream import StreamContext
+from semel.protos import compat
 from semel.protos.errors import InvalidRequest
 from semel.protos.framed import ACCEPTED, HEAD, encode_head, encode_hello
 from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX
 from semel.protos.v1 import broker_pb2
 
 PRODUCE = broker_pb2.OpenDirectRequest(stream=broker_pb2.DIRECT_STREAM_PRODUCE)
+pytestmark = pytest.mark.both_loops
+
 Handler = Callable[[object, StreamContext], Awaitable[None]]
 
 
@@ -99,7 +102,7 @@ async def test_who_is_not_read_is_held_up() -> None:
         for _ in range(200):
             writer.write(message)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
+            async with compat.timeout(0.2):
                 await writer.drain()
         assert contexts[0]._held <= direct._HELD_BYTES + 200_000
         reading.set()
@@ -139,10 +142,10 @@ async def test_a_write_returns_when_it_has_left() -> None:
     async with Served(talk) as served:
         reader, _ = await served.dial()
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
+            async with compat.timeout(0.2):
                 await written.wait()
         assert len(await hear(reader)) == STREAM_MESSAGE_BYTES_MAX
-        async with asyncio.timeout(5):
+        async with compat.timeout(5):
             await written.wait()
 
 
@@ -158,7 +161,7 @@ async def test_a_handler_ends_with_its_connection() -> None:
     async with Served(wait) as served:
         _, writer = await served.dial()
         writer.transport.abort()
-        async with asyncio.timeout(5):
+        async with compat.timeout(5):
             await ended.wait()
 
 

@@ -39,6 +39,7 @@ from semel.broker.server.queue_reader import Part, QueueReader, ReadNode
 from semel.broker.server.shared_memory import ClientMemory, MemoryPool, Place
 from semel.broker.server.stream import StreamContext
 from semel.broker.watchers import QueueWatchers, finish
+from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError, to_detail
 from semel.protos.ids import QueueKey
 from semel.protos.metrics import Histogram
@@ -136,7 +137,7 @@ class FetchHandler:
         memory: ClientMemory | None = None
         self.counters.streams += 1
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with compat.TaskGroup() as tasks:
                 while (data := await context.read()) is not grpc.aio.EOF:
                     try:
                         request = broker_pb2.FetchRequest.FromString(bytes(data))

@@ -20,6 +20,7 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.framed import (
     ACCEPTED,
@@ -156,6 +157,7 @@ class FramedStream(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         tune(transport, silence_max_s=self._port.silence_max_s)
         self._transport = cast("asyncio.Transport", transport)
+        self._write_parts = compat.parts_writer(self._transport)
         self._patience = asyncio.get_running_loop().call_later(_TICKET_S, self.abort)
         self._port.on_connected(self)
 
@@ -195,8 +197,7 @@ class FramedStream(asyncio.BufferedProtocol):
 
     def write(self, message: bytes) -> None:
         """Sends one message; what does not leave at once waits in memory, and makes it `full`."""
-        assert self._transport is not None
-        self._transport.writelines((encode_head(len(message)), message))
+        self._write_parts((encode_head(len(message)), message))
 
     def pause_reading(self) -> None:
         """Nothing more arrives than is here already."""

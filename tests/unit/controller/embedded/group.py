@@ -10,6 +10,7 @@ import grpc.aio
 
 from semel.controller.store import ControllerAddress, Mastership
 from semel.controller.store.embedded import EmbeddedStore
+from semel.protos import compat
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
 
 CLUSTER = "c" * 32
@@ -62,7 +63,7 @@ class StoreGroup:
 
     async def master(self, *, but: int = 0) -> int:
         """The controller that its own store calls master, other than `but`."""
-        async with asyncio.timeout(30):
+        async with compat.timeout(30):
             looking = [
                 asyncio.ensure_future(_mine(number, store))
                 for number, store in self.stores.items()

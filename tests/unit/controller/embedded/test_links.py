@@ -18,6 +18,7 @@ from semel.controller.store.embedded import links as module
 from semel.controller.store.embedded.identity import Identity
 from semel.controller.store.embedded.links import Links
 from semel.controller.store.embedded.member import Member
+from semel.protos import compat
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
 from semel.protos.v1.metadata_store_pb2 import (
     CONTROLLER_STANDING_VOTER,
@@ -91,7 +92,7 @@ class Ends:
 
     async def until(self, number: int, **counts: int) -> None:
         """Returns when that controller's member has been told so often of what is named."""
-        async with asyncio.timeout(30):
+        async with compat.timeout(30):
             while any(self.heard[number][name] < count for name, count in counts.items()):
                 await asyncio.sleep(0.01)
 
@@ -183,7 +184,7 @@ async def test_links_that_end_by_an_error_of_our_own_end_the_store(
     peers = {2: "127.0.0.1:1", 3: "127.0.0.1:1"}  # nobody is there
     store = await EmbeddedStore.open(tmp_path, 1, peers, cluster_id="c")
     await store.start(ControllerAddress(controller_id=1, address="127.0.0.1:7070"))
-    async with asyncio.timeout(30):
+    async with compat.timeout(30):
         failure = await store.wait_failed()
     assert "a bug on the way to" in failure.message
     with pytest.raises(StoreFailed):

@@ -33,6 +33,7 @@ from semel.controller.store.embedded.identity import Identity
 from semel.controller.store.embedded.member import Member
 from semel.controller.store.embedded.messages import check
 from semel.controller.store.embedded.node import Peer
+from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.rpc import (
     PEER_CHANNEL_OPTIONS,
@@ -161,7 +162,7 @@ class Links:
 
     async def run(self) -> None:
         """Keeps the streams; ends by cancellation only."""
-        async with asyncio.TaskGroup() as tasks:
+        async with compat.TaskGroup() as tasks:
             for peer in self._peers:
                 tasks.create_task(self._keep(peer))
             if self._peers:
@@ -217,7 +218,7 @@ class Links:
                 message = outbox.pop()
                 if message is None:
                     try:
-                        async with asyncio.timeout(PING_S):
+                        async with compat.timeout(PING_S):
                             await outbox.filled.wait()
                         continue
                     except TimeoutError:

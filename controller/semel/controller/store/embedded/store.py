@@ -61,6 +61,7 @@ from semel.controller.store.embedded.machine import (
 from semel.controller.store.embedded.member import Happened, Member
 from semel.controller.store.embedded.ticker import Ticker
 from semel.controller.store.memory import MemoryStore
+from semel.protos import compat
 from semel.protos.errors import (
     Closed,
     DataDirectoryError,
@@ -288,7 +289,7 @@ class EmbeddedStore(MemoryStore):
     @contextlib.asynccontextmanager
     async def _in_time(self, consequence: str) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with compat.timeout(self._timeout_s):
                 yield
         except TimeoutError:
             assert self._links is not None

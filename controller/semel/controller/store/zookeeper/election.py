@@ -39,6 +39,7 @@ from semel.controller.store.zookeeper.session import (
     Refused,
     Session,
 )
+from semel.protos import compat
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +168,7 @@ class Election:
                 await self._follow(candidates[0])
                 pause_s = self._session.session_s if waits else None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with compat.timeout(pause_s):
                     await self._changed.wait()
 
     async def _enter(self) -> None:

@@ -35,6 +35,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
 from semel.controller.config import split_address
+from semel.protos import compat
 from semel.protos.errors import Closed, PermissionDenied, Unavailable
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class Session:
         """Begins the session; raises Unavailable with what is wrong with the servers."""
         self._client.start_async()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with compat.timeout(timeout_s):
                 await self.wait_connected()
         except TimeoutError:
             found = await asyncio.gather(*(_probe(host) for host in self.hosts))
@@ -271,7 +272,7 @@ class Session:
 
         threading.Thread(target=stop, name="zookeeper-close", daemon=True).start()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
+            async with compat.timeout(CLOSE_S):
                 await done.wait()
 
     async def _ask(self, send: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

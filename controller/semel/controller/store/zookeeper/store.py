@@ -56,6 +56,7 @@ from semel.controller.store.zookeeper.session import (
     Refused,
     Session,
 )
+from semel.protos import compat
 from semel.protos.errors import Closed, DataDirectoryError, Unavailable
 
 T = TypeVar("T")
@@ -224,7 +225,7 @@ class ZooKeeperStore:
         request = secrets.token_hex(8)
         self._check_open()
         try:
-            async with asyncio.timeout(self._request_s), self._turn:
+            async with compat.timeout(self._request_s), self._turn:
                 self._check_open()
                 return await self._commit(transaction, request)
         except TimeoutError:
@@ -285,7 +286,7 @@ class ZooKeeperStore:
 
     async def _confirm_in_turn(self) -> None:
         try:
-            async with asyncio.timeout(self._request_s), self._turn:
+            async with compat.timeout(self._request_s), self._turn:
                 self._next_confirmation = None  # who comes from now on needs one of his own
                 self._check_open()
                 confirmed = False
@@ -394,7 +395,7 @@ class ZooKeeperStore:
         """Runs `work`, again after each loss of the connection; Unavailable when time is up."""
         self._check_open()
         try:
-            async with asyncio.timeout(self._request_s):
+            async with compat.timeout(self._request_s):
                 while True:
                     await self._session.wait_connected()
                     with contextlib.suppress(ConnectionLost):

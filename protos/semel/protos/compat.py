@@ -1,0 +1,108 @@
+"""What asyncio of a supported Python does wrong, done right for all of them, in one place.
+
+Use `compat.timeout`, `compat.timeout_at` and `compat.TaskGroup` instead of asyncio's, which the
+linter refuses, and `compat.parts_writer` instead of a transport's `writelines`. Where a Python is
+right, the names are asyncio's own. docs/decisions/pythons.md lists the versions.
+
+- *TaskGroup* before 3.13: a task that fails while the group is being left has the parent's cancel
+  count raised for good; and a cancellation from outside that meets a failure inside is lost, so
+  that a parent which handles the failure goes on for ever (cpython gh-116720).
+- *timeout* before 3.11.4: in a task whose cancel count is not 0 it ends in CancelledError instead
+  of TimeoutError (gh-102780). That is so in every clean-up after a cancellation.
+- *writelines* on asyncio's own sockets: from 3.12.0 to 3.12.8 and in 3.13.0 and 3.13.1 it never
+  pauses the writer, whose memory then grows without bound (CVE-2024-12254); before 3.13.10, in all
+  of 3.12 too, it registers the file descriptor of a connection that is lost, which may be another
+  connection's by then (gh-136234). uvloop has neither fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+__all__ = ["TaskGroup", "parts_writer", "timeout", "timeout_at"]
+
+
+if sys.version_info >= (3, 13):
+    TaskGroup = asyncio.TaskGroup
+else:
+
+    class TaskGroup(asyncio.TaskGroup):
+        """As in Python 3.13: what it asked of its parent it takes back, and nothing else."""
+
+        _parent_cancel_requested: bool
+        _parent_task: asyncio.Task[object]
+
+        async def __aexit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            traceback: TracebackType | None,
+        ) -> None:
+            taken_back = self._parent_cancel_requested  # by the base class, first of all
+            parent = self._parent_task
+            try:
+                await super().__aexit__(kind, error, traceback)
+            except BaseExceptionGroup:
+                self._settle(parent, taken_back)
+                if parent.cancelling():  # from outside: it must be heard after the failure, too
+                    parent.uncancel()
+                    parent.cancel()
+                raise
+            except BaseException:
+                self._settle(parent, taken_back)
+                raise
+
+        def _settle(self, parent: asyncio.Task[object], taken_back: bool) -> None:
+            if self._parent_cancel_requested and not taken_back:
+                parent.uncancel()
+
+
+class _Timeout(asyncio.Timeout):  # type: ignore[misc]  # final for a type checker only
+    """As in Python 3.11.4: only cancellations that came since it was entered are another's."""
+
+    _cancelling = 0
+
+    async def __aenter__(self) -> _Timeout:
+        task = asyncio.current_task()
+        await super().__aenter__()
+        assert task is not None
+        self._cancelling = task.cancelling()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        expired = self.expired()
+        await super().__aexit__(kind, error, traceback)
+        task = asyncio.current_task()
+        assert task is not None
+        if expired and kind is asyncio.CancelledError and task.cancelling() <= self._cancelling:
+            raise TimeoutError from error
+
+
+if sys.version_info >= (3, 11, 4):
+    timeout = asyncio.timeout
+    timeout_at = asyncio.timeout_at
+else:
+
+    def timeout(delay: float | None) -> asyncio.Timeout:
+        """`asyncio.timeout`: TimeoutError in the block after `delay` seconds; None: never."""
+        loop = asyncio.get_running_loop()
+        return _Timeout(None if delay is None else loop.time() + delay)
+
+    def timeout_at(when: float | None) -> asyncio.Timeout:
+        """`asyncio.timeout_at`: TimeoutError in the block at this time of the loop."""
+        return _Timeout(when)
+
+
+def parts_writer(transport: asyncio.WriteTransport) -> Callable[[Sequence[bytes]], None]:
+    """Gives what sends parts in a row, as `writelines` should; without a copy where it is right."""
+    if type(transport).__module__.partition(".")[0] != "asyncio":
+        return transport.writelines
+    return lambda parts: transport.write(b"".join(parts))
