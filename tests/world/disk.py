@@ -26,7 +26,7 @@ from semel.broker.log.files import File
 from semel.broker.log.hard_state import BLOCK_BYTES
 from semel.broker.log.kernel_sync import OnDone
 from semel.protos.errors import DiskFull
-from tests.unit.log.sim_files import SECTOR, SimFiles
+from tests.unit.log.sim_files import SECTOR, SimFile, SimFiles
 from tests.world.loop import Killed, Process
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class Disk:
         self.crash_in: int | None = None
         """Operations of `crash_kind` until the process dies in one."""
         self.crash_kind = ""
+        self.strike_file = ""
+        """Only operations on files whose names begin so count for crashes and failures."""
         self.fail_in: int | None = None
         """Operations of `fail_kind` until one fails with EIO."""
         self.fail_kind = ""
@@ -115,6 +117,7 @@ class Disk:
 
     def _calm(self) -> None:
         self.crash_in = self.fail_in = self.misdirect_in = None
+        self.strike_file = ""
         self.stalled_until = 0.0
 
     def latency(self, kind: str) -> float:
@@ -208,7 +211,7 @@ class NodeFiles:
         self.disk = disk
         self.process = process
 
-    def before(self, kind: str) -> None:
+    def before(self, kind: str, path: Path | None = None) -> None:
         """Takes time, and may kill. Raises Killed, OSError."""
         disk, process = self.disk, self.process
         if not process.alive:
@@ -221,12 +224,14 @@ class NodeFiles:
                 thread.sleep(delay)
             else:
                 world.loop.stop_process(process, world.loop.now + delay)
-        self.meets_its_fate(kind)
+        self.meets_its_fate(kind, path)
 
-    def meets_its_fate(self, kind: str) -> None:
+    def meets_its_fate(self, kind: str, path: Path | None = None) -> None:
         """The moment at which the operation is done, or not. Raises Killed, OSError."""
         disk, process, world = self.disk, self.process, self.disk.world
         disk.seen[kind] += 1
+        if disk.strike_file and (path is None or not path.name.startswith(disk.strike_file)):
+            return
         if disk.fail_in is not None and kind in ((disk.fail_kind,) if disk.fail_kind else _FAIL):
             disk.fail_in -= 1
             if disk.fail_in < 0:
@@ -245,15 +250,6 @@ class NodeFiles:
         """Whether the operation in which the process died was done all the same."""
         return self.disk.random.random() < 0.5
 
-    @contextmanager
-    def meeting_no_room(self, path: Path) -> Iterator[None]:
-        """Counts when a full disk bites."""
-        try:
-            yield
-        except DiskFull:
-            self.disk.world.count(f"refused for want of room: {path.name.partition('-')[0]}")
-            raise
-
     def open(self, path: Path, *, create: bool = False) -> File:
         if not create:
             if not self.process.alive:
@@ -261,7 +257,7 @@ class NodeFiles:
             return _NodeFile(self, self.disk.files.open(path), path)
         files = self.disk.files
         try:
-            self.before("create")
+            self.before("create", path)
         except Killed:
             if self.dying() and path not in files.names_now:
                 files.open(path, create=True)
@@ -277,7 +273,7 @@ class NodeFiles:
     def rename(self, source: Path, target: Path) -> None:
         files = self.disk.files
         try:
-            self.before("rename")
+            self.before("rename", target)
         except Killed:
             if self.dying() and source in files.names_now:
                 files.rename(source, target)
@@ -287,7 +283,7 @@ class NodeFiles:
     def remove(self, path: Path) -> None:
         if path not in self.disk.files.names_now:
             raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
-        self.before("remove")
+        self.before("remove", path)
         self.disk.files.remove(path)
 
     def make_directory(self, path: Path) -> None:
@@ -312,7 +308,7 @@ class NodeFiles:
 class _NodeFile:
     """An open file of one process."""
 
-    def __init__(self, layer: NodeFiles, file: File, path: Path) -> None:
+    def __init__(self, layer: NodeFiles, file: SimFile, path: Path) -> None:
         self._layer = layer
         self._file = file
         self.path = path
@@ -322,7 +318,7 @@ class _NodeFile:
 
     def write(self, parts: Sequence[bytes], offset: int) -> None:
         try:
-            self._layer.before("write")
+            self._layer.before("write", self.path)
         except Killed:
             if self._layer.dying():
                 data = b"".join(parts)
@@ -337,37 +333,58 @@ class _NodeFile:
             data = b"".join(parts)
             if disk.misdirects(self._file, data, offset):
                 return
-        with self._layer.meeting_no_room(self.path):
+        with self._meeting_no_room():
             self._file.write(parts, offset)
 
     def read(self, length: int, offset: int) -> bytes:
         return self._file.read(length, offset)
 
     def sync(self) -> None:
-        self._layer.before("sync")
-        with self._layer.meeting_no_room(self.path):
+        with self._failing():
+            self._layer.before("sync", self.path)
             self._file.sync()
 
     def sync_by_kernel(self) -> None:
         """The same, when its time has passed already."""
-        try:
-            self._layer.meets_its_fate("sync")
-        except Killed:
-            if self._layer.dying():
-                self._file.sync()
-            raise
-        with self._layer.meeting_no_room(self.path):
+        with self._failing():
+            try:
+                self._layer.meets_its_fate("sync", self.path)
+            except Killed:
+                if self._layer.dying():
+                    self._file.sync()
+                raise
             self._file.sync()
+
+    @contextmanager
+    def _meeting_no_room(self) -> Iterator[None]:
+        """Counts when a full disk bites."""
+        try:
+            yield
+        except DiskFull:
+            kind = self.path.name.partition("-")[0]
+            self._layer.disk.world.count(f"refused for want of room: {kind}")
+            raise
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """After a sync that failed the kernel calls the pages clean, wherever they are."""
+        disk = self._layer.disk
+        try:
+            with self._meeting_no_room():
+                yield
+        except (OSError, DiskFull):
+            self._file.fail_sync(disk.random, disk.random.choice((0.0, 0.5)))
+            raise
 
     def drop_cached(self, offset: int, length: int) -> None:
         self._file.drop_cached(offset, length)
 
     def allocate(self, length: int) -> None:
-        self._layer.before("allocate")
+        self._layer.before("allocate", self.path)
         self._file.allocate(length)
 
     def resize(self, length: int) -> None:
-        self._layer.before("resize")
+        self._layer.before("resize", self.path)
         self._file.resize(length)
 
 

@@ -230,6 +230,22 @@ def _checkpoints(plan: Plan, random: Random) -> Plan:
     )
 
 
+def _page_cache(plan: Plan, random: Random) -> Plan:
+    """Syncs fail everywhere, processes are killed within theirs, and all start again on what the
+    page cache has; then the power fails. Whatever they have believed must be on the disk by then,
+    votes and entries."""
+    steps = []
+    at = random.uniform(0.1, 0.3)
+    while at < 2.0:
+        kinds = ("failing syncs", "strike in a vote", "strike in a vote", "crash in operation")
+        steps += [(at, random.choice(kinds))]
+        at += random.uniform(0.05, 0.3)
+        if random.random() < 0.4:
+            steps += [(at, "all lose power")]
+            at += random.uniform(0.1, 0.4)
+    return _themed(plan, random, [*steps, (at, "all lose power")], **_USUAL, send_mean_s=0.03)
+
+
 def _lost_disk(plan: Plan, random: Random) -> Plan:
     """One node is away while entries are committed; then another one loses its disk, and the master
     its links: who is left must not decide without what the lost disk had promised."""
@@ -334,6 +350,7 @@ THEMES: dict[str, Theme] = {
     "late rot": _late_rot,
     "left behind": _left_behind,
     "lost disk": _lost_disk,
+    "page cache": _page_cache,
     "rotten tail": _rotten_tail,
 }
 _DRAWN = ("asleep", "checkpoints", "deposed", "late commits", "lost disk")

@@ -99,6 +99,22 @@ def forgets_to_sync_its_vote() -> Any:
     return patch.object(hard_state_module.HardStateFile, "_write", _write)
 
 
+def takes_the_page_cache_for_the_disk() -> Any:
+    """Entries whose sync has failed count after a restart that syncs them again (ATC'20)."""
+    return patch.object(recovery_module._Walk, "_write_again", lambda *_: None)
+
+
+def believes_a_vote_that_it_finds() -> Any:
+    """Whoever had written it may have been killed before its sync."""
+    original = hard_state_module.HardStateFile.load
+
+    def load(self: Any) -> Any:
+        with patch.object(hard_state_module.HardStateFile, "_write", lambda *_: None):
+            return original(self)
+
+    return patch.object(hard_state_module.HardStateFile, "load", load)
+
+
 def judges_without_room_for_its_new_term() -> Any:
     """A master that was deposed, and cannot store so, keeps what makes it answer clients."""
     original = Replica._on_role_changed

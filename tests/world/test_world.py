@@ -147,7 +147,8 @@ PLANTS: list[tuple[Plant, str | None, int]] = [
     (planted.acknowledges_before_the_kernel_synced, None, 5),
     (planted.acknowledges_before_commit, None, 40),
     (planted.answers_duplicates_early, "deposed", 10),
-    (planted.chains_anew_what_may_be_stored, None, 20),
+    (planted.chains_anew_what_may_be_stored, None, 40),
+    (planted.believes_a_vote_that_it_finds, "page cache", 20),
     (planted.cleans_live_records, None, 10),
     (planted.commits_under_any_token, "late commits", 5),
     (planted.drops_the_window_in_checkpoints, None, 10),
@@ -163,6 +164,7 @@ PLANTS: list[tuple[Plant, str | None, int]] = [
     (planted.reads_without_a_quorum, "asleep", 5),
     (planted.scrubs_without_looking, "late rot", 5),
     (planted.serves_what_it_does_not_check, None, 80),  # rot that is read before it is scrubbed
+    (planted.takes_the_page_cache_for_the_disk, "page cache", 20),
     (planted.votes_after_losing_its_disk, "lost disk", 20),
     (raft(raft_planted.CommitsBeforeOwnSync), None, 10),
     (raft(raft_planted.TruncatesWithoutConflict), None, 10),

@@ -1,9 +1,11 @@
-"""What a log may be after a power failure, and a driver that makes many of them.
+"""What a log may be after a power failure or a kill, and a driver that makes many of them.
 
 The model keeps every *lineage*: the entries as they stood between two truncations. After a crash
 the log must be a prefix of one of the lineages since the last truncation that became durable, and
 hold all that was reported durable in the newest one. So neither a lost entry, nor a torn one, nor
-one that was truncated and came back between others passes.
+one that was truncated and came back between others passes. Whatever a process finds at its start
+and calls durable must be there after the next failure of power, also what the process before had
+left in the page cache, synced or not, or with a sync that failed.
 """
 
 from __future__ import annotations
@@ -103,8 +105,13 @@ class Driver:
     def run(self, lives: int) -> None:
         for _ in range(lives):
             self._live()
+            if self.chance.random() < 0.4:
+                self.disk = self.disk.copy()
+                self.saw.add("killed")
+                continue
             survives = self.chance.choice([0.0, 0.3, 0.5, 0.9, 1.0])
             self.disk = self.disk.restart(self.chance, survives)
+        self.disk.sync_error_in = None
         log = self._recovered()
         log.close()
 
@@ -131,6 +138,8 @@ class Driver:
             disk.syncs_left = chance.randrange(1, 20)
         elif how < 0.8:
             disk.crash_at = chance.randrange(1, 120)
+        if chance.random() < 0.3:
+            disk.sync_error_in = chance.randrange(0, 12)
         log = None
         try:
             log = self._recovered()
@@ -148,11 +157,14 @@ class Driver:
             self.saw.add("cut at an operation")
         except Violation:
             raise
+        except OSError:
+            self.saw.add("failed at the start" if log is None else "failed sync")
         except Exception:
             if log is None or log._failure is None:
                 raise
-            assert isinstance(log._failure, PowerCut), log._failure
-            self.saw.add("cut in a thread")
+            assert isinstance(log._failure, PowerCut | OSError), log._failure
+            cut = isinstance(log._failure, PowerCut)
+            self.saw.add("cut in a thread" if cut else "failed sync")
         finally:
             disk.power_cut()
             if log is not None:

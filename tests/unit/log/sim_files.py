@@ -56,15 +56,9 @@ class _Inode:
             self.apply(change, self.durable)
         self.pending.clear()
 
-    def fail(self) -> None:
-        """A sync has failed: every second sector is on the disk, and all are called clean."""
-        for change in self.pending:
-            if not isinstance(change, int):
-                offset, data = change
-                for at in range(offset - offset % (2 * SECTOR), offset + len(data), 2 * SECTOR):
-                    lo, hi = max(at, offset), min(at + SECTOR, offset + len(data))
-                    if lo < hi:
-                        self.apply((lo, data[lo - offset : hi - offset]), self.durable)
+    def fail(self, chance: random.Random, survives: float) -> None:
+        """A sync has failed: any sectors are on the disk, and all are called clean."""
+        self.durable = self.after_power_cut(chance, survives).durable
         self.pending.clear()
 
     def copy(self) -> _Inode:
@@ -129,10 +123,10 @@ class SimFile:
             self.fail_sync()
             raise
 
-    def fail_sync(self) -> None:
-        """A sync of this file has failed."""
+    def fail_sync(self, chance: random.Random | None = None, survives: float = 0.0) -> None:
+        """A sync of this file has failed, and so much of it is on the disk."""
         with self._disk.mutex:
-            self._inode.fail()
+            self._inode.fail(chance or random.Random(0), survives)
 
     def drop_cached(self, offset: int, length: int) -> None:
         with self._disk.mutex:
@@ -241,6 +235,8 @@ class SimFiles:
         self.crash_at: int | None = None
         self.syncs_left: int | None = None
         """When it reaches 0, the power fails instead of a sync."""
+        self.sync_error_in: int | None = None
+        """Syncs until one fails with EIO."""
         self.failing: dict[str, OSError] = {}
         self.room: int | None = None
         """Bytes that may still be allocated; None for no limit."""
@@ -266,6 +262,11 @@ class SimFiles:
         if self.crash_at is not None and self.operations >= self.crash_at:
             raise PowerCut(f"operation {self.operations}: {kind}")
         self.operations += 1
+        if kind == "sync" and self.sync_error_in is not None:
+            self.sync_error_in -= 1
+            if self.sync_error_in < 0:
+                self.sync_error_in = None
+                raise OSError(errno.EIO, "input/output error (simulated)")
         if kind in self.failing:
             raise self.failing[kind]
 
@@ -365,7 +366,7 @@ class SimFiles:
         if self.room is not None and inode is not None:
             self.room += len(inode.data)
 
-    def open(self, path: Path, *, create: bool = False) -> File:
+    def open(self, path: Path, *, create: bool = False) -> SimFile:
         if not create:
             with self.mutex:
                 inode = self.names_now.get(path)
@@ -380,7 +381,7 @@ class SimFiles:
             self._set(path, inode)
             return SimFile(self, inode)
 
-    def lock(self, path: Path) -> File:
+    def lock(self, path: Path) -> SimFile:
         with self.mutex:
             if path in self.locked:
                 raise DataDirectoryError(f"{path} is locked")
@@ -421,6 +422,7 @@ class SimFiles:
         with self.operation("mkdir"):
             for directory in (*reversed(path.parents), path):
                 self.names_now[directory] = self.names_durable[directory] = None
+            self._sync_names(path)
 
     def remove_directory(self, path: Path) -> None:
         with self.operation("rmdir"):
@@ -430,11 +432,14 @@ class SimFiles:
 
     def sync_directory(self, path: Path) -> None:
         with self.operation("syncdir"):
-            rest = [step for step in self.pending_names if step[0][0].parent != path]
-            for step in self.pending_names:
-                if step[0][0].parent == path:
-                    _apply_names(step, self.names_durable)
-            self.pending_names = rest
+            self._sync_names(path)
+
+    def _sync_names(self, directory: Path) -> None:
+        rest = [step for step in self.pending_names if step[0][0].parent != directory]
+        for step in self.pending_names:
+            if step[0][0].parent == directory:
+                _apply_names(step, self.names_durable)
+        self.pending_names = rest
 
 
 def _apply_names(step: tuple[NameChange, ...], names: dict[Path, _Inode | None]) -> None:

@@ -1,4 +1,5 @@
-"""Power failures: any subset of unsynced writes may survive, what was reported must."""
+"""Power failures: any subset of unsynced writes may survive, what was reported must. Kills: all
+that was written is found, and only what was synced is durable."""
 
 from __future__ import annotations
 
@@ -45,6 +46,9 @@ def test_the_rare_events_happen(kernel: bool) -> None:
         "compaction",
         "cut at an operation",
         "cut in a thread",
+        "failed at the start",
+        "failed sync",
+        "killed",
         "torn",
         "truncation",
     }
@@ -154,6 +158,26 @@ def test_the_checker_catches_an_error_of_the_kernel_that_is_ignored(
 def test_the_checker_catches_frames_taken_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_is_entry", lambda frame, one: True)
     monkeypatch.setattr(Reader, "_check", lambda *_: None)
+    assert _is_caught()
+
+
+def test_the_checker_catches_a_page_cache_that_is_taken_for_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A restart syncs what it finds; but pages whose sync has failed are clean to the kernel."""
+    monkeypatch.setattr(recovery._Walk, "_write_again", lambda *_: None)
+    assert _is_caught()
+
+
+def test_the_checker_catches_what_is_found_and_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = recovery._Walk.__init__
+
+    def unsyncing(self: object, file: File, *rest: object) -> None:
+        unsynced = _NeverSynced(file)
+        unsynced.read = file.read  # type: ignore[attr-defined]
+        original(self, unsynced, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(recovery._Walk, "__init__", unsyncing)
     assert _is_caught()
 
 

@@ -57,9 +57,12 @@ def test_a_state_is_mended_where_its_copies_differ(
     disk.image(ROOT / "hard_state")[block * BLOCK_BYTES + 9] ^= 1
     assert HardStateFile(ROOT / "hard_state", disk).load() == (4, 1)
     assert bytes(disk.restart(survives=0.0).image(ROOT / "hard_state")) == before
+    file = HardStateFile(ROOT / "hard_state", disk)
+    assert file.load() == (4, 1)
     operations = disk.operations
-    assert HardStateFile(ROOT / "hard_state", disk).load() == (4, 1)
-    assert disk.operations == operations, "nothing to mend"
+    assert file.load() == (4, 1)
+    assert disk.operations == operations, "it is written again once"
+    assert bytes(disk.image(ROOT / "hard_state")) == before
 
 
 def test_a_file_that_ends_early_has_the_copies_before_its_end() -> None:

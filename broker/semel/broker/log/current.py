@@ -4,8 +4,9 @@ How it works. The log lives in a numbered directory `log-N`; the file CURRENT na
 is built beside it as `log-N+1`, whole and synced, before CURRENT is switched by a rename.
 
 Crash cases. Before the switch the old directory stands and the new one is rubbish; after it the
-reverse. Rubbish is removed when the log is opened. A damaged CURRENT costs nothing as long as only
-one directory is there.
+reverse. Rubbish is removed when the log is opened, and only once the names that are found there are
+durable: a process that was killed leaves a switch that a failure of power would undo. A damaged
+CURRENT costs nothing as long as only one directory is there.
 
 Format. `docs/formats/hard-state.md`.
 """
@@ -48,13 +49,14 @@ class CurrentDirectory:
         return [int(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX)]
 
     def open(self) -> None:
-        """Finds or creates the live directory. Raises CorruptSegment, DataDirectoryError."""
+        """Finds or creates the live directory, durable with all names in it. Raises CorruptSegment,
+        DataDirectoryError."""
+        self._files.make_directory(self._root)
         present = self._numbers()
         number = self._read(present)
         if number is None:
             number = present[0] if present else 1
             self._files.make_directory(self._directory(number))
-            self._files.sync_directory(self._root)
             self._switch(number)
         if number not in self._numbers():
             raise CorruptSegment(
@@ -62,6 +64,7 @@ class CurrentDirectory:
                 "or give this node an empty directory"
             )
         self.number = number
+        self._files.make_directory(self.path)
         self.remove_others()
 
     def _read(self, present: list[int]) -> int | None:

@@ -100,7 +100,8 @@ class FileLayer(Protocol):
     def remove(self, path: Path) -> None: ...
 
     def make_directory(self, path: Path) -> None:
-        """With parents; an existing one is fine. A new one is durable when it returns."""
+        """With parents; an existing one is fine. It is durable when this returns, with all names in
+        it: also what a process that was killed has left without a sync."""
 
     def remove_directory(self, path: Path) -> None: ...
 
@@ -279,7 +280,16 @@ class OsFiles:
         for directory in reversed(missing):
             with _translated(directory):
                 directory.mkdir(exist_ok=True)
-            self.sync_directory(directory.parent)
+        changed = {path, *(one.parent for one in missing)}
+        for directory in (path, *path.parents):
+            try:
+                self.sync_directory(directory)
+            except PermissionError:
+                if directory in changed:
+                    raise
+                break  # one that this user may not read is not one that it has made
+            if directory.is_mount():
+                break
 
     def remove_directory(self, path: Path) -> None:
         with _translated(path):

@@ -4,6 +4,11 @@ How it works. A small file with two slots, written in turn, in place: a full dis
 vote. A slot is the same numbered record twice, in blocks that are not neighbours. The good copy
 with the highest number counts.
 
+What a process finds may be in the page cache only: the one before it was killed ahead of its sync,
+or its sync failed, after which the kernel calls the pages clean and syncs them no more. So the
+first `load` writes what it has found again, where it lay, and syncs it, before anybody counts on
+it. The other slot, which may hold the newest record that was promised, is not touched.
+
 Crash cases. A write that was torn leaves the other slot whole; of the new record nothing was
 promised yet, so it may count or not. The file itself is created under a temporary name.
 
@@ -12,6 +17,7 @@ Without any good copy nothing is guessed: a forgotten vote could elect two maste
 
 Invariants
 1. The term never falls, and a vote once given in a term never changes (asserted).
+2. What `load` returns and what `save` has saved was synced by this process.
 
 Format. `docs/formats/hard-state.md`; a test compares its table with the struct below.
 """
@@ -50,10 +56,13 @@ class HardStateFile:
         self._last: _State | None = None
 
     def load(self) -> tuple[int, NodeId | None] | None:
-        """(term, voted for), or None when nothing was saved yet.
+        """(term, voted for), or None when nothing was saved yet; durable. The file is read once.
 
-        Raises CorruptSegment when every copy is damaged, DataDirectoryError for a newer format.
+        Raises CorruptSegment when every copy is damaged, DataDirectoryError for a newer format,
+        DiskFull and OSError when what was found cannot be made durable.
         """
+        if self._last is not None:
+            return self._last[1], self._last[2]
         try:
             file = self._files.open(self._path)
         except FileNotFoundError:
@@ -71,10 +80,10 @@ class HardStateFile:
                     "one"
                 )
             newest = max(good, key=lambda copy: copy[0])
-            if any(copies[block] != newest for block in SLOT_BLOCKS[newest[0] % 2]):
-                self._write(file, newest)
+            self._write(file, newest)
         finally:
             file.close()
+        self._files.make_directory(self._path.parent)  # with this file's name
         self._last = newest
         return newest[1], newest[2]
 
@@ -95,14 +104,13 @@ class HardStateFile:
 
     def save(self, term: int, voted_for: NodeId | None) -> None:
         """Durable when it returns. Raises OSError: then either state may stand."""
-        if self._last is None:
-            self.load()
-        if self._last is None:
+        if self.load() is None:
             first = (0, term, voted_for)
             block = _encode(first).ljust(BLOCK_BYTES, b"\0")
             replace_file(self._files, self._path, [block] * _BLOCKS)
             self._last = first
             return
+        assert self._last is not None
         number, old_term, old_vote = self._last
         assert term >= old_term, f"term falls from {old_term} to {term}"
         assert term > old_term or old_vote in (None, voted_for), (

@@ -49,6 +49,7 @@ def check_identity(
     files = files or OsFiles()
     paths = [directory / name for name in _NAMES]
     expected = _fields(cluster_id, group_id, node_id, "")
+    files.make_directory(directory)  # what a killed process left there is durable from now on
     raws = [read_file(files, path) for path in paths]
     if raws == [None, None]:
         others = [name for name in files.names(directory) if not name.endswith(".tmp")]
@@ -57,8 +58,6 @@ def check_identity(
                 f"{directory} holds {', '.join(others[:5])} but no {_NAMES[0]}: it is not the data "
                 "directory of a node; give this node an empty directory, or restore the file"
             )
-        files.make_directory(directory)
-        files.sync_directory(directory.parent)
         _write(files, paths, expected)
         return ""
     copies = [copy for raw in raws if raw is not None for copy in _copies(raw)]

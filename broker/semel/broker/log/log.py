@@ -501,6 +501,8 @@ class Log:
         self.wait_synced(index)
         with self._maintenance:
             self._check_open()
+            if self._config.sync_interval_ms:
+                self._store.sync_through(index)
             self._store.checkpoints.save(index, term, parts)
 
     @property

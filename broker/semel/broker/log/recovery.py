@@ -18,6 +18,11 @@ A damaged entry that is not known to have been durable may be a write that was t
 failure of power: a frame is written before its ID, so after a mere kill a good ID tells of a frame
 that was whole. Segments remember in which boot of the machine they were written.
 
+What is found may be in the page cache only: the process before was killed ahead of its sync, or the
+sync failed, after which the kernel calls the pages clean and syncs them no more. So every entry
+that is not *known* to have been durable is written again, with its ID, and synced, before the log
+counts it. Those are the last ones only, what was on its way when the process ended.
+
 An entry is known to have been durable when a newer segment exists (its predecessors were synced
 first), when the seal counts it, when a later good ID says so (`lag`), or when the checkpoint covers
 it.
@@ -26,6 +31,8 @@ Invariants
 1. Nothing is cut that was reported durable, nothing torn is taken for an entry.
 2. After the end of a log that was not closed, frames may lie that were never acknowledged. They are
    not overwritten in place: the next append opens a new segment, which makes them void for good.
+3. What it returns is durable: a sync that succeeded proves it, one of an earlier process, told by
+   what that wrote afterwards, or one of its own.
 
 Not here: checkpoints (`checkpoint.py`), kept records (`kept.py`).
 """
@@ -48,6 +55,7 @@ from semel.broker.log.segment import (
     ID_BYTES,
     ID_STRUCT,
     IDS_AT,
+    LAG_MAX,
     PAGE,
     VERSION,
     FrameId,
@@ -115,9 +123,11 @@ class _Found:
 def recover(
     files: FileLayer, directory: Path, checkpoint_index: int, checkpoint_term: int
 ) -> Recovered:
-    """BLOCKING. The log in `directory`; writes damaged IDs anew, changes nothing else.
+    """BLOCKING. The log in `directory`, whose names are durable; makes durable what it returns.
+    Beyond that only damaged IDs are written anew.
 
-    `checkpoint_index` is 0 without a checkpoint. Raises CorruptSegment, DataDirectoryError.
+    `checkpoint_index` is 0 without a checkpoint. Raises CorruptSegment, DataDirectoryError, and
+    DiskFull and OSError when something cannot be made durable.
     """
     result = Recovered(first_index=checkpoint_index + 1, base_term=checkpoint_term)
     boot = files.boot()
@@ -233,6 +243,10 @@ class _Walk:
         self._places = array("I", [found.header.frames_at >> 3])
         self._term = result.runs[-1][1] if result.runs else result.base_term
         self._repairs: list[tuple[int, bytes]] = []
+        # (slot, ID) of entries that were durable.
+        self._unproven: list[bytes] = []
+        # IDs of the last entries, which nothing proves to be durable.
+        self._proven_index = 0
 
     def run(self) -> Segment:
         try:
@@ -253,12 +267,16 @@ class _Walk:
         return segment
 
     def _settle(self) -> None:
-        """Makes durable what was found: a killed process leaves entries that were never synced."""
+        """Makes durable what was found. Frames that nothing proves to be were written again as they
+        were judged; their IDs follow, as always."""
+        segment = self._segment
         for slot, raw in self._repairs:
             self._file.write([raw], IDS_AT + slot * ID_BYTES)
         self._result.repaired += len(self._repairs)
+        if self._unproven:
+            first = segment.count - len(self._unproven)
+            self._file.write([b"".join(self._unproven)], IDS_AT + first * ID_BYTES)
         self._file.sync()
-        segment = self._segment
         if segment.count and all(
             one.certain for one in self._result.damaged.values() if one.index >= segment.first_index
         ):
@@ -343,11 +361,11 @@ class _Walk:
             capacity = min(capacity, self._end_index - first)
         area = self._file.read(self._header.id_capacity * ID_BYTES, IDS_AT)
         ids = [self._id(area, slot) for slot in range(capacity)]
-        durable = self._durable_through(ids)
+        self._proven_index = durable = self._durable_through(ids)
         position = self._header.frames_at
         for slot, one in enumerate(ids):
             index = first + slot
-            following = self._entry(index, position, one, durable)
+            following = self._entry(index, position, one)
             if following is None:
                 if index <= durable:
                     self._halt(index, "its ID and its frame are both damaged")
@@ -370,22 +388,35 @@ class _Walk:
             through = max(through, self._header.first_index + self._seal.count - 1)
         return max([through, *(one.durable_before for one in ids if one is not None)])
 
-    def _entry(self, index: int, position: int, one: FrameId | None, durable: int) -> int | None:
+    def _entry(self, index: int, position: int, one: FrameId | None) -> int | None:
         """Judges one entry; where the next one begins, or None when there is none here."""
+        proven = index <= self._proven_index
         if one is not None and (one.position != position or one.term < self._term):
             one = None
+        mended = one is None
         if one is None:
             one = self._from_frame(index, position)
             if one is None:
                 return None
+        frame = self._file.read(one.length, position)
+        if not mended and not _is_entry(memoryview(frame), one):
+            self._note_damage(one, certain=proven)
+        elif not proven:
+            self._write_again(frame, position)
+        if mended or not proven:
             raw = encode_id(index, one.term, position, one.length, one.lag, self._segment.seed)
-            self._repairs.append((index - self._header.first_index, raw))
-        elif not _is_entry(memoryview(self._file.read(one.length, position)), one):
-            self._note_damage(one, certain=index <= durable)
+            if not proven:
+                self._unproven.append(raw)
+                self._result.repaired += mended
+            else:
+                self._repairs.append((index - self._header.first_index, raw))
         if one.term != self._term:
             self._result.runs.append((index, one.term))
             self._term = one.term
         return one.end
+
+    def _write_again(self, frame: bytes, position: int) -> None:
+        self._file.write([frame], position)
 
     def _from_frame(self, index: int, position: int) -> FrameId | None:
         """An ID made from a good frame of this index at this position."""
@@ -398,8 +429,8 @@ class _Walk:
             raise
         except CorruptFrame:
             return None
-        # The lag says that the entry itself was not yet durable: true until the repair is synced.
-        return FrameId(index, header.term, position, header.frame_length, 1)
+        lag = max(1, index - self._proven_index)  # no more than is known
+        return FrameId(index, header.term, position, header.frame_length, min(lag, LAG_MAX))
 
 
 def _is_entry(frame: memoryview, one: FrameId) -> bool:

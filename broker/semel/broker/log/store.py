@@ -101,6 +101,12 @@ class Store:
         torn = [one.index for one in self.damaged.values() if not one.certain]
         return min(torn) - 1 if torn else self.index.last_index
 
+    def sync_through(self, index: int) -> None:
+        """BLOCKING. Makes durable what was reported before its sync, up to `index`: a checkpoint
+        says that it is. What lies in segments before that was synced when the writer left them."""
+        with self.open_files.use(self.directory / self.index.locate(index).file_name) as file:
+            file.sync()
+
     def assert_whole(self) -> None:
         """Under `lock`: fails while the log ends with an entry that may be torn."""
         if self.damaged:
