@@ -96,6 +96,8 @@ class _Luggage:
     """What a sealed queue takes along."""
 
     end_offset: int
+    append_us: int
+    expired: set[int]
     rows: dict[int, _Producer]
 
 
@@ -115,6 +117,10 @@ class Fold:
     rows: list[Row] = field(default_factory=list)
     end_offsets: dict[Queue, int] = field(default_factory=dict)
     start_offsets: dict[Queue, int] = field(default_factory=dict)
+    append_us: dict[Queue, int] = field(default_factory=dict)
+    """Append time of each queue's newest message."""
+    topics: dict[int, str] = field(default_factory=dict)
+    """Names by topic id."""
     producers: dict[tuple[Queue, int], _Producer] = field(default_factory=dict)
     expired: set[tuple[Queue, int]] = field(default_factory=set)
     """Producers whose row has ended in a queue, ever."""
@@ -211,6 +217,7 @@ def merged(folds: Mapping[int, Fold]) -> Fold:
         result.commits |= one.commits
         result.resets |= one.resets
         result.parents |= one.parents
+        result.topics |= one.topics
         result.batches |= one.batches
         result.problems += [f"group {group}: {problem}" for problem in one.problems]
     result.rows.sort(key=lambda row: (row.queue, row.offset))
@@ -254,10 +261,7 @@ def _fold(result: Fold, frames: Mapping[int, bytes], tables_at: Collection[int])
                 control = control_pb2.ControlRecord.FromString(bytes(payload))
                 while _waits(result, control):
                     yield
-                if control.HasField("release_delayed"):
-                    _fold_released(result, control.release_delayed, header.time_us)
-                else:
-                    _fold_control(result, control)
+                _fold_control(result, control, header.time_us)
         result.last_index = index
         if index in tables_at:
             result.tables[index] = {
@@ -301,10 +305,7 @@ def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
     if is_delayed(header):
         result.delayed.on_batch(DelayedBatch(header, batch, index))
         return
-    if result.places is not None:
-        stored = _Stored(_digest(batch), placed.append_time_us)
-        result.batches[queue, placed.base_offset] = stored
-    _take_rows_of(result, queue, placed.base_offset, header, batch, index)
+    _store(result, queue, placed.base_offset, placed.append_time_us, header, batch, index)
 
 
 def _fold_staged(result: Fold, index: int, payload: memoryview) -> None:
@@ -316,7 +317,9 @@ def _fold_staged(result: Fold, index: int, payload: memoryview) -> None:
     result.staged.on_batch(StagedBatch(header, bytes(payload[BROKER_HEADER_BYTES:]), index))
 
 
-def _fold_published(result: Fold, record: transaction_records_pb2.PublishTransaction) -> None:
+def _fold_published(
+    result: Fold, record: transaction_records_pb2.PublishTransaction, time_us: int
+) -> None:
     for found in result.staged.publish(record):
         if isinstance(found, str):
             result.problems.append(found)
@@ -330,12 +333,13 @@ def _fold_published(result: Fold, record: transaction_records_pb2.PublishTransac
             )
         if queue in result.parents.values():
             result.problems.append(f"{record.transaction_id} is published after {queue} was split")
+        append_us = _append_us(result, queue, time_us)
         for batch in batches:
             if is_delayed(batch.header):
                 waits = DelayedBatch(batch.header, batch.body, batch.index)
                 result.delayed.on_batch(waits)
                 continue
-            _take_rows_of(result, queue, base_offset, batch.header, batch.body, batch.index)
+            _store(result, queue, base_offset, append_us, batch.header, batch.body, batch.index)
             base_offset += batch.header.count
 
 
@@ -349,23 +353,35 @@ def _fold_released(result: Fold, record: control_pb2.ReleaseDelayed, time_us: in
             f"{where}: delayed messages of {queue} are released at {record.base_offset}, not"
             f" {expected}, or after it was split"
         )
-    base_offset = record.base_offset
+    base_offset, append_us = record.base_offset, _append_us(result, queue, time_us)
     for found in result.delayed.release(record, time_us):
         if isinstance(found, str):
             result.problems.append(f"{where}: {found}")
             continue
         header = found.header
-        if result.places is not None:
-            stored = _Stored(_digest(found.body), time_us)
-            result.batches[queue, base_offset] = stored
-        _take_rows_of(result, queue, base_offset, header, found.body, found.index)
+        _store(result, queue, base_offset, append_us, header, found.body, found.index)
         base_offset += header.count
 
 
-def _take_rows_of(
-    result: Fold, queue: Queue, base_offset: int, header: BatchHeader, batch: bytes, index: int
+def _append_us(result: Fold, queue: Queue, time_us: int) -> int:
+    """The append time of what gets its offsets in an entry of this time: never before the newest
+    message, which a group with a clock that was ahead may have dated before the queue moved."""
+    return max(time_us, result.append_us.get(queue, 0))
+
+
+def _store(
+    result: Fold,
+    queue: Queue,
+    base_offset: int,
+    append_us: int,
+    header: BatchHeader,
+    batch: bytes,
+    index: int,
 ) -> None:
     """The batch's messages are those of the queue from the offset on."""
+    result.append_us[queue] = append_us
+    if result.places is not None:
+        result.batches[queue, base_offset] = _Stored(_digest(batch), append_us)
     columns = decode_columns(batch, header)
     keys = columns.keys.to_pylist() if columns.keys is not None else [None] * header.count
     sequences = (
@@ -391,7 +407,7 @@ def _take_rows_of(
     result.end_offsets[queue] = base_offset + header.count
 
 
-def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
+def _fold_control(result: Fold, control: control_pb2.ControlRecord, time_us: int) -> None:
     """Refusals are made at propose, so every fence and expiry in the log counts."""
     match control.WhichOneof("record"):
         case "fence":
@@ -407,11 +423,16 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord) -> None:
                     )
                 row.epoch, row.session = fence.epoch, fence.session
         case "transaction" if control.transaction.HasField("publish"):
-            _fold_published(result, control.transaction.publish)
+            _fold_published(result, control.transaction.publish, time_us)
         case "transaction":
             result.staged.on_step(control.transaction)
-        case "create_queue" if result.places is not None:
-            result.places.on_created(_queue(control.create_queue.queue))
+        case "release_delayed":
+            _fold_released(result, control.release_delayed, time_us)
+        case "create_queue":
+            queue = _queue(control.create_queue.queue)
+            result.topics[queue[0]] = control.create_queue.topic
+            if result.places is not None:
+                result.places.on_created(queue)
         case "move_queue" if result.places is not None:
             _fold_move(result, result.places, control.move_queue)
         case "expire_producers":
@@ -499,7 +520,12 @@ def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> Non
             for key, row in result.producers.items()
             if key[0] == queue
         }
-        places.journeys.luggage[job] = _Luggage(result.end_offsets.get(queue, 0), rows)
+        places.journeys.luggage[job] = _Luggage(
+            result.end_offsets.get(queue, 0),
+            result.append_us.get(queue, 0),
+            {producer for key, producer in result.expired if key == queue},
+            rows,
+        )
     elif did is Did.ACTIVATED:
         luggage = cast(_Luggage, places.journeys.luggage[job])
         if places.ends[queue] != luggage.end_offset:
@@ -508,6 +534,8 @@ def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> Non
                 f" {places.ends[queue]}, and was sealed at {luggage.end_offset}"
             )
         result.end_offsets[queue] = luggage.end_offset
+        result.append_us[queue] = luggage.append_us
+        result.expired |= {(queue, producer) for producer in luggage.expired}
         for producer_id, row in luggage.rows.items():
             result.producers[queue, producer_id] = _Producer(row.epoch, row.session, row.last)
     elif did is Did.FORWARDED:

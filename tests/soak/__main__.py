@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 SOAKS: Final = {
     "raft": ("tests.sim.soak", "the Raft core in a simulated cluster, many thousand seeds"),
     "sim": ("tests.world.soak", "whole simulated clusters: production nodes, controller, SDK"),
-    "deliveries": ("tests.world.deliveries", "the same, with consumers that reject messages"),
+    "deliveries": ("tests.world.parts.deliveries", "the same, with consumers that reject messages"),
     "metadata": (
         "tests.unit.controller.embedded.soak",
         "the controllers' replicated metadata in a simulated world",

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel.broker.replica import wall_us
 from semel.client import connect_async
@@ -43,12 +43,19 @@ from tests.checking.history import (
     Send,
     digest_of,
 )
+from tests.checking.raw_log import Fold
 from tests.world.loop import PROCESS, SimLoop
 from tests.world.nodes import CONTROLLER
+from tests.world.registry import program
 from tests.world.world import World
+
+if TYPE_CHECKING:
+    from tests.world.run import Run
 
 TOPIC = "orders"
 GROUP = "billing"
+WRITES, READS, AUDITS = range(3)
+"""Stages of a run's end."""
 
 
 class SimRuntime:
@@ -67,6 +74,11 @@ class SimRuntime:
 class ClientHost:
     """A machine with one program, which is started again when it dies."""
 
+    stage: ClassVar[int] = WRITES
+    """When the run ends, programs of a stage may count on those of all earlier ones to be done."""
+    topics: ClassVar[tuple[str, ...]] = ()
+    """Topics that it makes, beside the one of all; what is in them is its own to judge."""
+
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
@@ -80,6 +92,10 @@ class ClientHost:
         self.bootstrap = CONTROLLER
         """The controllers' addresses."""
         self.log_time_us: Callable[[], int] = lambda: 0
+        self.delay_us_max = 2_500_000
+        """Of delayed messages."""
+        self.quiet: Callable[[], bool] = lambda: True
+        """Whether all programs of earlier stages are done."""
         world.crashes[name] = self._on_crash
 
     def start(self) -> None:
@@ -122,6 +138,11 @@ class ClientHost:
         """Called when the run ends."""
         self.done = True
 
+    def verdict(self, fold: Fold) -> str:
+        """What is wrong first between what it has seen and what is stored, once all is at rest;
+        empty when nothing is."""
+        return ""
+
     def value(self, number: int) -> bytes:
         return f"{self.name}/{number}/".encode().ljust(self.value_bytes, b".")
 
@@ -130,7 +151,7 @@ class ClientHost:
         now_us = self.log_time_us()
         PROCESS.get().wall_offset += (now_us - wall_us()) / 1e6
         self.world.count("message delayed")
-        return now_us + int(self.random.uniform(0, 2_500_000))
+        return now_us + int(self.random.uniform(0, self.delay_us_max))
 
     async def pause(self, mean_s: float) -> None:
         await asyncio.sleep(self.random.uniform(0, 2 * mean_s))
@@ -235,6 +256,11 @@ class Loader(ClientHost):
         """Goes on until every message it began with is stored."""
 
 
+@program("loader", host="l")
+def _loader(run: Run, host: str) -> Loader:
+    return Loader(run.world, host, run.plan.lines, run.plan.send_mean_s)
+
+
 class Sender(ClientHost):
     """An anonymous producer; every message is a new one."""
 
@@ -294,15 +320,32 @@ class Sender(ClientHost):
         world.tell(f"ok {note.number} at {found.queue}:{found.offset}")
 
 
+@program("sender", host="s")
+def _sender(run: Run, host: str) -> Sender:
+    return Sender(run.world, host, run.plan.send_mean_s, run.plan.send_timeout_ms)
+
+
 class Postponer(Sender):
     """Most of its messages are delayed, for seconds at most."""
 
+    share_at_once = 0.3
+
     def due_us(self) -> int:
-        return 0 if self.random.random() < 0.3 else self.soon_us()
+        return 0 if self.random.random() < self.share_at_once else self.soon_us()
+
+
+@program("postponer", host="p")
+def _postponer(run: Run, host: str) -> Postponer:
+    made = Postponer(run.world, host, run.plan.send_mean_s, run.plan.send_timeout_ms)
+    if "moves" in run.plan.parts:  # which are refused as long as anything is delayed
+        made.share_at_once, made.delay_us_max = 0.9, 300_000
+    return made
 
 
 class Member(ClientHost):
     """A consumer of the group; each life is a new member."""
+
+    stage = READS
 
     def __init__(self, world: World, name: str, lock_ms: int) -> None:
         super().__init__(world, name)
@@ -390,8 +433,18 @@ class Member(ClientHost):
         cluster.call_master = observed
 
 
+@program("member", host="m")
+def _member(run: Run, host: str) -> Member:
+    made = Member(run.world, host, run.plan.lock_ms)
+    made.caught_up = lambda: run.is_read(GROUP)
+    made.told = run.groups[0].invariants.told
+    return made
+
+
 class Follower(ClientHost):
     """A reader without a group: each life reads the topic from its start on, and follows it."""
+
+    stage = READS
 
     async def work(self, client: Any) -> None:
         world = self.world
@@ -412,8 +465,15 @@ class Follower(ClientHost):
         self.done = True
 
 
+@program("follower", host="f")
+def _follower(run: Run, host: str) -> Follower:
+    return Follower(run.world, host)
+
+
 class Watcher(ClientHost):
     """Asks for the ends of the queues: the master, or anybody who takes himself for it."""
+
+    stage = READS
 
     def __init__(self, world: World, name: str, mean_s: float) -> None:
         super().__init__(world, name)
@@ -451,3 +511,10 @@ class Watcher(ClientHost):
         if not reply.queues[0].HasField("error"):
             note.end_offset, note.ended_s = reply.queues[0].high_watermark, world.now
             world.count("end read")
+
+
+@program("watcher", host="w")
+def _watcher(run: Run, host: str) -> Watcher:
+    made = Watcher(run.world, host, 0.12)
+    made.addresses = lambda: [one.config.listen for one in run.hosts.values()]
+    return made

@@ -1,7 +1,9 @@
 """Makes things go wrong: carries out the steps of a plan.
 
 How it works. Each step has a random number of its own, from which it chooses victims when it is
-carried out. After the last one everything is healed (`run.py`).
+carried out. After the last one everything is healed (`run.py`). A step of the kind "kill master" is
+the method `_kill_master` here, or the function that a part has registered under that name
+(`registry.py`), which uses the methods without an underscore.
 
 Damage (rot, misdirected writes, a lost directory) strikes one node a run: what all copies have lost
 nobody can mend.
@@ -22,19 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from semel.protos.ids import NodeId
 from tests.checking.moves import Did
-from tests.world.clients import TOPIC, Loader, Member
-from tests.world.ensemble import STORE
+from tests.world.clients import Loader, Member
 from tests.world.network import Weather
 from tests.world.nodes import broker_address
-from tests.world.operator import (
-    brief_topic,
-    fence_all,
-    move_and_cancel,
-    move_queue,
-    move_there_and_back,
-)
+from tests.world.operator import brief_topic, fence_all
 from tests.world.plan import NODES_MAX, Step
-from tests.world.tellers import Teller
+from tests.world.registry import find_fault
 
 if TYPE_CHECKING:
     from tests.world.groups import BrokerGroup
@@ -63,7 +58,7 @@ class Nemesis:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.world = run.world
-        self._random = Random(0)
+        self.random = Random(0)
         plan = run.plan
         self.world.network.weather = Weather(
             loss=plan.loss, repeat=plan.repeat, slow=plan.slow, latency_max_s=plan.latency_max_s
@@ -83,24 +78,31 @@ class Nemesis:
     def strike(self, step: Step) -> None:
         if self.run.healing:
             return
-        self._random = Random(step.chance)
+        self.random = Random(step.chance)
         self.world.tell(f"nemesis: {step.kind}")
-        action: Callable[[], None] = getattr(
-            self, "_" + step.kind.replace(" ", "_").replace("-", "_")
-        )
+        of_a_part = find_fault(step.kind)
+        if of_a_part is not None:
+            of_a_part(self)
+            return
+        own = "_" + step.kind.replace(" ", "_").replace("-", "_")
+        action: Callable[[], None] = getattr(self, own)
         action()
 
-    def _one(self) -> BrokerHost:
-        return self._random.choice(self.hosts)
+    def one(self) -> BrokerHost:
+        """Any node."""
+        return self.random.choice(self.hosts)
 
-    def _group(self) -> BrokerGroup:
+    def group(self) -> BrokerGroup:
+        """Any broker group."""
         groups = self.run.groups
-        return groups[0] if len(groups) == 1 else self._random.choice(groups)
+        return groups[0] if len(groups) == 1 else self.random.choice(groups)
 
-    def _master(self) -> BrokerHost | None:
-        return self._group().master()
+    def master(self) -> BrokerHost | None:
+        """Of any broker group, if it has one."""
+        return self.group().master()
 
-    def _die(self, host: BrokerHost, name: str) -> None:
+    def die(self, host: BrokerHost, name: str) -> None:
+        """The node's process is killed, if it runs; `name` is the fault's."""
         if host.process is not None and host.process.alive:
             self.world.fault(name)
             self.world.crash(host.name, name)
@@ -108,59 +110,59 @@ class Nemesis:
     # --- processes
 
     def _kill(self) -> None:
-        self._die(self._one(), "kill")
+        self.die(self.one(), "kill")
 
     def _kill_master(self) -> None:
-        host = self._master()
+        host = self.master()
         if host is not None:
-            self._die(host, "kill of the master")
+            self.die(host, "kill of the master")
 
     def _power_cut(self) -> None:
-        host = self._one()
+        host = self.one()
         host.power_lost = True
-        self._die(host, "power cut")
+        self.die(host, "power cut")
 
     def _all_lose_power(self) -> None:
         for host in self.hosts:
             host.power_lost = True
-            self._die(host, "power cut of all")
+            self.die(host, "power cut of all")
 
     def _crash_in_operation(self) -> None:
-        host = self._one()
-        host.disk.crash_kind = self._random.choice(("", "", *IO_KINDS))
+        host = self.one()
+        host.disk.crash_kind = self.random.choice(("", "", *IO_KINDS))
         often = host.disk.crash_kind in ("", "write", "sync")
-        host.disk.crash_in = self._random.randrange(0, 12) if often else 0
-        host.power_lost = self._random.random() < 0.6
+        host.disk.crash_in = self.random.randrange(0, 12) if often else 0
+        host.power_lost = self.random.random() < 0.6
 
     def _long_absence(self) -> None:
-        host = self._one()
-        host.away_s = self._random.uniform(0.8, 1.8)
-        self._die(host, "long absence")
+        host = self.one()
+        host.away_s = self.random.uniform(0.8, 1.8)
+        self.die(host, "long absence")
 
     def _stop_host(self, host: BrokerHost, name: str) -> None:
         if host.process is not None and host.process.alive:
             self.world.fault(name)
-            until = self.world.now + self._random.choice((0.1, 0.4, 1.2, 1.8))
+            until = self.world.now + self.random.choice((0.1, 0.4, 1.2, 1.8))
             self.world.loop.stop_process(host.process, until)
 
     def _stop(self) -> None:
-        self._stop_host(self._one(), "stop")
+        self._stop_host(self.one(), "stop")
 
     def _stop_master(self) -> None:
-        host = self._master()
+        host = self.master()
         if host is not None:
             self._stop_host(host, "stop of the master")
 
     def _long_stop_of_the_master(self) -> None:
         """Long enough that another is elected and has written: it wakes as a master of old."""
-        host = self._master()
+        host = self.master()
         if host is not None and host.process is not None:
             self.world.fault("long stop of the master")
             self.world.loop.stop_process(host.process, self.world.now + 1.8)
 
     def _expiry(self) -> None:
         """What maintenance does every minute."""
-        host = self._master()
+        host = self.master()
         replica = host.replica if host is not None else None
         if host is not None and replica is not None and host.context is not None:
             for key in list(replica.state.queues):
@@ -177,60 +179,10 @@ class Nemesis:
         """A stranger fences every producer; each begins again as another incarnation."""
         self.run.operator.ask("fenced all", fence_all)
 
-    def _split(self) -> None:
-        """A queue that is open when the operator comes to it."""
-        choice = self._random.random()
-
-        async def split(client: Any) -> None:
-            route = await client._session.cluster.topic(TOPIC, refresh=True)
-            queue = route.queues[int(choice * len(route.queues))].key.queue_id
-            await client.admin.split_queue(TOPIC, queue, children=2 + int(choice * 100) % 2)
-
-        self.run.operator.ask("split a queue", split)
-
-    def _move_queue(self) -> None:
-        self.run.operator.ask("moved a queue", move_queue(self._random.random()), once=True)
-
-    def _move_there_and_back(self) -> None:
-        job = move_there_and_back(self._random.random())
-        self.run.operator.ask("moved a queue there and back", job, once=True)
-
-    def _move_and_cancel(self) -> None:
-        job = move_and_cancel(
-            self._random.random(), self._random.choice((0.0, 0.01, 0.03, 0.06, 0.1))
-        )
-        self.run.operator.ask("moved a queue and gave it up", job, once=True)
-
-    def _strike_in_a_move(self) -> None:
-        """Somebody dies, or is not heard, just when a move has got so far."""
-        did = self._random.choice((Did.BEGUN, Did.SEALED, Did.ACTIVATED, Did.ACTIVATED))
-        actions = (
-            self._kill_controller,
-            self._kill_master_of,
-            self._kill_master_of,
-            self._cut_off_from_controllers,
-            self._cut_off_from_controllers,
-            self._cut_off_from_each_other,
-        )
-        self._arm(did, actions)
-
-    def _strike_in_a_transaction(self) -> None:
-        """Somebody dies, or is not heard, just when a transaction has got so far."""
-        step = self._random.choice(("open_stager", "begin", "pin", "decide", "publish"))
-        actions = (
-            self._kill_master_of,
-            self._kill_master_of,
-            self._kill_tellers,
-            self._kill_tellers_and_others,
-            self._cut_off_from_controllers,
-            self._cut_off_from_each_other,
-        )
-        self._arm(step, actions)
-
-    def _arm(self, step: Did | str, actions: Sequence[Callable[[BrokerGroup], None]]) -> None:
+    def arm(self, step: Did | str, actions: Sequence[Callable[[BrokerGroup], None]]) -> None:
         """One of the actions strikes at the next such step: its group, or another one."""
-        group = self._random.choice((None, *self.run.groups))
-        action = self._random.choice(actions)
+        group = self.random.choice((None, *self.run.groups))
+        action = self.random.choice(actions)
         self._armed.append((step, lambda where: action(where if group is None else group)))
 
     def _on_step(self, group: BrokerGroup, what: str, step: Did | str) -> None:
@@ -239,52 +191,41 @@ class Nemesis:
             self.world.count(f"strike in a {what}: {step}")
             self.world.later(0.0, lambda: strike(group))
 
-    def _kill_tellers_and_others(self, group: BrokerGroup) -> None:
-        """The next life begins before the last one's transaction has ended everywhere."""
-        self._kill_tellers(group)
-        for other in self.run.groups:
-            host = other.master()
-            if host is not None and other is not group:
-                host.away_s = 1.0
-                self._die(host, "kill of the master in a step")
-
-    def _kill_tellers(self, _: BrokerGroup) -> None:
-        for client in self.run.clients:
-            if isinstance(client, Teller):
-                self.world.crash(client.name, "client crash")
-
-    def _kill_controller(self, _: BrokerGroup) -> None:
+    def kill_controller(self, _: BrokerGroup) -> None:
+        """For `arm`."""
         self._controller_crash()
 
-    def _kill_master_of(self, group: BrokerGroup) -> None:
+    def kill_master_of(self, group: BrokerGroup) -> None:
+        """For `arm`."""
         host = group.master()
         if host is not None:
-            self._die(host, "kill of the master in a step")
+            self.die(host, "kill of the master in a step")
 
-    def _cut_off_from_controllers(self, group: BrokerGroup) -> None:
+    def cut_off_from_controllers(self, group: BrokerGroup) -> None:
         """Clients, and the other group, know more than this one then."""
         names = [controller.name for controller in self.run.controllers]
-        self._cut({(name, host.name) for name in names for host in group.hosts.values()})
+        self.cut({(name, host.name) for name in names for host in group.hosts.values()})
         self.world.later(0.9, self._heal)
 
-    def _cut_off_from_each_other(self, _: BrokerGroup) -> None:
+    def cut_off_from_each_other(self, _: BrokerGroup) -> None:
+        """For `arm`."""
         if len(self.run.groups) < 2:
             return
         first, second = ([host.name for host in group.hosts.values()] for group in self.run.groups)
-        self._cut({(a, b) for a in first for b in second} | {(b, a) for a in first for b in second})
+        self.cut({(a, b) for a in first for b in second} | {(b, a) for a in first for b in second})
         self.world.later(0.5, self._heal)
 
     # --- members
 
     def _replace_node(self) -> None:
         """A new node takes the place of one, dead or alive."""
-        old = self._one()
+        old = self.one()
         new = None if self.run.operator.jobs else self.run.join(self.run.group_of(old))
         if new is None:
             return
-        if self._random.random() < 0.4:
+        if self.random.random() < 0.4:
             old.away_s = 1.0
-            self._die(old, "death of a node that is replaced")
+            self.die(old, "death of a node that is replaced")
 
         async def replace(client: Any) -> None:
             await client.admin.replace_node(
@@ -296,7 +237,7 @@ class Nemesis:
 
     def _grow(self) -> None:
         """Two new nodes join: a group of one becomes one of three, three become five."""
-        group = self._group()
+        group = self.group()
         size = len(group.invariants.voters) + 2
         if self.run.operator.jobs or size not in (3, 5) or len(self.run.hosts) + 2 > NODES_MAX:
             return
@@ -309,7 +250,7 @@ class Nemesis:
         self.run.operator.ask(f"grew to {size}", grow)
 
     def _transfer(self) -> None:
-        group_id = self._group().group_id
+        group_id = self.group().group_id
 
         async def transfer(client: Any) -> None:
             await client.admin.transfer_mastership(group_id)
@@ -317,7 +258,7 @@ class Nemesis:
         self.run.operator.ask("transferred", transfer, once=True)
 
     def _drain(self) -> None:
-        host = self._master() or self._one()
+        host = self.master() or self.one()
 
         async def drain(client: Any) -> None:
             await client.admin.drain_node(host.number, seconds=0.5)
@@ -325,7 +266,7 @@ class Nemesis:
         self.run.operator.ask("drained", drain, once=True)
 
     def _planned_restart(self) -> None:
-        host = self._master() if self._random.random() < 0.7 else self._one()
+        host = self.master() if self.random.random() < 0.7 else self.one()
         if host is None or host.replica is None or host.context is None:
             return
         node = host.node
@@ -341,74 +282,49 @@ class Nemesis:
         )
 
     def _controller_crash(self) -> None:
-        name = self._controller().name
+        name = self.controller().name
         if name in self.world.hosts:
             self.world.fault("controller crash")
             self.world.crash(name, "kill")
 
-    def _controller(self) -> ControllerHost:
+    def controller(self) -> ControllerHost:
         """The one in office, as the store knows; sometimes another one."""
         controllers, ensemble = self.run.controllers, self.run.ensemble
         if ensemble is None:
             return controllers[0]
         held = [one for one in controllers if one.name == ensemble.holder]
-        return held[0] if held and self._random.random() < 0.8 else self._random.choice(controllers)
+        return held[0] if held and self.random.random() < 0.8 else self.random.choice(controllers)
 
-    def _controller_stop(self) -> None:
-        """Longer than a session: another one is in office when it wakes."""
-        process = self.world.hosts.get(self._controller().name)
-        if process is not None:
-            self.world.fault("controller stop")
-            until = self.world.now + self._random.choice((0.3, 1.0, 1.6))
-            self.world.loop.stop_process(process, until)
-
-    def _controller_cut_off(self) -> None:
-        """It reaches brokers and clients, and not the store, or is not reached by its answers."""
-        name = self._controller().name
-        self.world.count("controller cut off from the store")
-        there, back = (name, STORE), (STORE, name)
-        self._cut(self._random.choice(({there}, {back}, {there, back})))
-
-    def _controller_unheard(self) -> None:
-        """What it tells brokers waits on its way, while it is asked for a topic; then it loses the
-        store, too, and another one is in office when everything arrives."""
-        name = self._controller().name
-        self.world.count("controller unheard")
-        self._cut({(name, other) for other in self._names()})
-        self._brief_topic()
-
-        def lose_the_store() -> None:
-            if not self.run.healing:
-                self._cut({(name, STORE)})
-
-        self.world.later(self._random.uniform(0.05, 0.3), lose_the_store)
-        self.world.later(self._random.uniform(1.0, 1.6), self.world.network.heal)
-
-    def _cut(self, links: set[tuple[str, str]]) -> None:
+    def cut(self, links: set[tuple[str, str]]) -> None:
+        """Links from one host to another one carry nothing any more."""
         self.world.network.set_cuts(self.world.network.cut | links)
 
     def _controller_crash_in_a_write(self) -> None:
         """It dies just before or just after one of its next writes to the store."""
-        controller = self._controller()
-        controller.crash_in = self._random.randrange(0, 4)
-        controller.crash_after = self._random.random() < 0.5
+        controller = self.controller()
+        controller.crash_in = self.random.randrange(0, 4)
+        controller.crash_after = self.random.random() < 0.5
 
     def _brief_topic(self) -> None:
-        name = f"brief-{self._random.randrange(10**6)}"
+        self.make_brief_topic()
+
+    def make_brief_topic(self) -> None:
+        """Made, and deleted at once."""
+        name = f"brief-{self.random.randrange(10**6)}"
         self.run.operator.ask("made and deleted a topic", brief_topic(name))
 
     def _client_crash(self) -> None:
-        client = self._random.choice(self.run.clients)
+        client = self.random.choice(self.run.clients)
         if client.name in self.world.hosts and not client.done:
             self.world.fault(f"{type(client).__name__.lower()} crash")
             self.world.crash(client.name, "kill")
 
     def _client_stop(self) -> None:
-        client = self._random.choice(self.run.clients)
+        client = self.random.choice(self.run.clients)
         process = self.world.hosts.get(client.name)
         if process is not None:
             self.world.fault("client stop")
-            self.world.loop.stop_process(process, self.world.now + self._random.uniform(0.2, 1.2))
+            self.world.loop.stop_process(process, self.world.now + self.random.uniform(0.2, 1.2))
 
     def _member_stop(self) -> None:
         """A consumer sleeps until its session is over, and wakes with its messages in hand."""
@@ -416,56 +332,57 @@ class Nemesis:
             process = self.world.hosts.get(client.name)
             if isinstance(client, Member) and process is not None:
                 self.world.fault("member stop")
-                until = self.world.now + self._random.uniform(0.9, 2.0)
+                until = self.world.now + self.random.uniform(0.9, 2.0)
                 self.world.loop.stop_process(process, until)
                 return
 
     def _member_unheard(self) -> None:
         """What consumers send waits on its way, and arrives when their locks are others'."""
         names = [client.name for client in self.run.clients if isinstance(client, Member)]
-        unheard = self._random.choice(names or [""])
+        unheard = self.random.choice(names or [""])
         self.world.count("member unheard")
-        cuts = {(unheard, name) for name in self._names()}
+        cuts = {(unheard, name) for name in self.names()}
         self.world.network.set_cuts(self.world.network.cut | cuts)
 
     # --- network
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Of the brokers' hosts."""
         return [host.name for host in self.hosts]
 
     def _cut_off(self, side: set[str], name: str) -> None:
-        everybody = [*self._names(), *(client.name for client in self.run.clients)]
-        if self._random.random() < 0.5:
-            everybody = self._names()  # clients reach both sides
+        everybody = [*self.names(), *(client.name for client in self.run.clients)]
+        if self.random.random() < 0.5:
+            everybody = self.names()  # clients reach both sides
         cuts = {(a, b) for a in everybody for b in everybody if (a in side) != (b in side)}
         self.world.count(name)
         self.world.network.set_cuts(self.world.network.cut | cuts)
 
     def _partition(self) -> None:
-        self._cut_off({self._one().name}, "partition")
+        self._cut_off({self.one().name}, "partition")
 
     def _two_masters(self) -> None:
         """The master reaches no other node, but all clients, which may take it for what it was."""
-        host = self._master()
+        host = self.master()
         if host is not None:
-            others = [name for name in self._names() if name != host.name]
+            others = [name for name in self.names() if name != host.name]
             cuts = {(host.name, name) for name in others} | {(name, host.name) for name in others}
             self.world.count("master without a group")
             self.world.network.set_cuts(self.world.network.cut | cuts)
 
     def _isolate_master(self) -> None:
-        host = self._master()
+        host = self.master()
         if host is not None:
             self._cut_off({host.name}, "isolated master")
 
     def _one_way_cut(self) -> None:
-        if len(self._names()) < 2:
+        if len(self.names()) < 2:
             return
-        source, target = self._random.sample(self._names(), 2)
+        source, target = self.random.sample(self.names(), 2)
         self.world.count("one-way cut")
         cuts = {(source, target)}
-        if self._random.random() < 0.4:
-            cuts |= {(source, other) for other in self._names()}
+        if self.random.random() < 0.4:
+            cuts |= {(source, other) for other in self.names()}
         self.world.network.set_cuts(self.world.network.cut | cuts)
 
     def _heal(self) -> None:
@@ -475,14 +392,14 @@ class Nemesis:
 
     def _disk_stall(self) -> None:
         self.world.fault("disk stall")
-        host = self._master() if self._random.random() < 0.5 else self._one()
+        host = self.master() if self.random.random() < 0.5 else self.one()
         if host is not None:
-            host.disk.stalled_until = self.world.now + self._random.choice((0.3, 1.3))
+            host.disk.stalled_until = self.world.now + self.random.choice((0.3, 1.3))
 
     def _disk_error(self) -> None:
-        disk = self._one().disk
-        disk.fail_kind = self._random.choice(("", "sync"))
-        disk.fail_in = self._random.randrange(0, 4)
+        disk = self.one().disk
+        disk.fail_kind = self.random.choice(("", "sync"))
+        disk.fail_in = self.random.randrange(0, 4)
 
     def _failing_syncs(self) -> None:
         """On every node one of the next: what was not synced is in the page cache for good."""
@@ -506,23 +423,23 @@ class Nemesis:
     def _disk_full(self) -> None:
         """All of it, or (as where nothing is written in place) for what is written to one kind of
         file."""
-        host = self._master() if self._random.random() < 0.7 else self._one()
+        host = self.master() if self.random.random() < 0.7 else self.one()
         if host is None:
             return
-        if self._random.random() < 0.5:
+        if self.random.random() < 0.5:
             self.world.fault("disk full")
             host.disk.files.room = 0
         else:
-            self._no_room(host, self._random.choice(FULL_KINDS))
-        self.world.later(self._random.choice((0.02, 0.1, 0.4, 1.2)), host.disk.has_room)
+            self._no_room(host, self.random.choice(FULL_KINDS))
+        self.world.later(self.random.choice((0.02, 0.1, 0.4, 1.2)), host.disk.has_room)
 
     def _no_room(self, host: BrokerHost, kind: str) -> None:
         self.world.fault(f"no room for {kind or 'anything'}")
-        host.disk.files.full = kind, self._random.choice(("write", "write", "sync"))
+        host.disk.files.full = kind, self.random.choice(("write", "write", "sync"))
 
     def _no_room_for_votes(self) -> None:
         """Where the master of now is to learn that it is none any more."""
-        host = self._master()
+        host = self.master()
         if host is not None:
             self._no_room(host, "hard_state")
             self.world.later(1.2, host.disk.has_room)
@@ -531,7 +448,7 @@ class Nemesis:
         """Flips bits, zeroes a block or copies one elsewhere, in one node's files."""
         host = self.run.hosts[NodeId(self.run.plan.victim)]
         files = host.disk.files
-        random = self._random
+        random = self.random
         files_of: dict[str, list[Path]] = {}
         for path, inode in sorted(files.names_now.items()):
             if inode is not None and not path.name.endswith(".tmp"):
@@ -574,22 +491,22 @@ class Nemesis:
         host = self.run.hosts[NodeId(self.run.plan.victim)]
         host.disk.on_misdirected = lambda: setattr(host, "damaged", True)
         # Not the very next one, which may be the ID of a frame that was misdirected before.
-        host.disk.misdirect_in = self._random.randrange(2, 12)
-        host.disk.misdirect_file = self._random.choice(
+        host.disk.misdirect_in = self.random.randrange(2, 12)
+        host.disk.misdirect_file = self.random.choice(
             ("", "segment", "segment", "checkpoint", "kept", "hard_state")
         )
         if host.disk.misdirect_file in ("checkpoint", "kept", "hard_state"):
-            host.disk.misdirect_in = self._random.randrange(0, 2)
+            host.disk.misdirect_in = self.random.randrange(0, 2)
 
     def _lost_directory(self) -> None:
         host = self.run.hosts[NodeId(self.run.plan.victim)]
         if host.wiped:
             return
-        self._die(host, "lost directory")
+        self.die(host, "lost directory")
         host.wipe()
         self.run.group_of(host).invariants.forget(host)
-        if self._random.random() < 0.5:
-            self._lose_first_vote(host, self._random.randrange(0, 40))
+        if self.random.random() < 0.5:
+            self._lose_first_vote(host, self.random.randrange(0, 40))
 
     def _lose_first_vote(self, host: BrokerHost, crash_in: int) -> None:
         """The disk loses more than its data: it takes the next vote and does not keep it. Soon
@@ -605,10 +522,10 @@ class Nemesis:
     # --- clocks and housekeeping
 
     def _wall_clock_jump(self) -> None:
-        host = self._one()
+        host = self.one()
         if host.process is not None:
             self.world.fault("wall clock jump")
-            host.process.wall_offset += self._random.choice((-3600.0, 3600.0))
+            host.process.wall_offset += self.random.choice((-3600.0, 3600.0))
 
     def _checkpoint(self) -> None:
         """Everybody writes one now, so that logs can be cleaned."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from semel.protos.errors import QueueSealed, SemelError
+from semel.protos.errors import QueueMoved, QueueSealed, SemelError
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 from tests.world.clients import TOPIC, ClientHost
@@ -64,7 +64,7 @@ async def fence_all(client: Any) -> None:
     cluster = client._session.cluster
     try:
         await _fence_queues(cluster)
-    except QueueSealed:
+    except (QueueMoved, QueueSealed):
         await cluster.topic(TOPIC, refresh=True)
         raise
 
@@ -88,52 +88,6 @@ async def _fence_queues(cluster: Any) -> None:
                     name=row.name,
                 ),
             )
-
-
-async def _elsewhere(client: Any, choice: float) -> tuple[int, int]:
-    """A queue, and a broker group that does not have it."""
-    cluster = client._session.cluster
-    route = await cluster.topic(TOPIC, refresh=True)
-    queue = route.queues[int(choice * len(route.queues))]
-    return queue.key.queue_id, 3 - queue.group_id
-
-
-async def _arrival(client: Any, queue: int) -> None:
-    """Waits for the end of a move, not for long."""
-    for _ in range(20):
-        moves = await client.admin.list_moves(TOPIC)
-        if all(move.queue != queue or move.stage == "aborted" for move in moves):
-            return
-        await asyncio.sleep(0.05)
-
-
-def move_queue(choice: float) -> Job:
-    """From one of two broker groups to the other."""
-
-    async def job(client: Any) -> None:
-        await client.admin.move_queue(TOPIC, *await _elsewhere(client, choice))
-
-    return job
-
-
-def move_there_and_back(choice: float) -> Job:
-    async def job(client: Any) -> None:
-        queue, group = await _elsewhere(client, choice)
-        await client.admin.move_queue(TOPIC, queue, group)
-        await _arrival(client, queue)
-        await client.admin.move_queue(TOPIC, queue, 3 - group)
-
-    return job
-
-
-def move_and_cancel(choice: float, pause_s: float) -> Job:
-    async def job(client: Any) -> None:
-        queue, group = await _elsewhere(client, choice)
-        await client.admin.move_queue(TOPIC, queue, group)
-        await asyncio.sleep(pause_s)
-        await client.admin.cancel_move(TOPIC, queue)
-
-    return job
 
 
 def brief_topic(name: str) -> Job:

@@ -9,12 +9,15 @@ an entry that is never committed must be answered, *and* asked for twice, *and* 
 *theme* is such a row, on top of a few of the seed's own steps. Each came from a planted bug that
 the worlds did not find (`planted.py`).
 
+What a plan gets on top when it is asked for (queues that move, transactions, ...) is its *parts*,
+each in a module of its own (`parts/`).
+
 Not here: what a step does (`nemesis.py`), making a plan smaller (`shrink.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -121,8 +124,13 @@ class Plan:
     """Of several controllers: how long each believes what the store said last."""
     more_groups: tuple[int, ...] = ()
     """Founding nodes of each broker group behind the first."""
-    shared_memory: bool = False
-    """Clients offer memory for all that they fetch, however little it is."""
+    parts: tuple[str, ...] = ()
+    """What it has on top (`registry.py`)."""
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Founding nodes of each broker group."""
+        return (self.size, *self.more_groups)
 
 
 Theme = Callable[[Plan, Random], Plan]
@@ -304,17 +312,6 @@ def _rotten_tail(plan: Plan, random: Random) -> Plan:
     )
 
 
-_WHILE_MOVING = (
-    "strike in a move",
-    "strike in a move",
-    "strike in a move",
-    "strike in a move",
-    "controller crash in a write",
-    "kill master",
-    "crash in operation",
-    "stop master",
-    "heal",
-)
 _NEEDS_PEERS = frozenset({"rot", "misdirected write", "lost directory"})
 """What is lost so must be known to somebody else."""
 
@@ -435,133 +432,47 @@ def _draw(seed: int) -> Plan:
     )
 
 
-def with_splits(plan: Plan) -> Plan:
-    """The plan with queues that are split meanwhile, and without the clients that speak the
-    protocol by themselves, for they know nothing of it."""
-    random = Random(plan.seed * 2 + 7)
-    splits = [
-        Step(round(random.uniform(0, plan.duration_s), 6), "split", random.getrandbits(32))
-        for _ in range(random.choice((1, 2, 4)))
-    ]
-    steps = sorted((*plan.steps, *splits), key=lambda step: step.at_s)
-    clients = tuple(name for name in plan.clients if name.split()[0] not in ("hasty", "doubter"))
-    return replace(plan, steps=tuple(steps), clients=clients)
+def with_steps(plan: Plan, steps: Iterable[Step]) -> Plan:
+    """The plan with these steps, too, each at its time."""
+    return replace(plan, steps=tuple(sorted((*plan.steps, *steps), key=lambda step: step.at_s)))
 
 
-def with_moves(plan: Plan) -> Plan:
-    """The plan with two broker groups, between which queues move, and without the client that sends
-    to one queue at one place for ever."""
-    random = Random(plan.seed * 2 + 11)
-    size, second = random.choice(((1, 1), (1, 1), (3, 1), (1, 3), (3, 3)))
-    kinds = ("move queue",) * 4 + ("move there and back",) * 3 + ("move and cancel",) * 2
-    steps = [
-        Step(round(random.uniform(0, plan.duration_s), 6), kind, random.getrandbits(32))
-        for kind in (
-            *random.choices(kinds, k=random.choice((3, 5, 8))),
-            *random.choices(_WHILE_MOVING, k=random.choice((1, 3, 6))),
-        )
-    ]
-    moved = _over_groups(
-        plan, random, steps, size, second, ("follower 1", "watcher 1", "watcher 2")
-    )
-    return replace(
-        moved,
-        controllers=max(plan.controllers, random.choice((1, 1, 3))),
-        lease_s=plan.lease_s or random.choice((0.3, 1.0)),
-    )
+def with_clients(plan: Plan, clients: Iterable[str]) -> Plan:
+    """The plan with these clients, too, each once."""
+    return replace(plan, clients=tuple(dict.fromkeys((*plan.clients, *clients))))
 
 
-def _over_groups(
+def without_clients(plan: Plan, *kinds: str) -> Plan:
+    """The plan without clients of these kinds."""
+    kept = (name for name in plan.clients if name.split()[0] not in kinds)
+    return replace(plan, clients=tuple(kept))
+
+
+def draw_groups(plan: Plan, random: Random, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Founding nodes of each broker group: those of the plan, if another part has given it several
+    already, so that all parts of a world mean the same groups."""
+    drawn = random.choice(choices)
+    return plan.groups if plan.more_groups else drawn
+
+
+def over_groups(
     plan: Plan,
     random: Random,
-    steps: Sequence[Step],
-    size: int,
-    second: int,
+    groups: tuple[int, ...],
+    steps: Iterable[Step],
     clients: Sequence[str],
 ) -> Plan:
-    """The plan with these steps and clients, too, over a broker group of `size` nodes and one of
-    `second`, if that is not 0, without the clients that know the first group only."""
-    old = [step for step in plan.steps if max(size, second) > 1 or step.kind not in _NEEDS_PEERS]
-    first = 1 if size > 1 else 1 + size
-    kept = (name for name in plan.clients if name.split()[0] not in ("hasty", "watcher"))
+    """The plan over these broker groups with these steps and clients, too, and without the client
+    that knows the first group only."""
+    old = [step for step in plan.steps if max(groups) > 1 or step.kind not in _NEEDS_PEERS]
+    first = 1 if groups[0] > 1 else 1 + groups[0]
+    kept = [name for name in plan.clients if name.split()[0] != "hasty" and name not in clients]
     return replace(
         plan,
         steps=tuple(sorted((*old, *steps), key=lambda step: step.at_s)),
         duration_s=plan.duration_s + 0.8,
-        size=size,
-        more_groups=(second,) if second else (),
-        victim=random.randrange(first, first + max(size, second)),
+        size=groups[0],
+        more_groups=groups[1:],
+        victim=random.randrange(first, first + max(groups)),
         clients=(*kept, *clients),
     )
-
-
-def with_controllers(plan: Plan) -> Plan:
-    """The plan with three controllers, of which the one in office suffers, and with topics that are
-    made and deleted all the time, so that it has something to do."""
-    random = Random(plan.seed * 2 + 9)
-    kinds = (
-        "brief topic",
-        "brief topic",
-        "brief topic",
-        "controller crash",
-        "controller crash in a write",
-        "controller cut off",
-        "controller stop",
-        "controller unheard",
-        "heal",
-    )
-    steps = [
-        Step(
-            round(random.uniform(0, plan.duration_s), 6),
-            random.choice(kinds),
-            random.getrandbits(32),
-        )
-        for _ in range(random.choice((4, 8, 12)))
-    ]
-    return replace(
-        plan,
-        steps=tuple(sorted((*plan.steps, *steps), key=lambda step: step.at_s)),
-        duration_s=plan.duration_s + 1.0,
-        controllers=3,
-        lease_s=random.choice((0.3, 1.0, 3.0)),
-    )
-
-
-def with_transactions(plan: Plan) -> Plan:
-    """The plan with one or two broker groups, over which programs commit transactions, and without
-    the client that knows one group only."""
-    random = Random(plan.seed * 2 + 13)
-    size, second = random.choice(((1, 1), (3, 0), (3, 1), (1, 3), (3, 3)))
-    kinds = ("strike in a transaction",) * 4 + ("client crash", "kill master", "stop master")
-    steps = [
-        Step(round(random.uniform(0, plan.duration_s), 6), kind, random.getrandbits(32))
-        for kind in (*random.choices(kinds, k=random.choice((3, 6, 10))), "heal")
-    ]
-    return _over_groups(plan, random, steps, size, second, ("teller 1", "teller 2", "watcher 1"))
-
-
-def with_delays(plan: Plan) -> Plan:
-    """The plan with programs that send delayed messages, which become due while faults strike."""
-    random = Random(plan.seed * 2 + 17)
-    kinds = (
-        *("kill master",) * 3,
-        *("checkpoint", "client crash", "kill", "stop master", "heal"),
-        *("all lose power", "planned restart", "transfer", "wall clock jump"),
-    )
-    steps = [
-        Step(round(random.uniform(0.3, plan.duration_s + 2.5), 6), kind, random.getrandbits(32))
-        for kind in random.choices(kinds, k=random.choice((3, 5, 8)))
-        if plan.size > 1 or kind not in _NEEDS_PEERS
-    ]
-    return replace(
-        plan,
-        steps=tuple(sorted((*plan.steps, *steps), key=lambda step: step.at_s)),
-        duration_s=plan.duration_s + 2.5,
-        clients=tuple(dict.fromkeys((*plan.clients, "postponer 1", "postponer 2", "follower 1"))),
-    )
-
-
-def with_shared_memory(plan: Plan) -> Plan:
-    """The plan with all programs on the brokers' machines: what they fetch comes through memory of
-    theirs."""
-    return replace(plan, shared_memory=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -39,7 +39,11 @@ from semel.protos.streams import PRODUCE_METHOD, encode_produce
 from semel.protos.v1 import broker_pb2
 from tests.checking.history import Answer, Asked, Outcome, Send, digest_of
 from tests.world.clients import TOPIC, ClientHost
+from tests.world.registry import program
 from tests.world.world import World
+
+if TYPE_CHECKING:
+    from tests.world.run import Run
 
 
 def batch_of(value: bytes, identity: Identity, key: QueueKey, session: int, sequence: int) -> bytes:
@@ -153,6 +157,11 @@ class _Doubt:
     sequence: int
     incarnation: tuple[int, int, int]
     """(producer id, epoch, session) of its newest batch."""
+
+
+@program("hasty", host="h")
+def _hasty(run: Run, host: str) -> Hasty:
+    return Hasty(run.world, host, run.plan.send_mean_s)
 
 
 class Doubter(ClientHost):
@@ -337,3 +346,8 @@ class Doubter(ClientHost):
         else:
             self._answered(note, Answer.TOO_OLD)
             self._settle(doubt, Outcome.UNKNOWN)
+
+
+@program("doubter", host="d")
+def _doubter(run: Run, host: str) -> Doubter:
+    return Doubter(run.world, host, run.plan.send_mean_s)

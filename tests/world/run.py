@@ -12,37 +12,24 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 from semel.broker.log import IndexUnavailable, LogConfig, writer
 from semel.broker.log.reader import record_of
 from semel.broker.replica import Replica
-from semel.broker.server import moves as serving_moves
-from semel.client import fetch, shared_memory
 from semel.client import session as client_session
-from semel.client.shared_memory import Exchange
-from semel.controller import moves as controller_moves
 from semel.controller import node as controller_node
 from semel.protos.errors import SemelError
 from semel.protos.ids import GroupId, NodeId
 from tests.checking.exactly_once import Report, Violation, check
 from tests.checking.moves import Journeys
 from tests.checking.raw_log import NodeLog
-from tests.world.clients import (
-    TOPIC,
-    ClientHost,
-    Follower,
-    Loader,
-    Member,
-    Postponer,
-    Sender,
-    SimRuntime,
-    Watcher,
-)
+from tests.world.clients import READS, TOPIC, ClientHost, SimRuntime
 from tests.world.consumption import Told
 from tests.world.ensemble import Ensemble, GroupControllerHost
 from tests.world.groups import BrokerGroup
@@ -53,19 +40,13 @@ from tests.world.network import Weather
 from tests.world.nodes import CONTROLLER, BrokerHost, ControllerHost, SimBroker, broker_config
 from tests.world.operator import Operator
 from tests.world.plan import NODES_MAX, Plan, make_plan
-from tests.world.protocol_clients import Doubter, Hasty
 from tests.world.quiet import Quiet
-from tests.world.tellers import Teller
+from tests.world.registry import all_parts, make_program
 from tests.world.world import World
 
 _SCRUB_BYTES_PER_SECOND = 8 << 20
-_SMALL_MOVES = (
-    (serving_moves, "COPY_BYTES", 2_000),
-    (serving_moves, "PART_BYTES", 300),
-    (controller_moves, "SEALED_S", 0.8),
-)
-"""So that queues of these worlds move in several pieces, and moves are given up in time."""
 _PIN_MS = 400
+T = TypeVar("T")
 BOOT_S = 20.0
 PATIENCE_S = 30.0
 
@@ -101,38 +82,29 @@ class Run:
             numbers = range(1, plan.controllers + 1)
             self.bootstrap = ",".join(f"c{number}:7070" for number in numbers)
         self.operator: Operator
+        self._shared: dict[type[object], object] = {}
         self._scrubs: dict[Process, bool] = {}
         """Of nodes with damaged disks: whether their last scrub is through."""
 
     def execute(self) -> Result:
         """Raises Failed."""
+        known = all_parts()  # imported before their modules' names are exchanged
         with ExitStack() as stack:
             stack.enter_context(Quiet(self.world))
             stack.enter_context(hosted(self.world))
             stack.enter_context(patch.object(client_session, "shared_runtime", self._runtime))
             stack.enter_context(patch.object(controller_node, "_check_free", lambda listen: None))
             stack.enter_context(patch.object(writer, "_SMALL_BYTES", self.plan.kernel_bytes))
-            if self.plan.more_groups:
-                for module, name, value in _SMALL_MOVES:
-                    stack.enter_context(patch.object(module, name, value))
-            if self.plan.shared_memory:
-                # Every answer counts as a large one.
-                stack.enter_context(patch.object(shared_memory, "BUSY_BYTES", 0))
-                stack.enter_context(patch.object(fetch, "STANDING_BYTES", 1))
-                stack.enter_context(patch.object(Exchange, "on_answer", self._on_answer))
+            for name in self.plan.parts:
+                stack.enter_context(known[name].exchange(self))
             stack.callback(self.world.end)
             return self._execute()
 
-    @property
-    def _on_answer(self) -> Callable[..., list[memoryview]]:
-        """Counts what comes through memory."""
-        original = Exchange.on_answer
-
-        def on_answer(exchange: Exchange, header: Any, *rest: Any) -> list[memoryview]:
-            self.world.seen["answer through memory"] += header.in_memory
-            return original(exchange, header, *rest)
-
-        return on_answer
+    def shared(self, kind: type[T]) -> T:
+        """The run's only instance of a class without arguments: what programs know together."""
+        found = self._shared.setdefault(kind, kind())
+        assert isinstance(found, kind)
+        return found
 
     def _runtime(self) -> Any:
         return SimRuntime(self.world.loop)
@@ -161,7 +133,7 @@ class Run:
     def _boot(self) -> None:
         world, plan = self.world, self.plan
         told, journeys, first = Told(), Journeys(), 1
-        for number, size in enumerate((plan.size, *plan.more_groups), 1):
+        for number, size in enumerate(plan.groups, 1):
             group = BrokerGroup(world, GroupId(number), range(first, first + size))
             self.groups.append(group)
             first += size
@@ -253,34 +225,11 @@ class Run:
     def _make_clients(self) -> None:
         world, plan = self.world, self.plan
         for name in plan.clients:
-            kind, _, number = name.partition(" ")
-            host = kind[0] + number
-            client: ClientHost
-            if kind == "loader":
-                client = Loader(world, host, plan.lines, plan.send_mean_s)
-            elif kind == "sender":
-                client = Sender(world, host, plan.send_mean_s, plan.send_timeout_ms)
-            elif kind == "postponer":
-                client = Postponer(world, host, plan.send_mean_s, plan.send_timeout_ms)
-            elif kind == "hasty":
-                client = Hasty(world, host, plan.send_mean_s)
-            elif kind == "doubter":
-                client = Doubter(world, host, plan.send_mean_s)
-            elif kind == "teller":
-                client = Teller(world, host, plan.send_mean_s)
-                client.postpones = "postponer 1" in plan.clients
-            elif kind == "follower":
-                client = Follower(world, host)
-            elif kind == "member":
-                client = Member(world, host, plan.lock_ms)
-                client.caught_up = self._group_at_end
-                client.told = self.groups[0].invariants.told
-            else:
-                client = Watcher(world, host, 0.12)
-                client.addresses = lambda: [host.config.listen for host in self.hosts.values()]
+            client = make_program(self, name)
             client.value_bytes = plan.value_bytes
             client.bootstrap = self.bootstrap
             client.log_time_us = self._log_time_us
+            client.quiet = partial(self._is_quiet, client.stage)
             self.clients.append(client)
         self.operator = Operator(world, "o1")
         self.operator.bootstrap = self.bootstrap
@@ -327,7 +276,7 @@ class Run:
             {host.number for host in up} == group.invariants.voters
             and len({host.replica.state.applied_index for host in up if host.replica}) == 1
             and all(
-                self._only_topic(host)
+                self._only_topics(host)
                 and not self._moving(host)
                 and not self._undecided(host)
                 and not self._delaying(host)
@@ -337,11 +286,11 @@ class Run:
             for up in [self._up(group)]
         )
 
-    @staticmethod
-    def _only_topic(host: BrokerHost) -> bool:
+    def _only_topics(self, host: BrokerHost) -> bool:
         """Nothing is left of topics that were deleted, or half made."""
         assert host.replica is not None
-        return all(queue.topic == TOPIC for queue in host.replica.state.queues.values())
+        known = {TOPIC, *(topic for client in self.clients for topic in client.topics)}
+        return all(queue.topic in known for queue in host.replica.state.queues.values())
 
     @staticmethod
     def _moving(host: BrokerHost) -> bool:
@@ -427,20 +376,26 @@ class Run:
                     context=host.context,
                 )
 
-    def _group_at_end(self) -> bool:
-        """The consumer group has committed everything that is stored."""
-        others = (one for one in self.clients if not isinstance(one, Follower | Member | Watcher))
-        if not all(one.done for one in others):
+    def _is_quiet(self, stage: int) -> bool:
+        """All programs of earlier stages are done."""
+        return all(client.done for client in self.clients if client.stage < stage)
+
+    def is_read(self, consumer_group: str, topics: Collection[str] = (TOPIC,)) -> bool:
+        """Nobody writes to these topics any more, and the group has committed all that is stored in
+        them."""
+        if not self._is_quiet(READS):
             return False
         masters = [group.judge() for group in self.groups]
         for replica in masters:
             if replica is None:
                 return False
-            if replica.state.delays.queues:
-                return False  # it has still to come
             groups = replica.state.groups
             for key, queue in replica.state.queues.items():
-                held = groups.lookup("billing", key)
+                if queue.topic not in topics:
+                    continue
+                if key in replica.state.delays.queues:
+                    return False  # it has still to come
+                held = groups.lookup(consumer_group, key)
                 done = held.committed_offset if held is not None else 0
                 if done < queue.log_end_offset and queue.log_end_offset > queue.log_start_offset:
                     return False
@@ -469,10 +424,16 @@ class Run:
 
     def _judge(self) -> Report:
         logs = [log for group in self.groups for log in self._logs(group)]
+        made = {topic for client in self.clients for topic in client.topics}
         try:
-            return check(self.world.history, logs)
+            report = check(self.world.history, logs, others=made)
         except Violation as violation:
             raise Failed(f"history: {violation}") from None
+        for client in self.clients:
+            wrong = client.verdict(report.fold)
+            if wrong:
+                raise Failed(wrong)
+        return report
 
     def _logs(self, group: BrokerGroup) -> list[NodeLog]:
         memory = group.invariants
@@ -536,11 +497,12 @@ class _Creator(ClientHost):
         self._plan = plan
 
     async def work(self, client: Any) -> None:
+        plan = self._plan
         await client.admin.create_topic(
             TOPIC,
-            queues=self._plan.queues,
-            groups=range(1, len(self._plan.more_groups) + 2) if self._plan.more_groups else None,
-            retention_bytes=self._plan.retention_bytes or None,
+            queues=plan.queues,
+            groups=range(1, len(plan.groups) + 1) if plan.more_groups else None,
+            retention_bytes=plan.retention_bytes or None,
             if_not_exists=True,
         )
         self.done = True

@@ -12,39 +12,24 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
+from random import Random
 from typing import Any, Final
 
-from tests.world.plan import (
-    THEMES,
-    Plan,
-    make_plan,
-    with_controllers,
-    with_delays,
-    with_moves,
-    with_shared_memory,
-    with_splits,
-    with_transactions,
-)
+from tests.world.plan import THEMES, Plan, make_plan
 from tests.world.planted import Plant
+from tests.world.registry import all_parts, with_parts
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
 
+ANY: Final = "any"
+ALONE: Final = "alone"
 _STRIDE = 5
 _SHRUNK_MAX = 3
 _TRACE_LINES = 80
-MORE: Final[dict[str, Callable[[Plan], Plan]]] = {
-    "splits": with_splits,
-    "controllers": with_controllers,
-    "moves": with_moves,
-    "transactions": with_transactions,
-    "delays": with_delays,
-    "shared_memory": with_shared_memory,
-}
-"""What plans get on top, when it is asked for: as a part of every plan it would make other runs of
-all seeds."""
 
 
 def run_seeds(
@@ -95,10 +80,11 @@ def _pin(started: Any) -> None:
 
 
 def _plan(seed: int, *, theme: str | None = None, more: tuple[str, ...]) -> Plan:
-    plan = make_plan(seed, theme)
-    for name in more:
-        plan = MORE[name](plan)
-    return plan
+    """`ANY` among the parts: the seed draws others. `ALONE`: only they have programs."""
+    plan, names = make_plan(seed, theme), set(more) - {ANY, ALONE}
+    if ANY in more:
+        names |= {one for one in all_parts() if Random(f"{seed} has {one}").random() < 0.4}
+    return with_parts(replace(plan, clients=()) if ALONE in more else plan, names)
 
 
 def first_failure(
@@ -122,25 +108,20 @@ def explain(seed: int, *, theme: str | None = None, more: tuple[str, ...] = ()) 
     return "\n".join([describe(small), *trace[-_TRACE_LINES:], error])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="./run soak sim", description=__doc__)
+def main(arguments: list[str] | None = None, *, name: str = "sim") -> int:
+    """`name`: of the soak, under which others begin it with options of their own."""
+    parser = argparse.ArgumentParser(prog=f"./run soak {name}", description=__doc__)
     parser.add_argument("--seeds", default="0:2000", metavar="A:B", help="half-open range")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--trace", action="store_true", help="one seed only: the whole trace")
-    parser.add_argument("--splits", action="store_true", help="queues are split, too")
+    for part in all_parts().values():
+        option = f"--{part.name.replace('_', '-')}"
+        parser.add_argument(option, action="store_true", help=part.help)
     parser.add_argument(
-        "--controllers", action="store_true", help="three controllers, and their store is a fourth"
+        "--alone", action="store_true", help="without the seed's own programs: those of its parts"
     )
-    parser.add_argument(
-        "--moves", action="store_true", help="two broker groups, between which queues move"
-    )
-    parser.add_argument(
-        "--transactions", action="store_true", help="programs commit over one or two broker groups"
-    )
-    parser.add_argument("--delays", action="store_true", help="programs send delayed messages, too")
-    parser.add_argument(
-        "--shared-memory", action="store_true", help="programs are on the brokers' machines"
-    )
+    parser.add_argument("--all", action="store_true", help="all of these")
+    parser.add_argument("--any", action="store_true", help="each seed draws which of these it has")
     parser.add_argument(
         "--theme", choices=sorted(THEMES), help="faults in a row, which chance seldom brings about"
     )
@@ -149,11 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
     first, _, end = options.seeds.partition(":")
     if not (first.isdigit() and end.isdigit() and int(first) < int(end)) or options.jobs < 1:
         parser.error(f"want --seeds A:B with A < B and --jobs of 1 or more, not {options.seeds!r}")
-    if options.splits and options.moves:
-        parser.error("--splits or --moves: a queue of a family does not move as others do")
-    if options.moves and options.transactions:
-        parser.error("--moves or --transactions: each says how many broker groups there are")
-    more = tuple(name for name in MORE if getattr(options, name))
+    named = vars(options)
+    more = tuple(name for name in all_parts() if options.all or named[name]) + (ANY,) * options.any
     theme = options.theme
     if options.trace:
         plan = _plan(int(first), theme=theme, more=more)

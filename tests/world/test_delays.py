@@ -31,11 +31,14 @@ def test_delayed_messages_come_once_and_never_early_under_faults() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("other", ["splits", "moves", "transactions"])
-def test_delayed_messages_beside(other: str) -> None:
-    seen, failures, _ = run_seeds(range(4), more=(other, "delays"))
+@pytest.mark.parametrize(
+    "others", [("splits",), ("moves",), ("transactions",), ("moves", "transactions")], ids=",".join
+)
+def test_delayed_messages_beside(others: tuple[str, ...]) -> None:
+    seen, failures, _ = run_seeds(range(4), more=(*others, "delays"))
     assert not failures
     assert seen["delayed messages released"] >= 20
+    assert seen["move: activated"] or "moves" not in others
 
 
 @pytest.mark.timeout(300)

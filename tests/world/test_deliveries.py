@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
-from tests.world.deliveries import (
+from tests.world.parts.deliveries import (
     PLANTS,
     PROCESSED,
     REJECTED,
+    RETRIED,
     Decisions,
     judge,
     main,
@@ -43,10 +44,27 @@ def test_a_lock_that_is_acquired_again_while_it_is_taken_over_stays_usable(seed:
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_is_found(name: str) -> None:
     for seed in (*FOUND_BY[name], *range(60)):
-        failure = run_delivery(seed, PLANTS[name]())[1]
+        failure = run_delivery(seed, plant=PLANTS[name]())[1]
         if failure.startswith("deliveries: "):
             return
     pytest.fail(f"{name} survived")
+
+
+@pytest.mark.parametrize(
+    "more", [("retries",), ("moves",), ("retries", "moves", "delays")], ids=",".join
+)
+@pytest.mark.timeout(300)
+def test_messages_are_tried_again_or_moved_meanwhile(more: tuple[str, ...]) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(4):
+        counts, failure = run_delivery(seed, *more)
+        assert not failure, f"seed {seed}: {failure}"
+        seen += counts
+    assert seen[f"message {RETRIED}"] > 20 or "retries" not in more
+    assert seen["move: activated"] or "moves" not in more
+
+
+PLACE = (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +76,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
         ((REJECTED, PROCESSED), (PROCESSED,), 1, "processed for certain"),
         ((PROCESSED,), (), 1, "nobody rejected"),
         ((REJECTED,), (), 0, "lost"),
+        ((RETRIED,), (), 0, "lost"),
         ((REJECTED, PROCESSED), (), 1, ""),
         ((REJECTED, PROCESSED), (), 0, ""),
     ],
@@ -67,12 +86,46 @@ def test_the_judge_sees_what_is_wrong(
 ) -> None:
     decisions = Decisions()
     if made:
-        decisions.made[0, 1] = set(made)
-    decisions.acknowledged[0, 1] = set(acknowledged)
-    decisions.dead = [(0, 1)] * dead
-    found = judge(decisions, {(0, 1)})
+        decisions.made[PLACE][1] = set(made)
+    decisions.acknowledged[PLACE][1] = set(acknowledged)
+    decisions.dead = [PLACE] * dead
+    found = judge(decisions, {PLACE})
     assert wrong in found
     assert bool(found) == bool(wrong)
+
+
+@pytest.mark.parametrize(
+    ("first", "certain", "second", "dead", "wrong"),
+    [
+        (RETRIED, RETRIED, PROCESSED, 0, ""),
+        (RETRIED, "", RETRIED, 1, ""),
+        (RETRIED, RETRIED, "", 0, "and never came"),
+        (PROCESSED, PROCESSED, PROCESSED, 0, "decided for certain in attempt 1, and came again"),
+        (PROCESSED, "", PROCESSED, 0, "nobody asked for it"),
+        (RETRIED, "", PROCESSED, 1, "nobody rejected"),
+    ],
+)
+def test_the_judge_follows_further_attempts(
+    first: str, certain: str, second: str, dead: int, wrong: str
+) -> None:
+    decisions = Decisions()
+    decisions.attempts_max = 2
+    decisions.made[PLACE][1] = {first}
+    decisions.acknowledged[PLACE][1] = {certain}
+    if second:
+        decisions.made[PLACE][2] = {second}
+    decisions.dead = [PLACE] * dead
+    found = judge(decisions, {PLACE})
+    assert wrong in found
+    assert bool(found) == bool(wrong)
+
+
+def test_the_judge_sees_an_attempt_that_was_copied_twice() -> None:
+    decisions = Decisions()
+    decisions.made[PLACE][1] = {PROCESSED}
+    decisions.copies[PLACE, 2] = {("retry", 0, 1), ("retry", 1, 0)}
+    decisions.dead = []
+    assert "more than once" in judge(decisions, {PLACE})
 
 
 def test_soak_says_what_happened(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,16 +4,22 @@ How it works. A *teller* is alone under its transaction id. It sends a few messa
 gives them up. A commit that fails without a verdict is tried again; when the program dies before it
 knows, its next life learns from the newest committed epoch what became of the last transaction.
 
-Not here: what is checked (`tests/checking`), other clients (`clients.py`).
+Not here: what is checked (`tests/checking`), other clients (`../clients.py`).
 """
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from semel.protos.errors import FencedError, InvalidRequest, SemelError, TransactionAborted
 from tests.checking.history import Outcome, Send, digest_of
 from tests.world.clients import TOPIC, ClientHost
+from tests.world.groups import BrokerGroup
+from tests.world.nemesis import Nemesis
+from tests.world.plan import Plan, Step, draw_groups, over_groups
+from tests.world.registry import Part, add_part, fault, program
+from tests.world.run import Run
 from tests.world.world import World
 
 
@@ -110,3 +116,63 @@ class Teller(ClientHost):
     async def wind_up(self) -> None:
         """Goes on until it knows what became of its last transaction."""
         self.done = not self.doubt
+
+
+@program("teller", host="t")
+def teller(run: Run, host: str) -> Teller:
+    made = Teller(run.world, host, run.plan.send_mean_s)
+    made.postpones = "delays" in run.plan.parts
+    return made
+
+
+def with_transactions(plan: Plan) -> Plan:
+    """The plan with one or two broker groups, over which programs commit transactions."""
+    random = Random(plan.seed * 2 + 13)
+    groups = draw_groups(plan, random, ((1, 1), (3,), (3, 1), (1, 3), (3, 3)))
+    kinds = ("strike in a transaction",) * 4 + ("client crash", "kill master", "stop master")
+    steps = [
+        Step(round(random.uniform(0, plan.duration_s), 6), kind, random.getrandbits(32))
+        for kind in (*random.choices(kinds, k=random.choice((3, 6, 10))), "heal")
+    ]
+    return over_groups(plan, random, groups, steps, ("teller 1", "teller 2", "watcher 1"))
+
+
+@fault("strike in a transaction")
+def strike(nemesis: Nemesis) -> None:
+    """Somebody dies, or is not heard, just when a transaction has got so far."""
+    step = nemesis.random.choice(("open_stager", "begin", "pin", "decide", "publish"))
+
+    def kill_tellers(_: BrokerGroup) -> None:
+        for client in nemesis.run.clients:
+            if isinstance(client, Teller):
+                nemesis.world.crash(client.name, "client crash")
+
+    def kill_tellers_and_others(group: BrokerGroup) -> None:
+        """The next life begins before the last one's transaction has ended everywhere."""
+        kill_tellers(group)
+        for other in nemesis.run.groups:
+            host = other.master()
+            if host is not None and other is not group:
+                host.away_s = 1.0
+                nemesis.die(host, "kill of the master in a step")
+
+    nemesis.arm(
+        step,
+        (
+            nemesis.kill_master_of,
+            nemesis.kill_master_of,
+            kill_tellers,
+            kill_tellers_and_others,
+            nemesis.cut_off_from_controllers,
+            nemesis.cut_off_from_each_other,
+        ),
+    )
+
+
+add_part(
+    Part(
+        name="transactions",
+        help="programs commit transactions over one or two broker groups",
+        add=with_transactions,
+    )
+)

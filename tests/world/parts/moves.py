@@ -1,0 +1,165 @@
+"""Two broker groups, between which an operator moves queues while all else goes on.
+
+The product refuses some moves (of a family's queues, of what holds delayed messages); the operator
+meets that as anybody would, and goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from semel.broker.server import moves as serving_moves
+from semel.controller import moves as controller_moves
+from tests.checking.moves import Did
+from tests.world.clients import TOPIC
+from tests.world.nemesis import Nemesis
+from tests.world.operator import Job
+from tests.world.plan import Plan, Step, draw_groups, over_groups
+from tests.world.registry import Part, add_part, fault
+from tests.world.run import Run
+
+_WHILE_MOVING = (
+    "strike in a move",
+    "strike in a move",
+    "strike in a move",
+    "strike in a move",
+    "controller crash in a write",
+    "kill master",
+    "crash in operation",
+    "stop master",
+    "heal",
+)
+_SMALL = (
+    (serving_moves, "COPY_BYTES", 2_000),
+    (serving_moves, "PART_BYTES", 300),
+    (controller_moves, "SEALED_S", 0.8),
+)
+"""So that queues of these worlds move in several pieces, and moves are given up in time."""
+
+
+def with_moves(plan: Plan) -> Plan:
+    random = Random(plan.seed * 2 + 11)
+    groups = draw_groups(plan, random, ((1, 1), (1, 1), (3, 1), (1, 3), (3, 3)))
+    kinds = ("move queue",) * 4 + ("move there and back",) * 3 + ("move and cancel",) * 2
+    steps = [
+        Step(round(random.uniform(0, plan.duration_s), 6), kind, random.getrandbits(32))
+        for kind in (
+            *random.choices(kinds, k=random.choice((3, 5, 8))),
+            *random.choices(_WHILE_MOVING, k=random.choice((1, 3, 6))),
+        )
+    ]
+    moved = over_groups(plan, random, groups, steps, ("follower 1", "watcher 1", "watcher 2"))
+    return replace(
+        moved,
+        controllers=max(plan.controllers, random.choice((1, 1, 3))),
+        lease_s=plan.lease_s or random.choice((0.3, 1.0)),
+    )
+
+
+@contextmanager
+def small_moves(_: Run) -> Iterator[None]:
+    with ExitStack() as stack:
+        for module, name, value in _SMALL:
+            stack.enter_context(patch.object(module, name, value))
+        yield
+
+
+@fault("move queue")
+def move(nemesis: Nemesis) -> None:
+    job = move_queue(nemesis.random.random())
+    nemesis.run.operator.ask("moved a queue", job, once=True)
+
+
+@fault("move there and back")
+def move_back(nemesis: Nemesis) -> None:
+    job = move_there_and_back(nemesis.random.random())
+    nemesis.run.operator.ask("moved a queue there and back", job, once=True)
+
+
+@fault("move and cancel")
+def cancel(nemesis: Nemesis) -> None:
+    random = nemesis.random
+    job = move_and_cancel(random.random(), random.choice((0.0, 0.01, 0.03, 0.06, 0.1)))
+    nemesis.run.operator.ask("moved a queue and gave it up", job, once=True)
+
+
+@fault("strike in a move")
+def strike(nemesis: Nemesis) -> None:
+    """Somebody dies, or is not heard, just when a move has got so far."""
+    did = nemesis.random.choice((Did.BEGUN, Did.SEALED, Did.ACTIVATED, Did.ACTIVATED))
+    nemesis.arm(
+        did,
+        (
+            nemesis.kill_controller,
+            nemesis.kill_master_of,
+            nemesis.kill_master_of,
+            nemesis.cut_off_from_controllers,
+            nemesis.cut_off_from_controllers,
+            nemesis.cut_off_from_each_other,
+        ),
+    )
+
+
+# --- what the operator does
+
+
+def move_queue(choice: float) -> Job:
+    """From one of two broker groups to the other."""
+
+    async def job(client: Any) -> None:
+        await client.admin.move_queue(TOPIC, *await _elsewhere(client, choice))
+
+    return job
+
+
+def move_there_and_back(choice: float) -> Job:
+    async def job(client: Any) -> None:
+        queue, group = await _elsewhere(client, choice)
+        await client.admin.move_queue(TOPIC, queue, group)
+        await _arrival(client, queue)
+        await client.admin.move_queue(TOPIC, queue, 3 - group)
+
+    return job
+
+
+def move_and_cancel(choice: float, pause_s: float) -> Job:
+    async def job(client: Any) -> None:
+        queue, group = await _elsewhere(client, choice)
+        await client.admin.move_queue(TOPIC, queue, group)
+        await asyncio.sleep(pause_s)
+        await client.admin.cancel_move(TOPIC, queue)
+
+    return job
+
+
+async def _elsewhere(client: Any, choice: float) -> tuple[int, int]:
+    """A queue, and a broker group that does not have it."""
+    cluster = client._session.cluster
+    route = await cluster.topic(TOPIC, refresh=True)
+    queue = route.queues[int(choice * len(route.queues))]
+    return queue.key.queue_id, 3 - queue.group_id
+
+
+async def _arrival(client: Any, queue: int) -> None:
+    """Waits for the end of a move, not for long."""
+    for _ in range(20):
+        moves = await client.admin.list_moves(TOPIC)
+        if all(move.queue != queue or move.stage == "aborted" for move in moves):
+            return
+        await asyncio.sleep(0.05)
+
+
+add_part(
+    Part(
+        name="moves",
+        help="two broker groups, between which queues move",
+        add=with_moves,
+        exchange=small_moves,
+    )
+)
