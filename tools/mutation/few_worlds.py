@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from tests.world.deliveries import run_delivery
+from tests.world.parts.deliveries import run_delivery
 from tests.world.soak import run_seeds
 
 _KINDS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
