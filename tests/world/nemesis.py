@@ -405,20 +405,20 @@ class Nemesis:
         """On every node one of the next: what was not synced is in the page cache for good."""
         for host in self.hosts:
             host.disk.fail_kind = "sync"
-            host.disk.fail_in = self._random.randrange(0, 6)
+            host.disk.fail_in = self.random.randrange(0, 6)
 
     def _strike_in_a_vote(self) -> None:
         """Whoever saves the next one dies in that, or hears that it failed; and the power stays."""
         for host in self.hosts:
             disk = host.disk
             disk.strike_file = "hard_state"
-            if self._random.random() < 0.5:
-                disk.crash_kind, disk.crash_in = self._random.choice(("write", "sync")), 0
+            if self.random.random() < 0.5:
+                disk.crash_kind, disk.crash_in = self.random.choice(("write", "sync")), 0
             else:
                 disk.fail_kind, disk.fail_in = "sync", 0
-        master = self._master()
+        master = self.master()
         if master is not None:
-            self._die(master, "kill of the master")
+            self.die(master, "kill of the master")
 
     def _disk_full(self) -> None:
         """All of it, or (as where nothing is written in place) for what is written to one kind of
