@@ -186,6 +186,16 @@ class Cluster:
         self._spawn(node)
         self._wait_listening(node, time.monotonic() + timeout)
 
+    def join(self, number: int, group: int = 1) -> Node:
+        """Start a node that waits until an operator adds it to the group."""
+        members = [node.address for node in self.brokers if node.group == group]
+        flags = ["--group", str(group), "--node", str(number), "--join", ",".join(members)]
+        flags += ["--controllers", self.bootstrap]
+        node = self._node("broker", number, group, f"{HOST}:{free_ports(1)[0]}", flags)
+        self.brokers.append(node)
+        self.start_node(node)
+        return node
+
     def stop(self) -> None:
         """Stop everything that runs: SIGTERM, then SIGKILL after five seconds."""
         running = [node for node in self.nodes if node.running]

@@ -112,6 +112,8 @@ def decide(
     silent = members - heard.keys() - {own}
     if silent:
         return Decision(Step.WAIT, reason=f"nodes {sorted(silent)} do not answer")
+    if own not in members:
+        return Decision(Step.WAIT, reason="it is to join a group, and no member of it answers")
     old = [node for node, says in heard.items() if not says.knows_foundings]
     if old:
         return Decision(Step.WAIT, reason=f"nodes {sorted(old)} are to be upgraded first")

@@ -392,13 +392,20 @@ class Standing:
 
     # --- beginning anew
 
-    def refound(self, from_id: str, to_id: str, *, count: bool) -> None:
+    def refound(self, from_id: str, to_id: str, *, count: bool, voters: frozenset[NodeId]) -> None:
         """Takes this node over into a new founding; `count` ends its being muted.
 
         Durable when it returns. Raises InvalidRequest when the node belongs to neither of the two,
-        or is the master of a group that is whole.
+        is the master of a group that is whole, or is to count and knows other voters: one that was
+        told to found a group of one would be a group of its own.
         """
         replica, identity = self._replica, self._identity
+        known = replica.core.membership.voters
+        if count and known != voters:
+            raise InvalidRequest(
+                f"node {self._config.node_id} knows voters {sorted(known)}, and the group has "
+                f"{sorted(voters)}: start it with an empty directory and --member for each of them"
+            )
         if not to_id or identity.founding not in (from_id, to_id):
             raise InvalidRequest(
                 f"node {self._config.node_id} belongs to founding {identity.founding or '?'}, not "
@@ -441,11 +448,23 @@ class Standing:
                 index = await self._readmit()
             if index is None:
                 await self._look_around()  # it may have lost its disk and its place
+                await self._maybe_follow()
                 await asyncio.sleep(_ASK_AGAIN_S)
         await replica.wait_applied(index, None)
         while replica.core.master_id is None:
             await replica.role_change()
         logger.info("caught up applied_index=%d", replica.state.applied_index)
+
+    async def _maybe_follow(self) -> None:
+        """The group may have been begun anew while this node, which has nothing yet, was away."""
+        if self._replica.log.last_index:
+            return  # of the history of before: peers refuse it, and say what to do
+        before = self._identity.founding
+        decision = await self._decide()
+        if decision.step is Step.BE_FED and self._identity.founding == before != decision.founding:
+            logger.warning("BEGUN ANEW meanwhile from=%s founding=%s", before, decision.founding)
+            self._identity.found(decision.founding)
+            self.on_refounded()
 
     async def _readmit(self) -> int | None:
         """Index of an entry that the group committed without this node, after it was asked."""

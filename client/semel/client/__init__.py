@@ -22,6 +22,7 @@ from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
 from semel.client.producer_topic import ProducerStats
 from semel.client.redriving import DeadLetter, LetterFilter, RedriveProgress, RedriveResult
 from semel.client.resets import OffsetReset, Shift
+from semel.client.restoring import RestorePlan, RestoreResult
 from semel.client.sql_offsets import SqlOffsets
 from semel.client.staging import StageReceipt
 from semel.client.sync import Client, Producer, connect
@@ -74,6 +75,8 @@ __all__ = [
     "RecordMetadata",
     "RedriveProgress",
     "RedriveResult",
+    "RestorePlan",
+    "RestoreResult",
     "RetryPolicy",
     "SemelError",
     "SendFuture",

@@ -6,7 +6,7 @@ Not here: what the calls do (`admin.py`, `verify.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 from semel.client.inspection import Inspection
@@ -34,6 +34,7 @@ from semel.client.redriving import (
     RedriveResult,
 )
 from semel.client.resets import OffsetReset, Shift, Target
+from semel.client.restoring import RestorePlan, RestoreResult, RestoreWork
 from semel.client.session import Session
 from semel.client.verify import Verification, VerifyProgress
 
@@ -303,6 +304,18 @@ class AsyncAdmin:
             allow_same_machine=allow_same_machine,
         )
         return await self._session.await_run(work.grow(group, to, nodes or {}, timeout))
+
+    async def look_at_restore(self, group: int, *, lost: Collection[int] = ()) -> RestorePlan:
+        """What `restore_group` would do. See `Admin.look_at_restore`."""
+        work = RestoreWork(self._session.cluster, group, lost)
+        return await self._session.await_run(work.look())
+
+    async def restore_group(
+        self, group: int, *, lost: Collection[int] = (), timeout: float = 60.0
+    ) -> RestoreResult:
+        """Begins a broker group anew with what is left of it. See `Admin.restore_group`."""
+        work = RestoreWork(self._session.cluster, group, lost)
+        return await self._session.await_run(work.restore(timeout))
 
     async def remove_node(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from semel.client.inspection import Inspection
@@ -35,6 +35,7 @@ from semel.client.redriving import (
     RedriveResult,
 )
 from semel.client.resets import OffsetReset, Shift, Target
+from semel.client.restoring import RestorePlan, RestoreResult, RestoreWork
 from semel.client.session import Session
 from semel.client.verify import Verification, VerifyProgress
 from semel.protos.errors import TimedOut
@@ -317,6 +318,20 @@ class Admin:
             ).grow(group, to, nodes or {}, timeout)
 
         return self._watched(start, on_progress, timeout, "not grown in time")
+
+    def look_at_restore(self, group: int, *, lost: Collection[int] = ()) -> RestorePlan:
+        """What `restore_group` would do, and nothing more. Raises InvalidRequest, Unavailable."""
+        return self._session.run(RestoreWork(self._session.cluster, group, lost).look())
+
+    def restore_group(
+        self, group: int, *, lost: Collection[int] = (), timeout: float = 60.0
+    ) -> RestoreResult:
+        """Begins a broker group anew after a majority of its disks was lost, with what is left.
+
+        Acknowledged messages that only `lost` nodes had are gone, and their directories are refused
+        for ever. Raises InvalidRequest, Unavailable, TimedOut; called again it goes on.
+        """
+        return self._session.run(RestoreWork(self._session.cluster, group, lost).restore(timeout))
 
     def remove_node(
         self, node: int, *, shrink: bool = False, timeout: float = 60.0

@@ -1,4 +1,4 @@
-"""`semel cluster status|add-group|grow|transfer`."""
+"""`semel cluster status|add-group|grow|transfer|restore`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from semel.console.growing import (
     wait_served,
     where,
 )
-from semel.console.options import client_options, examples, open_client, watch_options
+from semel.console.options import (
+    client_options,
+    confirm,
+    examples,
+    open_client,
+    watch_options,
+    yes_option,
+)
 from semel.console.units import Duration
 
 
@@ -153,3 +160,60 @@ def transfer(group: int, node: int | None, bootstrap: str, as_json: bool) -> Non
         master = client.admin.transfer_mastership(group, node or 0)
     out = render.Output(as_json=as_json)
     out.show({"group": group, "master": master}, f"node {master} is master of group {group}")
+
+
+@cluster.command(
+    epilog="""\b
+Examples:
+  semel cluster restore 1                  # shows what would be kept, and asks
+  semel cluster restore 1 --lost 2         # the disk of node 2 is gone, and no new one is there
+  semel cluster restore 1 --lost 2 --lost 3 --yes --json
+
+When a majority of a group's disks is lost, its nodes wait for ever: nobody can tell what was
+acknowledged. First start all nodes again, those whose disks are lost with empty directories and the
+settings they had. Nodes that still have data keep it, and all of what any of them has is served;
+acknowledged messages that only lost disks had ARE GONE. A lost node's directory is refused if it
+ever comes back. Nothing is done to a group whose majority is whole. The command may be stopped at
+any moment: called again it goes on."""
+)
+@click.argument("group", type=click.IntRange(1))
+@click.option(
+    "--lost",
+    type=click.IntRange(1),
+    multiple=True,
+    help="A node that does not answer, and whose disk is gone for good. Repeat.",
+)
+@click.option("--timeout", type=Duration(), default="1m", show_default=True, help="For all of it.")
+@yes_option
+@client_options
+def restore(
+    group: int, lost: tuple[int, ...], timeout: int, yes: bool, bootstrap: str, as_json: bool
+) -> None:
+    """Begins GROUP anew after a majority of its disks was lost."""
+    out = render.Output(as_json=as_json)
+    with open_client(bootstrap) as client:
+        plan = client.admin.look_at_restore(group, lost=lost)
+        if plan.needed:
+            kept = _named(plan.survivors)
+            keeps = (
+                f"entries up to {plan.kept_index} of {kept} are kept" if kept else "NOTHING IS KEPT"
+            )
+            render.warn(
+                f"group {group} has lost a majority of its disks: {keeps}, and acknowledged "
+                "messages that only the lost disks had are gone for good. "
+                f"Counted although they have lost their data: {_named(plan.counted) or 'none'}; "
+                f"given up for ever: {_named(plan.lost) or 'none'}."
+            )
+            confirm(f"Begin group {group} anew?", yes=yes, as_json=as_json)
+        result = client.admin.restore_group(group, lost=lost, timeout=timeout / 1000)
+    text = (
+        f"group {group} was begun anew as {result.founding}, its master is node {result.master}"
+        if result.changed
+        else f"group {group} has a majority that is whole, its master is node {result.master}; "
+        "nothing was to be restored"
+    )
+    out.show({"event": "done", **plan.as_dict(), **result.as_dict()}, text)
+
+
+def _named(nodes: tuple[int, ...]) -> str:
+    return ", ".join(f"node {node}" for node in nodes)

@@ -10,6 +10,9 @@ The record is not all that keeps a group from being founded twice, as a store ca
 founding members must be empty as well. A store that was lost learns the foundings again from the
 nodes' reports.
 
+While an operator's work is unfinished, the record names the founding of before, too: what is left
+of the group is on its way from that one to the new one, and the same call goes on with it.
+
 Invariants
 1. A record that is founded changes by `anew` only.
 2. Nothing is answered that is not stored.
@@ -23,6 +26,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from semel.controller import records
 from semel.controller.office import Office
@@ -33,7 +37,9 @@ from semel.protos.v1.metadata_pb2 import FoundingRecord
 
 log = logging.getLogger(__name__)
 
-NODES_MAX = 7
+NODES_MAX: Final = 7
+UNKNOWN: Final = "?"
+"""In place of a previous founding that nobody could name."""
 
 
 class Foundings:
@@ -73,35 +79,53 @@ class Foundings:
                 f"{self._office.cluster_id}; name the right controllers"
             )
         members = sorted(set(request.members))
-        if not request.group_id or not 1 <= len(members) <= NODES_MAX or 0 in members:
+        asks = not (members or request.anew or request.complete_id)
+        if not request.group_id or (not asks and not 1 <= len(members) <= NODES_MAX):
             raise InvalidRequest(
                 f"a founding names a group and 1 to {NODES_MAX} nodes, not group "
                 f"{request.group_id} and nodes {members}"
             )
         async with self._changing:
-            return await self._answer(request, members)
+            return self._known(request.group_id) if asks else await self._answer(request, members)
 
     async def _answer(self, request: FoundGroupRequest, members: list[int]) -> FoundGroupReply:
         group_id = request.group_id
         record = self._records.get(group_id)
         if request.anew:
-            log.warning(
-                "GROUP BEGUN ANEW by order of an operator group=%d before=%s nodes=%s",
-                group_id,
-                record.founding_id if record is not None else "?",
-                members,
-            )
-            record = await self._store(group_id, _new_id(), members, founded=True)
+            if record is None or not record.previous_id:
+                known = record is not None and record.founded
+                previous = record.founding_id if record and known else request.previous_id
+                log.warning(
+                    "GROUP BEGUN ANEW by order of an operator group=%d before=%s nodes=%s",
+                    group_id,
+                    previous or "?",
+                    members,
+                )
+                await self._store(
+                    group_id, _new_id(), members, founded=True, previous=previous or UNKNOWN
+                )
+        elif record is not None and record.previous_id:
+            if request.complete_id == record.founding_id:
+                await self._store(group_id, record.founding_id, members, founded=True)
         elif record is None and self._has_history(group_id):
             # Its members are older than foundings; they report theirs once they are upgraded.
-            return FoundGroupReply(founded=True, nodes=self._nodes(group_id))
+            return self._known(group_id)
         elif record is None or (not record.founded and list(record.members) != members):
-            record = await self._store(group_id, _new_id(), members, founded=False)
+            await self._store(group_id, _new_id(), members, founded=False)
         elif not record.founded and request.complete_id == record.founding_id:
             log.info("group is founded group=%d founding=%s", group_id, record.founding_id)
-            record = await self._store(group_id, record.founding_id, members, founded=True)
+            await self._store(group_id, record.founding_id, members, founded=True)
+        return self._known(group_id)
+
+    def _known(self, group_id: int) -> FoundGroupReply:
+        record = self._records.get(group_id)
+        if record is None:
+            return FoundGroupReply(founded=self._has_history(group_id), nodes=self._nodes(group_id))
         return FoundGroupReply(
-            founding_id=record.founding_id, founded=record.founded, nodes=self._nodes(group_id)
+            founding_id=record.founding_id,
+            founded=record.founded,
+            nodes=self._nodes(group_id),
+            previous_id=record.previous_id,
         )
 
     async def on_report(self, group_id: int, node_id: int, founding_id: str) -> None:
@@ -111,7 +135,9 @@ class Foundings:
         """
         record = self._records.get(group_id)
         if not founding_id or (
-            record is not None and record.founded and record.founding_id == founding_id
+            record is not None
+            and record.founded
+            and founding_id in (record.founding_id, record.previous_id)
         ):
             return
         async with self._changing:
@@ -119,7 +145,7 @@ class Foundings:
             if record is None or not record.founded:
                 log.info("group was founded before group=%d founding=%s", group_id, founding_id)
                 record = await self._store(group_id, founding_id, [node_id], founded=True)
-        if record.founding_id != founding_id:
+        if founding_id not in (record.founding_id, record.previous_id):
             raise DataDirectoryError(
                 f"node {node_id} belongs to founding {founding_id} of broker group {group_id}, "
                 f"which is at its end; the group is {record.founding_id} now. Its data is of "
@@ -127,7 +153,13 @@ class Foundings:
             )
 
     async def _store(
-        self, group_id: int, founding_id: str, members: Sequence[int], *, founded: bool
+        self,
+        group_id: int,
+        founding_id: str,
+        members: Sequence[int],
+        *,
+        founded: bool,
+        previous: str = "",
     ) -> FoundingRecord:
         record = FoundingRecord(
             group_id=group_id,
@@ -135,6 +167,7 @@ class Foundings:
             members=members,
             founded=founded,
             founded_us=self._clock_us() if founded else 0,
+            previous_id=previous,
         )
         await self._office.transact(puts={records.founding_key(group_id): records.dump(record)})
         self._records[group_id] = record

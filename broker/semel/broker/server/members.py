@@ -108,7 +108,12 @@ class MembersService(broker_pb2_grpc.MembersServicer):
             raise InvalidRequest(
                 f"this is node {self._config.node_id}, the call is for node {request.node_id}"
             )
-        self._standing.refound(request.from_id, request.to_id, count=request.count)
+        self._standing.refound(
+            request.from_id,
+            request.to_id,
+            count=request.count,
+            voters=frozenset(map(NodeId, request.voters)),
+        )
         return broker_pb2.RefoundNodeReply(
             founding_id=self._identity.founding, muted=self._replica.muted
         )

@@ -672,20 +672,22 @@ class DrainNodeReply(_message.Message):
     def __init__(self, master_id: _Optional[int] = ..., was_master: _Optional[bool] = ...) -> None: ...
 
 class RefoundNodeRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node_id", "from_id", "to_id", "count")
+    __slots__ = ("cluster_id", "group_id", "node_id", "from_id", "to_id", "count", "voters")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_ID_FIELD_NUMBER: _ClassVar[int]
     TO_ID_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node_id: int
     from_id: str
     to_id: str
     count: bool
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., from_id: _Optional[str] = ..., to_id: _Optional[str] = ..., count: _Optional[bool] = ...) -> None: ...
+    voters: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., from_id: _Optional[str] = ..., to_id: _Optional[str] = ..., count: _Optional[bool] = ..., voters: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RefoundNodeReply(_message.Message):
     __slots__ = ("founding_id", "muted")

@@ -398,28 +398,32 @@ class ReportNodeReply(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., route_version: _Optional[int] = ..., controllers: _Optional[_Iterable[str]] = ..., producer_ids_start: _Optional[int] = ..., producer_ids_end: _Optional[int] = ...) -> None: ...
 
 class FoundGroupRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "members", "complete_id", "anew")
+    __slots__ = ("cluster_id", "group_id", "members", "complete_id", "anew", "previous_id")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_ID_FIELD_NUMBER: _ClassVar[int]
     ANEW_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_ID_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     members: _containers.RepeatedScalarFieldContainer[int]
     complete_id: str
     anew: bool
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., complete_id: _Optional[str] = ..., anew: _Optional[bool] = ...) -> None: ...
+    previous_id: str
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., complete_id: _Optional[str] = ..., anew: _Optional[bool] = ..., previous_id: _Optional[str] = ...) -> None: ...
 
 class FoundGroupReply(_message.Message):
-    __slots__ = ("founding_id", "founded", "nodes")
+    __slots__ = ("founding_id", "founded", "nodes", "previous_id")
     FOUNDING_ID_FIELD_NUMBER: _ClassVar[int]
     FOUNDED_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_ID_FIELD_NUMBER: _ClassVar[int]
     founding_id: str
     founded: bool
     nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]
-    def __init__(self, founding_id: _Optional[str] = ..., founded: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ...) -> None: ...
+    previous_id: str
+    def __init__(self, founding_id: _Optional[str] = ..., founded: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., previous_id: _Optional[str] = ...) -> None: ...
 
 class ClusterStatusRequest(_message.Message):
     __slots__ = ("standby",)

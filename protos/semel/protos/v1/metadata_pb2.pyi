@@ -107,18 +107,20 @@ class BrokerGroupRecord(_message.Message):
     def __init__(self, group_id: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ...) -> None: ...
 
 class FoundingRecord(_message.Message):
-    __slots__ = ("group_id", "founding_id", "members", "founded", "founded_us")
+    __slots__ = ("group_id", "founding_id", "members", "founded", "founded_us", "previous_id")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     FOUNDING_ID_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     FOUNDED_FIELD_NUMBER: _ClassVar[int]
     FOUNDED_US_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_ID_FIELD_NUMBER: _ClassVar[int]
     group_id: int
     founding_id: str
     members: _containers.RepeatedScalarFieldContainer[int]
     founded: bool
     founded_us: int
-    def __init__(self, group_id: _Optional[int] = ..., founding_id: _Optional[str] = ..., members: _Optional[_Iterable[int]] = ..., founded: _Optional[bool] = ..., founded_us: _Optional[int] = ...) -> None: ...
+    previous_id: str
+    def __init__(self, group_id: _Optional[int] = ..., founding_id: _Optional[str] = ..., members: _Optional[_Iterable[int]] = ..., founded: _Optional[bool] = ..., founded_us: _Optional[int] = ..., previous_id: _Optional[str] = ...) -> None: ...
 
 class ProducerOpen(_message.Message):
     __slots__ = ("open_id", "epoch")
