@@ -31,7 +31,7 @@ from tests.unit.state.staging import HOUR_MS, staged, winner
 FIRST, SECOND, CHILD, SIBLING, THIRD = (
     QueueKey(TopicId(7), QueueId(number)) for number in (0, 1, 10, 11, 12)
 )
-LEVEL: Final = 5
+LEVEL: Final = 6
 SECOND_US: Final = 1_000_000
 STAGER, OTHER_STAGER = STAGER_ID_MIN + 1, STAGER_ID_MIN + 2
 Request = Callable[["Master"], None]

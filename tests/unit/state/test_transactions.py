@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.broker.state import (
+    FEATURE_LEVEL_MAX,
     Accepted,
     BatchVerifier,
     Published,
@@ -22,9 +23,11 @@ from tests.unit.state.staging import HOUR_MS, A, B, C, Stage, staged, winner
 OTHER = QueueKey(TopicId(7), QueueId(1))
 
 
-def group_with(*batches: int, stager: int = A, epoch: int = 0) -> tuple[Stage, object]:
+def group_with(
+    *batches: int, stager: int = A, epoch: int = 0, level: int = FEATURE_LEVEL_MAX
+) -> tuple[Stage, object]:
     """A group where a stager has staged batches of so many messages, and the stager as a winner."""
-    group = Stage()
+    group = Stage(level=level)
     group.open(stager, epoch=epoch)
     heads, base = [], 0
     for crc, count in enumerate(batches, 1):
@@ -186,6 +189,73 @@ def test_a_higher_attempt_takes_the_place_of_a_lower_pin_never_the_reverse() -> 
     assert isinstance(group.pin(first, attempt=1), errors.TransactionFenced)
     group.publish(attempt=2)
     assert group.contents() == [6]
+
+
+def test_a_commit_that_is_repeated_with_the_same_receipts_pins_them_again() -> None:
+    """The program, or the coordinator's master, died between PIN and DECIDE."""
+    group, first = group_with(2, 1)
+    assert begin(group) == (0, 1, -1)
+    assert group.pin(first, attempt=1) == ()
+    assert begin(group) == (0, 2, -1)
+    assert group.pin(first, attempt=2) == ()
+    assert group.pin(first, attempt=2) == ()
+    assert isinstance(group.pin(first, attempt=1), errors.TransactionFenced)
+    assert isinstance(decide(group, 0, 1), errors.TransactionFenced)
+    assert decide(group, 0, 2) == ()
+    group.publish(attempt=2)
+    assert group.contents() == [1, 1, 2]
+    staging = group.state.transactions.staging
+    assert (staging.stagers, staging.pins, staging.bytes) == ({}, {}, 0)
+    assert group.replayed().digest() == group.state.digest()
+
+
+def test_a_repeated_commit_with_some_of_the_receipts_gives_the_others_up() -> None:
+    group, first = group_with(1)
+    group.open(B, writer=1)
+    head = staged(B, 0, crc=7)
+    group.stage(head)
+    second = winner(B, {KEY: [head]})
+    group.pin(first, second, attempt=1)
+    group.open(C, writer=2)
+    more = staged(C, 0, crc=8)
+    group.stage(more)
+    assert group.pin(second, winner(C, {KEY: [more]}), attempt=2) == ()
+    assert set(group.state.transactions.staging.stagers) == {B, C}
+    group.publish(attempt=2)
+    assert group.contents() == [7, 8]
+
+
+def test_a_repeated_commit_that_is_refused_leaves_the_pin_as_it_was() -> None:
+    """Only what comes in its place ends it, or the coordinator's word."""
+    group, first = group_with(1)
+    group.pin(first, attempt=1)
+    wrong = winner(A, {KEY: [staged(A, 0, crc=9)]})
+    before = group.state.transactions.parts(dues=True)
+    assert isinstance(group.pin(wrong, attempt=2), errors.TransactionAborted)
+    other = group.pin(first, txn="u", attempt=2)
+    assert isinstance(other, errors.TransactionAborted)
+    assert group.state.transactions.parts(dues=True) == before
+    group.publish(attempt=1)
+    assert group.contents() == [1]
+
+
+def test_below_level_6_a_repeated_commit_is_aborted() -> None:
+    """As the older program does, whose nodes are in the group still."""
+    group, first = group_with(1, level=5)
+    group.pin(first, attempt=1)
+    assert isinstance(group.pin(first, attempt=2), errors.TransactionAborted)
+
+
+def test_an_epoch_is_not_finished_before_the_coordinator_itself_has_published() -> None:
+    group, first = group_with(1)
+    begin(group)
+    group.pin(first, attempt=1)
+    decide(group, 0, 1)
+    assert isinstance(finish(group, 0), errors.Throttled)
+    assert isinstance(begin(group), errors.Throttled)
+    group.publish()
+    assert finish(group, 0) == ()
+    assert begin(group) == (1, 2, 0)
 
 
 def test_another_coordinator_cannot_end_a_pin() -> None:

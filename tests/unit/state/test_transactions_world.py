@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from semel.broker.state import Published
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, decode_header
-from semel.protos.errors import SemelError
+from semel.protos.errors import SemelError, TransactionAborted
 from semel.protos.frames import RecordKind, iter_records
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.staging import STAGER_ID_MIN
@@ -48,10 +49,12 @@ class Program:
 
 
 class World:
-    def __init__(self, random: Random, *, careless: bool = False) -> None:
+    def __init__(
+        self, random: Random, *, careless: bool = False, hasty: bool = False, level: int = 6
+    ) -> None:
         self.random = random
-        self.careless = careless
-        self.groups = [Stage(queues=(KEYS[0],)), Stage(queues=(KEYS[1],))]
+        self.careless, self.hasty = careless, hasty
+        self.groups = [Stage(queues=(key,), level=level) for key in KEYS]
         self.programs: list[Program] = []
         self.made = 0
         self.plain = 1_000
@@ -71,7 +74,10 @@ class World:
         if self.random.random() < 0.3:
             order = [0, 1] if self.random.random() < 0.5 else [1, 0]
             plan[-3:-1] = [f"pin{at}" for at in order]
-        if self.random.random() < 0.15:
+        if self.random.random() < 0.4:  # it heard nothing, and commits the same receipts again
+            cut = self.random.randint(plan.index("begin") + 1, len(plan))
+            plan[cut:] = plan[plan.index("begin") :]
+        elif self.random.random() < 0.15:
             plan.remove("pin1")  # a bug of the program: the brokers must not be asked to decide
             plan.remove("decide")
         epoch = None if self.random.random() < 0.5 else self.random.randrange(6)
@@ -122,6 +128,7 @@ class World:
                 return False
             return True
         if step.startswith("pin"):
+            before = group.state.transactions.staging.pins.get("t")
             pinned = group.pin(
                 winner(stager, {KEYS[at]: program.heads[at]}),
                 epoch=program.begun_epoch,
@@ -129,7 +136,13 @@ class World:
             )
             if isinstance(pinned, SemelError):
                 self.events.add(type(pinned).__name__)
+                mine = group.state.transactions.staging.stagers.get(stager)
+                assert (
+                    mine is None or not mine.pinned or not isinstance(pinned, TransactionAborted)
+                ), "what an attempt has pinned, the next one cannot commit"
                 return False
+            if before is not None and before.attempt < program.attempt:
+                self.events.add("pinned again" if stager in before.winners else "replaced")
             return True
         decided = self.groups[COORDINATOR].step(
             decide=records.DecideTransaction(
@@ -160,6 +173,8 @@ class World:
             row = coordination.rows.get("t")
             if row is not None and not row.published:
                 for participant in row.participants:
+                    if self.hasty and self.random.random() < 0.5:
+                        continue  # it does not answer, and nobody waits for it
                     self.publish(participant, row.epoch, row.decided_attempt)
                 if self.random.random() < 0.7:
                     self.groups[COORDINATOR].step(
@@ -253,8 +268,8 @@ class World:
         return found
 
 
-def run(seed: int, *, careless: bool = False) -> set[str]:
-    world = World(Random(seed), careless=careless)
+def run(seed: int, **planted: Any) -> set[str]:
+    world = World(Random(seed), **planted)
     for _ in range(120):
         world.anything()
     world.check()
@@ -269,7 +284,8 @@ def test_any_interleaving_is_all_or_nothing(seed: int) -> None:
 
 def test_the_world_is_not_too_tame() -> None:
     events = set().union(*(run(seed) for seed in range(25)))
-    assert events >= {"committed", "published", "aborted", "expired", "fenced", "replay"}, events
+    wanted = {"committed", "published", "aborted", "expired", "fenced", "replay"}
+    assert events >= wanted | {"pinned again", "replaced"}, events
 
 
 def test_pins_that_are_thrown_away_without_asking_are_noticed() -> None:
@@ -279,3 +295,23 @@ def test_pins_that_are_thrown_away_without_asking_are_noticed() -> None:
 
     with pytest.raises(AssertionError):
         careless()
+
+
+def test_receipts_that_cannot_be_committed_again_are_noticed() -> None:
+    """As it was below feature level 6."""
+
+    def older() -> None:
+        for seed in range(60):
+            run(seed, level=5)
+
+    with pytest.raises(AssertionError, match="the next one cannot commit"):
+        older()
+
+
+def test_an_epoch_that_is_finished_before_all_have_published_is_noticed() -> None:
+    def hasty() -> None:
+        for seed in range(60):
+            run(seed, hasty=True)
+
+    with pytest.raises(AssertionError, match="committed here and not there"):
+        hasty()

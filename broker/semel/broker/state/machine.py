@@ -402,9 +402,8 @@ class State:
 
     def _transaction(self, step: transaction_records_pb2.TransactionRecord) -> ApplyResult:
         self._check_level(TRANSACTION_LEVEL)
-        return self.transactions.apply(
-            step, self.queues, self.delays, self.applied_index + 1, self.log_time_us
-        )
+        entry = self.applied_index + 1, self.log_time_us, self.feature_level
+        return self.transactions.apply(step, self.queues, self.delays, *entry)
 
     def _check_level(self, level: int) -> None:
         if self.feature_level < level:

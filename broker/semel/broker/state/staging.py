@@ -20,7 +20,7 @@ what is due later than it is published (`delays.py`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -51,6 +51,9 @@ DUE: Final = struct.Struct("<q")
 PIN: Final = struct.Struct("<QQIqI")
 _ID: Final = struct.Struct("<Q")
 _COUNT: Final = struct.Struct("<I")
+REPEAT_LEVEL: Final = 6
+"""The feature level from which on an attempt may pin what the attempt before has pinned: a commit
+that is repeated with the same receipts. Below it such a commit is aborted."""
 
 
 class StagedExtent(NamedTuple):
@@ -243,8 +246,10 @@ class Staging:
         record: transaction_records_pb2.PinTransaction,
         queues: Mapping[QueueKey, QueueState],
         now_us: int,
+        level: int = REPEAT_LEVEL,
     ) -> SemelError | None:
-        """Why not; then nothing has changed, except that a lower attempt's pin stands no more."""
+        """Why not; then nothing has changed. A lower attempt can not be decided any more: what its
+        pin holds is there for this one, as if it stood no more."""
         winners = tuple(winner.stager_id for winner in record.winners)
         present = self.pins.get(record.transaction_id)
         if present is not None:
@@ -262,14 +267,17 @@ class Staging:
             if present.attempt == record.attempt:
                 same = (present.epoch, present.winners) == (record.epoch, winners)
                 return None if same else _other(record.transaction_id)
+        free = present.winners if present is not None and level >= REPEAT_LEVEL else ()
         for winner in record.winners:
-            trouble = self._compare(record, winner, queues)
+            trouble = self._compare(record, winner, queues, free)
             if trouble is not None:
                 return trouble
         if len(set(winners)) != len(winners):
             return _other(record.transaction_id)
-        if present is not None:  # its attempt can not be decided any more
-            self.drop_pin(present.transaction_id, present.attempt)
+        if present is not None:
+            del self.pins[present.transaction_id]
+            for number in set(present.winners).difference(winners):
+                self._remove(number)
         for number in winners:
             self.stagers[number].pinned = True
         losers = [
@@ -296,13 +304,15 @@ class Staging:
         record: transaction_records_pb2.PinTransaction,
         winner: transaction_records_pb2.Winner,
         queues: Mapping[QueueKey, QueueState],
+        free: Container[int],
     ) -> TransactionAborted | None:
-        """Whether what a winner claims to have staged is exactly what is here."""
+        """Whether what a winner claims to have staged is exactly what is here, and pinned by nobody
+        else: those that are `free` may be pinned by the attempt before."""
         stager = self.stagers.get(winner.stager_id)
         name = f"epoch {record.epoch} of transaction {record.transaction_id!r}"
         if (
             stager is None
-            or stager.pinned
+            or (stager.pinned and winner.stager_id not in free)
             or (stager.transaction_id, stager.epoch) != (record.transaction_id, record.epoch)
         ):
             return TransactionAborted(

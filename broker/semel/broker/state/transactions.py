@@ -96,7 +96,7 @@ class Transactions:
         )
 
     def apply(
-        self, step: Step, queues: Queues, delays: Delays, index: int, now_us: int
+        self, step: Step, queues: Queues, delays: Delays, index: int, now_us: int, level: int
     ) -> ApplyResult:
         """A step that a control record holds. Raises StateDiverged."""
         name = step.WhichOneof("step")
@@ -110,7 +110,7 @@ class Transactions:
                 )
                 error, value = _split(opened)
             case "pin":
-                error = staging.pin(step.pin, queues, now_us)
+                error = staging.pin(step.pin, queues, now_us, level)
             case "publish":
                 return self._publish(step.publish, queues, delays, index, now_us)
             case "drop_pin":
@@ -247,6 +247,14 @@ def judge_step(
             spec.use_stager()
         case "begin" if _is_new(transactions, step) and _rows(transactions, spec) >= rows_max:
             return _full(f"{rows_max:,} ids, and none of them can be forgotten")
+        case "finish" if _is_pinned(transactions, step.finish):
+            return Refused(
+                Throttled(
+                    f"epoch {step.finish.epoch} of transaction {step.finish.transaction_id!r} is"
+                    " not published here yet",
+                    retry_after_ms=RETRY_MS,
+                )
+            )
         case "begin" | "decide" | "abort" | "finish" as name:
             spec.use_coordinator(name, (getattr(step, name).transaction_id,))
         case "forget":
@@ -311,6 +319,17 @@ def _is_new(transactions: Transactions, step: Step) -> bool:
     """Somebody begins under an id that the coordinator does not know."""
     rows = transactions.coordination.rows
     return step.HasField("begin") and step.begin.transaction_id not in rows
+
+
+def _is_pinned(
+    transactions: Transactions, finish: transaction_records_pb2.FinishTransaction
+) -> bool:
+    """This group is a participant itself, and has not published. Only the log can tell of others:
+    `semel.broker.transactions` asks them first."""
+    row = transactions.coordination.rows.get(finish.transaction_id)
+    if row is None or row.epoch != finish.epoch:
+        return False
+    return transactions.staging.pin_of(finish.transaction_id, row.decided_attempt) is not None
 
 
 def _rows(transactions: Transactions, spec: Spec) -> int:
