@@ -26,6 +26,7 @@ from semel.client import (
     Client,
     ClientConfig,
     ConsumerConfig,
+    Producer,
     ProducerConfig,
     ReaderConfig,
     connect,
@@ -37,6 +38,7 @@ from semel.protos.errors import (
     MessageTooLarge,
     OffsetOutOfRange,
     ProducerFenced,
+    SemelError,
     SequenceConflict,
     TopicExists,
     Unavailable,
@@ -245,6 +247,38 @@ def test_a_topic_that_is_deleted_and_created_again_is_another(client: Client, to
     assert not client.admin.delete_topic("never", if_exists=True)
     with pytest.raises(UnknownTopic):
         client.admin.delete_topic("never")
+
+
+def test_messages_of_a_topic_that_is_deleted_while_they_wait_for_room_have_an_outcome(
+    client: Client, topic: str
+) -> None:
+    """One came in while its topic was being forgotten: nobody ever took it, and `flush` hung."""
+    futures: list[Any] = []
+    refused: list[SemelError] = []
+
+    def send(producer: Producer, name: str) -> None:
+        try:
+            while True:
+                futures.append(producer.send(name, b"x" * 20_000))
+        except SemelError as error:
+            refused.append(error)
+
+    with client.producer(buffer_bytes=300_000, delivery_timeout_ms=2_000) as producer:
+        for attempt in range(3):
+            name = f"{topic}-{attempt}"
+            client.admin.create_topic(name, queues=1)
+            thread = threading.Thread(target=send, args=(producer, name))
+            thread.start()
+            enough = len(futures) + 200
+            until(lambda enough=enough: len(futures) > enough)  # type: ignore[misc]
+            client.admin.delete_topic(name)
+            thread.join(20)
+            assert not thread.is_alive()
+            for future in futures:
+                found = future.exception(timeout=5)
+                assert found is None or isinstance(found, UnknownTopic | UnknownQueue), found
+        assert [type(each) for each in refused] == [UnknownTopic] * 3
+        producer.flush()
 
 
 def test_settings_of_a_topic(client: Client) -> None:

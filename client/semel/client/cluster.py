@@ -115,8 +115,11 @@ class Cluster:
 
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.debug("client task failed name=%s", task.get_name(), exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # Whoever waits for the task is told; a bug in one that nobody waits for must show.
+            level = logging.DEBUG if isinstance(error, SemelError) else logging.ERROR
+            logger.log(level, "client task failed name=%s", task.get_name(), exc_info=error)
 
     async def close(self) -> None:
         """Cancels what is under way and closes the connections."""

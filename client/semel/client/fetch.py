@@ -284,6 +284,8 @@ class _FetchLink:
         self._exchange = self._new_exchange()
         self._number = 0
         self._not_before = 0.0
+        self._failed = False
+        """The last stream ended with an error of our own, and nothing was understood since."""
         self._any = feed.any_replica
         """Asks any node; False once one of them was no good."""
         self._task = feed.cluster.spawn(self._run(), f"semel-fetch-{group_id}")
@@ -314,7 +316,11 @@ class _FetchLink:
                 self._on_ended(master, telling(group))
             except* Exception as group:
                 logger.exception("fetch stream failed group=%s", self._group_id, exc_info=group)
-                self._on_ended(master, InternalError(f"client: {group.exceptions[0]!r}"))
+                ours = InternalError(f"client: {group.exceptions[0]!r}")
+                if self._failed:  # again, with no answer in between: trying on helps nobody
+                    feed.fail(ours)
+                self._failed = True
+                self._on_ended(master, ours)
             for poll in self._polls.values():
                 for queue, turn, _ in poll.asked:
                     if queue.turn == turn:
@@ -403,6 +409,7 @@ class _FetchLink:
     async def _read(self, stream: Stream) -> None:
         while True:
             self._on_reply(await stream.read())
+            self._failed = False
 
     def _on_reply(self, message: bytes | memoryview) -> None:
         header, rest = decode_fetch_header(message)
@@ -448,7 +455,7 @@ class _FetchLink:
                     self._feed.owner.on_queue_error(queue, error)
                 continue
             queue.high_watermark = result.high_watermark
-            if peek:
+            if peek and some:
                 self._wait_until_due(queue, some[0])
                 continue
             queue.due = None

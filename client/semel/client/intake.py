@@ -6,12 +6,18 @@ message. It takes sealed chunks as it can send them, and the open one when its l
 messages of a chunk are due at one time: one with another time seals the open chunk, and bulk calls
 are sorted by their times.
 
+Whoever waits for room does so without the lock; meanwhile the topic may be forgotten, because it
+was deleted. Its door is marked then, and who held on to it comes in by the door that has the name
+now.
+
 Invariants
 1. A message is in exactly one chunk, and chunks leave in the order in which they were begun.
 2. `buffered` counts every message that came in and is not settled. It exceeds `buffer_bytes` by at
    most one message (or one bulk piece), and only asyncio callers, which must not be blocked, get
    past the limit. All producers of a client share a second one, looked at once a chunk.
 3. After `close` or `fail` nothing comes in.
+4. A chunk stays in `outstanding` until it is settled, and is settled at its deadline at the latest,
+   wherever it is: nobody needs to know all the places where messages wait.
 
 Not here: routing (`core/batching.py`), sending (`producer.py`), the limit of all (`memory.py`).
 """
@@ -22,7 +28,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -90,6 +98,7 @@ class TopicIntake:
     """Messages of one topic that the I/O thread has not taken yet."""
 
     __slots__ = (
+        "forgotten",
         "last_position",
         "message_bytes_max",
         "name",
@@ -111,6 +120,8 @@ class TopicIntake:
         self.seal_bytes_routed = batch_bytes
         """For chunks whose rows go to several queues."""
         self.last_position = -1
+        self.forgotten = False
+        """It is no door any more: nobody takes what would be put there."""
 
     @property
     def waiting(self) -> bool:
@@ -136,6 +147,9 @@ class Intake:
         self._woken = False
         self._open_topic = open_topic
         self._topics: dict[str, TopicIntake] = {}
+        """All doors that the I/O thread looks behind."""
+        self._opened: dict[str, TopicIntake] = {}
+        """Those of topics that need not be opened before a message comes in."""
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._limit = config.buffer_bytes
@@ -170,7 +184,7 @@ class Intake:
 
         Raises InvalidRequest, MessageTooLarge, BufferFull, Closed, or the producer's failure.
         """
-        intake = self._topics.get(topic)
+        intake = self._opened.get(topic)
         if intake is None:
             intake = self._begin_topic(topic)
         if type(value) is not bytes:
@@ -204,6 +218,8 @@ class Intake:
                 (intake.open is None or extra is not None) and self._crowded
             ):
                 self._wait_for_room(block)
+            if intake.forgotten:
+                intake = self._door(topic)
             if self._positions or position is not None:
                 self._check_position(intake, position)
             chunk = intake.plain
@@ -261,7 +277,7 @@ class Intake:
 
         Raises like `append`; nothing has come in then.
         """
-        intake = self._topics.get(topic)
+        intake = self._opened.get(topic)
         if intake is None:
             intake = self._begin_topic(topic)
         columns = Columns.from_arrow(
@@ -321,6 +337,8 @@ class Intake:
                 raise self._failure.with_traceback(None)
             if self.buffered >= self._limit or self._crowded:
                 self._wait_for_room(block)
+            if intake.forgotten:
+                intake = self._door(intake.name)
             if positions is not None:
                 self._check_position(intake, int(positions[0]))
                 intake.last_position = int(positions[-1])
@@ -422,16 +440,13 @@ class Intake:
             return left
 
     def expired(self, now: float) -> list[Chunk]:
-        """Chunks past their deadline that nobody has taken, removed from the door."""
+        """Chunks past their deadline, wherever they are; nobody takes them from the door any more,
+        and nothing is added to them."""
         with self._lock:
-            found: list[Chunk] = []
-            for intake in self._topics.values():
-                while intake.sealed and intake.sealed[0].deadline <= now:
-                    found.append(intake.sealed.popleft())
-                chunk = intake.open
-                if not intake.sealed and chunk is not None and chunk.deadline <= now:
-                    found.append(chunk)
-                    intake.open = intake.plain = None
+            found = list(takewhile(lambda chunk: chunk.deadline <= now, self.outstanding.values()))
+            for chunk in found:
+                if chunk.parts is None:
+                    self._withdraw(chunk)
             return found
 
     # --- inside ---------------------------------------------------------------------------------
@@ -468,6 +483,16 @@ class Intake:
         self.outstanding[id(chunk)] = chunk
         return chunk
 
+    def _withdraw(self, chunk: Chunk) -> None:
+        intake = self._topics.get(chunk.topic)
+        if intake is None:
+            return
+        if intake.open is chunk:
+            intake.open = intake.plain = None
+        else:
+            with suppress(ValueError):
+                intake.sealed.remove(chunk)
+
     def _begin_topic(self, topic: str) -> TopicIntake:
         if not isinstance(topic, str) or not topic:
             raise InvalidRequest(f"topic must be a name, not {topic!r}")
@@ -475,21 +500,29 @@ class Intake:
             raise self._failure.with_traceback(None)
         if self._open_topic is not None:
             self._open_topic(topic)
-        return self.topic(topic)
+        with self._lock:
+            intake = self._opened[topic] = self._door(topic)
+            return intake
 
     def topic(self, topic: str) -> TopicIntake:
         """The door of one topic."""
         with self._lock:
-            intake = self._topics.get(topic)
-            if intake is None:
-                intake = self._topics[topic] = TopicIntake(topic, self._config.batch_bytes)
-            return intake
+            return self._door(topic)
+
+    def _door(self, topic: str) -> TopicIntake:
+        """Called with the lock held."""
+        intake = self._topics.get(topic)
+        if intake is None:
+            intake = self._topics[topic] = TopicIntake(topic, self._config.batch_bytes)
+        return intake
 
     def forget(self, topic: str) -> None:
         """The topic must be opened again before the next message."""
         with self._lock:
+            self._opened.pop(topic, None)
             intake = self._topics.get(topic)
             if intake is not None and not intake.waiting:
+                intake.forgotten = True
                 del self._topics[topic]
 
     def _check_position(self, intake: TopicIntake, position: int | None) -> None:

@@ -84,11 +84,6 @@ class Lane:
         )
 
     @property
-    def holds(self) -> bool:
-        """Something waits for it, or for an answer."""
-        return bool(self.pending) or (self.window is not None and self.window.in_flight > 0)
-
-    @property
     def last_planned(self) -> int:
         """Last sequence that is assigned or, with source positions, waits to be."""
         for part in reversed(self.pending):
@@ -97,6 +92,8 @@ class Lane:
         return self.window.last_assigned if self.window is not None else -1
 
     def put(self, part: Part) -> None:
+        while self.pending and self.pending[0].outcome is not None:
+            self.pending.popleft()  # its time was over before it could go out
         self.pending.append(part)
         self.link.on_ready(self)
 

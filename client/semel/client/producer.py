@@ -57,6 +57,7 @@ from semel.client.splits import hand_over, open_children
 from semel.protos.errors import (
     Closed,
     DedupStateExpired,
+    InternalError,
     InvalidRequest,
     ProducerFenced,
     QueueSealed,
@@ -117,6 +118,13 @@ class ProducerCore:
 
     def start(self) -> None:
         self._expiry = self._cluster.spawn(self._expire(), "semel-producer-expiry")
+        self._expiry.add_done_callback(self._on_expiry_ended)
+
+    def _on_expiry_ended(self, task: asyncio.Task[None]) -> None:
+        """Without it nobody gives late messages their outcome."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.fail(InternalError(f"client: {task.get_name()}: {error!r}"))
 
     def fail(self, error: Exception) -> None:
         """The producer is at its end: everything that is open fails with `error`."""
@@ -143,34 +151,26 @@ class ProducerCore:
         while True:
             await asyncio.sleep(pause_s)
             now = time.monotonic()
-            for chunk in self.intake.expired(now):
-                self._fail_chunk(chunk, self._timed_out(chunk, None))
-            for topic in list(self._topics.values()):
-                for lane in list(topic.busy):
-                    self._expire_lane(lane, now)
-                    if not lane.holds:
-                        del topic.busy[lane]
+            self._end_late(now)
             lost = max((link.wire.lost_s for link in self._links.values()), default=0.0)
             if lost > LOST_S and now > looked + LOST_S:
                 looked = now
                 for topic in self._topics.values():
                     self._cluster.spawn(self._look_for(topic), "semel-look-for-queues")
 
-    def _expire_lane(self, lane: Lane, now: float) -> None:
-        for part in list(lane.pending):
-            if part.chunk.deadline > now:
-                break
-            self.settle(part, Outcome(error=self._timed_out(part.chunk, lane)))
-        if lane.window is None or not lane.window.in_flight:
-            return
-        for batch in lane.window.batches():
-            assert isinstance(batch.tag, Part)
-            part = batch.tag
-            if part.chunk.deadline > now:
-                break
-            if part.outcome is None:
-                # Its fate is unknown, so it stays in the window: the chain needs it.
-                self.settle(part, Outcome(error=self._timed_out(part.chunk, lane)))
+    def _end_late(self, now: float) -> None:
+        """Gives TimedOut to everything whose time is over, whichever place it waits in. What is in
+        a window stays there: its fate is unknown, and the chain needs it."""
+        inside = [chunk for chunk in self._inside if chunk.deadline <= now]
+        for chunk in [*self.intake.expired(now), *inside]:
+            if chunk.parts is None:
+                self._fail_chunk(chunk, self._timed_out(chunk, None))
+                continue
+            topic = self._topics.get(chunk.topic)
+            for part in list(chunk.parts):
+                if part.outcome is None:
+                    lane = topic.find(part.queue) if topic is not None else None
+                    self.settle(part, Outcome(error=self._timed_out(chunk, lane)))
 
     def _timed_out(self, chunk: Chunk, lane: Lane | None) -> TimedOut:
         reason = lane.link.last_error if lane is not None else None
@@ -517,6 +517,7 @@ class ProducerCore:
         except SemelError as error:
             while (chunk := self.intake.take(intake, open_too=True)) is not None:
                 self._fail_chunk(chunk, error)
+            self.intake.forget(intake.name)
             return
         self.pump()
 

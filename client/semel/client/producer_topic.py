@@ -59,8 +59,6 @@ class ProducerTopic:
         self.route = route
         self._make_lane = make_lane
         self._lanes = {lane.key: lane for lane in lanes}
-        self.busy: dict[Lane, None] = {}
-        """Lanes that were given something, until it was seen that nothing of it is left."""
         self.unsettled = 0
         """Parts that were routed and are not settled."""
         self.turn = 0
@@ -106,9 +104,7 @@ class ProducerTopic:
 
     def put(self, part: Part) -> None:
         """Gives a part to its lane."""
-        lane = self.lane(part.queue)
-        self.busy[lane] = None
-        lane.put(part)
+        self.lane(part.queue).put(part)
 
     def rehome(self, home: Callable[[QueueRoute], GroupId]) -> None:
         """Queues without a lane may have moved: theirs will be made for where they are."""
@@ -127,7 +123,6 @@ class ProducerTopic:
         lanes = {lane.key: lane for lane in [*self.lanes, *children] if lane is not parent}
         self.route = route
         self._lanes = {queue.key: lanes[queue.key] for queue in route.queues if queue.key in lanes}
-        self.busy.pop(parent, None)
         self.turn = 0
         for child in children:
             child.link.add(child)

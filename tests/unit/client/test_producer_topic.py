@@ -65,7 +65,6 @@ def test_a_wide_topic_costs_what_is_written_to() -> None:
     assert (len(first.parts), len(second.parts)) == (2, 1)
     assert first.link.added == [first]
     assert topic.lanes == [first, second]
-    assert [*topic.busy] == [first, second]
     assert topic.find(key(3)) is cast(Any, second)
     assert topic.find(key(4)) is None
     assert topic.has(cast(Lane, first))
@@ -96,4 +95,3 @@ def test_with_source_positions_all_lanes_are_there_from_the_start() -> None:
     assert [lane.link.added for lane in made.lanes] == [[lane] for lane in made.lanes]
     assert topic.resume is not None
     assert topic.resume.tolist() == [7, 7, 7]
-    assert not topic.busy

@@ -66,6 +66,13 @@ class Linked(Box):
             parts.append(part)
         self.link._on_reply(encode_fetch_reply(header, parts))
 
+    def answer_at_the_end(self, number: int, *, at: int) -> None:
+        """The queue was split, and holds nothing from the offset on."""
+        header = broker_pb2.FetchReplyHeader(correlation_id=number)
+        result = header.results.add(high_watermark=at, sealed=True)
+        result.queue.topic_id, result.queue.queue_id = KEY
+        self.link._on_reply(encode_fetch_reply(header, []))
+
     def taken(self) -> list[bytes]:
         return [message.value for message in self.puller.messages(100)]
 
@@ -82,6 +89,41 @@ async def test_one_poll_brings_what_comes_bit_by_bit() -> None:
     again = await box.must_ask()
     assert again.correlation_id != request.correlation_id
     assert again.queues[0].offset == 3
+
+
+@pytest.mark.parametrize("delay_ms", [0, 300])
+@pytest.mark.parametrize("offset", [0, 7])
+async def test_a_queue_that_was_split_is_read_to_its_end(delay_ms: int, offset: int) -> None:
+    """With a delay its next batch is peeked at first, and there is none."""
+    box = Linked()
+    box.queue.delay_ms = delay_ms
+    box.queue.begin_at(offset)
+    request = await box.must_ask()
+    assert request.queues[0].max_bytes == (1 if delay_ms else FETCH_BYTES)
+    box.answer_at_the_end(request.correlation_id, at=offset)
+    assert box.ended == [KEY]
+    assert await box.asked() is None, "nothing more will come"
+
+
+async def test_a_queue_with_a_delay_that_was_split_gives_out_what_it_holds_first() -> None:
+    box = Linked()
+    box.queue.delay_ms = 1
+    box.queue.token = 5
+    request = await box.must_ask()
+    assert (request.queues[0].token, request.queues[0].max_bytes) == (0, 1), "a peek"
+    box.answer(request.correlation_id, b"a", end=1)
+    assert box.ended == []
+    assert box.queue.due is not None
+    box.queue.due = 0.0
+    request = await box.must_ask()
+    assert request.queues[0].token == 5
+    box.answer(request.correlation_id, b"a", end=1)
+    assert box.taken() == [b"a"]
+    request = await box.must_ask()
+    assert request.queues[0].token == 0, "another peek"
+    box.answer_at_the_end(request.correlation_id, at=1)
+    assert box.ended == [KEY]
+    assert await box.asked() is None
 
 
 async def test_a_broker_that_answers_once_is_asked_again() -> None:
