@@ -31,6 +31,7 @@ from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import NotMaster, Throttled
 from semel.protos.ids import GroupId, NodeId, ProducerId, QueueId, QueueKey, TopicId
 from semel.protos.ids import Sequence as Seq
+from semel.protos.levels import LEVEL_MAX
 from semel.protos.queue_refs import queue_ref
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.streams import (
@@ -72,6 +73,8 @@ class BrokerGroup:
         """File systems other than the real one, by node."""
         self._begun: set[int] = set()
         """Founders that were started before: there are no controllers that would know."""
+        self.levels: dict[int, int] = {}
+        """Highest feature levels of nodes that run an older program."""
 
     def config(self, node: int) -> BrokerConfig:
         """The configuration of one node."""
@@ -84,7 +87,8 @@ class BrokerGroup:
             members=self.founding if node in self.founding else {},
             join=() if node in self.founding else tuple(self.founding.values()),
         )
-        return dataclasses.replace(config, **self.settings)
+        level_max = self.levels.get(node, LEVEL_MAX)
+        return dataclasses.replace(config, level_max=level_max, **self.settings)
 
     async def __aenter__(self) -> Self:
         for node in self.founding:

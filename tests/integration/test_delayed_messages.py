@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from semel.broker.state import DELAY_LEVEL
 from semel.client import connect
 from semel.protos import compat
-from semel.protos.errors import InvalidRequest, Throttled, Unavailable, from_detail
+from semel.protos.errors import InvalidRequest, Throttled, from_detail
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
 from tests.integration.brokers import (
@@ -200,24 +199,6 @@ async def test_one_node_whose_clock_is_ahead_releases_nothing_early(group: Broke
         await asyncio.sleep(0.3)
         assert (await group.master()).replica.log_time_us() < now_us() + HOUR_US // 60
         master.replica.wall_us = now_us
-
-
-async def test_the_first_delayed_batch_waits_for_every_member(group: BrokerGroup) -> None:
-    first, second, away = group.founding
-    for node in group.founding:
-        await group.stop(node)
-    for node in (first, second):  # which have not heard yet what the third one knows
-        await group.start(node)
-    (batch, *_) = delayed_batches(now_us() + HOUR_US)
-    async with RawClient((await group.master()).address) as client:
-        for _ in range(3):
-            (ack,) = await client.produce(batch)
-            assert isinstance(from_detail(ack.error), Unavailable)
-            await asyncio.sleep(0.2)
-    assert (await group.master()).replica.state.feature_level < DELAY_LEVEL
-    await group.start(away)
-    await produce(group, batch)
-    assert (await group.master()).replica.state.feature_level == DELAY_LEVEL
 
 
 async def test_a_time_too_far_ahead_is_refused_with_a_guess(group: BrokerGroup) -> None:

@@ -16,15 +16,18 @@ from semel.client.config import ClientConfig
 from semel.client.connection import Connections, Purpose
 from semel.client.streams import DirectStream, GrpcStream, Stream, Streams
 from semel.protos import compat
-from semel.protos.errors import SemelError, Unavailable
+from semel.protos.errors import SemelError, Unavailable, UnsupportedVersion
 from semel.protos.framed import ACCEPTED, HEAD, HELLO
+from semel.protos.levels import LEVEL_MAX, levels_metadata, own_levels
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.streams import encode_ping, encode_produce
 from semel.protos.v1 import broker_pb2
+from semel.protos.v1.common_pb2 import Levels
 from tests.integration.brokers import BrokerGroup, RawClient, make_batch
 from tests.integration.cluster import Cluster
 
 PATIENCE_S = 0.3
+LEVELS = own_levels(active=LEVEL_MAX)
 COUNT = 2_000
 
 
@@ -130,17 +133,26 @@ async def test_a_node_stops_with_streams_open(tmp_path: Path, opener: Streams) -
 
 
 class Older:
-    """A broker's gRPC port whose `OpenDirect` answers as a test wants it; Produce echoes."""
+    """A broker's gRPC port whose `OpenDirect` answers as a test wants it; both streams echo."""
 
-    def __init__(self, open_direct: Callable[..., Awaitable[object]] | None) -> None:
+    def __init__(
+        self,
+        open_direct: Callable[..., Awaitable[object]] | None,
+        tells: Levels | None = LEVELS,
+    ) -> None:
         self.asked = 0
+        self.heard = 0
         self.address = ""
 
-        async def produce(_: object, context: grpc.aio.ServicerContext) -> None:
+        async def echo(_: object, context: grpc.aio.ServicerContext) -> None:
+            await context.send_initial_metadata(() if tells is None else levels_metadata(tells))
             while (message := await context.read()) is not grpc.aio.EOF:
+                self.heard += 1
                 await context.write(message)
 
-        methods = {"Produce": grpc.stream_stream_rpc_method_handler(produce)}
+        methods = {
+            name: grpc.stream_stream_rpc_method_handler(echo) for name in ("Produce", "Fetch")
+        }
         if open_direct is not None:
 
             async def counted(request: object, context: object) -> object:
@@ -176,7 +188,7 @@ async def leading_to(answer: Answer) -> AsyncIterator[Older]:
     port = server.sockets[0].getsockname()[1]
 
     async def open_direct() -> broker_pb2.OpenDirectReply:
-        return broker_pb2.OpenDirectReply(port=port, ticket=bytes(16))
+        return broker_pb2.OpenDirectReply(port=port, ticket=bytes(16), levels=LEVELS)
 
     async with server, Older(open_direct) as older:
         yield older
@@ -198,6 +210,42 @@ async def test_an_older_broker_is_spoken_to_on_grpc(opener: Streams) -> None:
         assert await echoes(opener, older.address)
 
 
+async def test_a_broker_that_does_not_tell_its_levels_is_sent_nothing(opener: Streams) -> None:
+    """It would store a delayed message as an ordinary one, and its acknowledgements say less than a
+    client needs. Reading from it is safe."""
+
+    async def direct() -> broker_pb2.OpenDirectReply:
+        return broker_pb2.OpenDirectReply(port=1, ticket=bytes(16))
+
+    for open_direct in (None, direct):
+        async with Older(open_direct, tells=None) as older:
+            with pytest.raises(UnsupportedVersion, match="upgrade the brokers before the clients"):
+                await opener.open(older.address, Purpose.PRODUCE)
+            stream = await opener.open(older.address, Purpose.FETCH)
+            stream.close()
+            assert older.heard == 0
+
+
+async def test_programs_without_a_common_level_name_each_other(opener: Streams) -> None:
+    newer = Levels(min=LEVEL_MAX + 1, max=LEVEL_MAX + 3, version="9.1", active=LEVEL_MAX + 2)
+    async with Older(None, tells=newer) as older:
+        for purpose in Purpose.PRODUCE, Purpose.FETCH:
+            with pytest.raises(UnsupportedVersion, match=r"runs Semel 9\.1 .*upgrade this client"):
+                await opener.open(older.address, purpose)
+        assert older.heard == 0
+
+
+async def test_a_stream_may_be_used_up_to_the_level_of_its_group(
+    connections: Connections, opener: Streams
+) -> None:
+    for active, usable in ((0, LEVEL_MAX), (4, 4), (LEVEL_MAX, LEVEL_MAX)):
+        told = Levels(max=LEVEL_MAX, version="1", active=active)
+        async with Older(None, tells=told) as older:
+            stream = await opener.open(older.address, Purpose.PRODUCE)
+            assert stream.level == usable
+            stream.close()
+
+
 async def test_a_port_that_nobody_listens_on(
     opener: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +256,7 @@ async def test_a_port_that_nobody_listens_on(
     await server.wait_closed()
 
     async def closed_port() -> broker_pb2.OpenDirectReply:
-        return broker_pb2.OpenDirectReply(port=port, ticket=bytes(16))
+        return broker_pb2.OpenDirectReply(port=port, ticket=bytes(16), levels=LEVELS)
 
     async with Older(closed_port) as older:
         assert await echoes(opener, older.address)

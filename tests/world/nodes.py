@@ -23,13 +23,14 @@ from semel.broker.node import BrokerNode
 from semel.broker.raft import Message, encode_message
 from semel.broker.replica import Replica
 from semel.broker.server.replicate import split_message
-from semel.broker.state import FEATURE_LEVEL_MAX
 from semel.controller.config import ControllerConfig
 from semel.controller.node import ControllerNode
 from semel.controller.store import MemoryStore, Transaction
 from semel.controller.store.memory import Table
 from semel.protos.errors import CorruptSegment, SemelError
 from semel.protos.ids import GroupId, NodeId
+from semel.protos.levels import own_levels
+from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.raft_pb2 import PeerCaller
 from tests.unit.log.sim_files import SimFiles
 from tests.world.disk import Disk
@@ -51,12 +52,15 @@ def broker_address(number: int) -> str:
 class SimLink:
     """A peer link that sends datagrams; the frames come from the log, as in `peers.py`."""
 
-    feature_level_max = FEATURE_LEVEL_MAX
-
     def __init__(self, host: BrokerHost, replica: Replica, peer: NodeId) -> None:
         self._host = host
         self._replica = replica
         self._peer = peer
+
+    @property
+    def levels(self) -> Levels:
+        """Of the program on the peer's machine."""
+        return own_levels(self._host.cluster[self._peer].config.level_max)
 
     def send(self, message: Message) -> None:
         """Frames from the cache go at once; others are read in a thread first."""
@@ -83,6 +87,8 @@ class SimLink:
         last = message.entries[-1] if message.entries else None
         if last is not None and self._replica.log.term_at(last.index) != last.term:
             return
+        if self.levels.max < self._replica.level_needed:
+            return  # a stream to it would not be opened
         host = self._host
         world = host.world
         host.on_send(message, self._replica)

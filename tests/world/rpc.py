@@ -153,6 +153,8 @@ class SimCall:
         self._waiters: list[asyncio.Future[None]] = []
         self._handler: _Serving | None = None
         self._connected = False
+        self._told: tuple[Any, ...] = ()
+        """The server's initial metadata."""
         self._timers: list[asyncio.TimerHandle] = []
 
     # --- the client's side
@@ -246,7 +248,7 @@ class SimCall:
             await self._wait()
         if self._status is not None and self._status[0] is not grpc.StatusCode.OK:
             raise self.error()
-        return ()
+        return self._told
 
     async def code(self) -> grpc.StatusCode:
         while self._status is None:
@@ -287,8 +289,9 @@ class SimCall:
         self._network.calls.pop(self, None)
         self._out.send(lambda: self._handler.cancel() if self._handler is not None else None)
 
-    def _connect(self) -> None:
+    def _connect(self, told: tuple[Any, ...]) -> None:
         self._connected = True
+        self._told = told
         self._wake()
 
     def _receive(self, data: bytes) -> None:
@@ -444,14 +447,14 @@ class _Serving:
         call = self._call
         self._out.send(lambda: call._on_client(call._receive, bytes(data)))
 
-    async def send_initial_metadata(self, _: Any) -> None:
-        self._connect()
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        self._connect(tuple(metadata))
 
-    def _connect(self) -> None:
+    def _connect(self, metadata: tuple[Any, ...] = ()) -> None:
         if not self._told:
             self._told = True
             call = self._call
-            self._out.send(lambda: call._on_client(call._connect))
+            self._out.send(lambda: call._on_client(call._connect, metadata))
 
     def invocation_metadata(self) -> tuple[Any, ...]:
         return self._metadata

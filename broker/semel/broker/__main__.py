@@ -27,6 +27,7 @@ from semel.broker.log.config import SYNC_BY
 from semel.broker.node import READERS, BrokerNode
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.ids import GroupId, NodeId
+from semel.protos.levels import LEVEL_MAX
 
 KEPT_BACK = 16
 """File descriptors that no connection gets: a log must roll while the process has no others."""
@@ -165,6 +166,13 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
     help="Nodes of one group may share a machine (never asked on loopback).",
 )
 @click.option(
+    "--level-max",
+    type=click.IntRange(0, LEVEL_MAX),
+    default=LEVEL_MAX,
+    show_default=True,
+    help="Behave as a program that knows no higher feature level: for rehearsing an upgrade.",
+)
+@click.option(
     "--metrics-port",
     type=click.IntRange(0, 65_535),
     help="Serve Prometheus text at /metrics, on the host of --listen; 0 takes a free port.  "
@@ -267,6 +275,7 @@ def main(
     controllers: str,
     rack: str,
     allow_same_machine: bool,
+    level_max: int,
     metrics_port: int | None,
     segment_bytes: int,
     cache_bytes: int,
@@ -312,6 +321,7 @@ def main(
             controllers=tuple(filter(None, controllers.split(","))),
             rack=rack,
             allow_same_machine=allow_same_machine,
+            level_max=level_max,
             metrics_port=metrics_port,
             log=LogConfig(
                 segment_bytes=segment_bytes,

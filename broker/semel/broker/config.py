@@ -11,8 +11,9 @@ from semel.broker.log.config import LogConfig
 from semel.broker.raft.config import RaftConfig
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import GroupId, NodeId
+from semel.protos.levels import LEVEL_MAX
 
-_MAY_BE_ZERO = ("metrics_port", "peer_port", "stream_port", "scrub_bytes_per_second")
+_MAY_BE_ZERO = ("level_max", "metrics_port", "peer_port", "stream_port", "scrub_bytes_per_second")
 
 FOUNDING_ID = re.compile("[A-Za-z0-9_-]{1,64}")
 LOOPBACK = ("127.", "localhost", "::1")
@@ -186,6 +187,10 @@ class BrokerConfig:
     or be about to: whoever comes then waits. One that stages nothing takes no room on the disk, and
     would be held by no other limit."""
 
+    level_max: int = LEVEL_MAX
+    """Default: what this program knows. The highest feature level that it speaks: with a lower one
+    it behaves as an older program would, for rehearsing an upgrade."""
+
     report_ms: int = 1_000
     """Default 1 s. How often the node reports to each controller; what clients wait for (its role,
     its members) it tells at once. A report keeps node and controller from their other work for a
@@ -221,6 +226,10 @@ class BrokerConfig:
             )
         if self.node_id in self.peers_at:
             raise InvalidRequest(f"node {self.node_id} is no peer of itself: --peer-at is wrong")
+        if not 0 <= self.level_max <= LEVEL_MAX:
+            raise InvalidRequest(
+                f"level_max is {self.level_max}, this program knows feature levels 0 to {LEVEL_MAX}"
+            )
         if not self.cluster_id:
             raise InvalidRequest("a broker needs the id of its cluster: --cluster-id")
         if not 0 <= self.peer_port <= 65_535:

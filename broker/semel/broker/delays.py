@@ -6,9 +6,6 @@ a time; when that is applied, the next one of the queue is asked for without a l
 remembered here: what is delayed stands in the replicated state, so the next master goes on at its
 first look.
 
-The first delayed batch that a group is sent finds a log whose members have not agreed on the rules
-yet. It is refused, its client comes back, and meanwhile the level is raised here.
-
 Not here: what is released, and that it is not early (`state/delays.py`); log time
 (`state/log_clock.py`).
 """
@@ -16,17 +13,11 @@ Not here: what is released, and that it is not early (`state/delays.py`); log ti
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Final
 
 from semel.broker.replica import Replica
-from semel.broker.state import DELAY_LEVEL
-from semel.protos.errors import NotMaster, SemelError
-
-logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.1
-RAISE_PAUSE_S: Final = 1.0
 QUEUES_MAX: Final = 1_000
 """Queues at one look."""
 
@@ -43,21 +34,7 @@ class DelayDuty:
         while True:
             await replica.delaying.wait()
             await asyncio.sleep(LOOK_S)
-            if not replica.is_master:
-                replica.delays_wanted = False  # clients send to the next master again
-            elif replica.delays_wanted:
-                await self._raise_level()
-            else:
+            if replica.is_master:
                 replica.release_due(QUEUES_MAX)
-            if not (replica.delays_wanted or replica.state.delays.queues):
+            if not replica.state.delays.queues:
                 replica.delaying.clear()
-
-    async def _raise_level(self) -> None:
-        try:
-            await self._replica.raise_feature_level(DELAY_LEVEL)
-            self._replica.delays_wanted = False
-        except NotMaster:
-            pass
-        except SemelError as error:
-            logger.warning("delayed messages are not taken yet: %s", error)
-            await asyncio.sleep(RAISE_PAUSE_S)

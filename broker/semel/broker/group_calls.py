@@ -13,7 +13,7 @@ Not here: what is asked (`transactions.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import grpc
@@ -21,8 +21,10 @@ import grpc.aio
 
 from semel.broker.routes_copy import RoutesCopy
 from semel.protos.errors import NotMaster, SemelError, Unavailable
+from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import transactions_pb2, transactions_pb2_grpc
+from semel.protos.v1.common_pb2 import Levels
 
 ATTEMPT_S: Final = 1.0
 PAUSE_S: Final = 0.05
@@ -33,8 +35,10 @@ KNOWN_MAX: Final = 1_000
 class GroupCalls:
     """Channels of one broker node to other groups. Lives on the event loop."""
 
-    def __init__(self, routes: RoutesCopy) -> None:
+    def __init__(self, routes: RoutesCopy, levels: Callable[[], Levels] = own_levels) -> None:
+        """`levels` are this node's."""
         self._routes = routes
+        self._levels = levels
         self._named: dict[int, tuple[str, ...]] = {}
         self._masters: dict[int, str] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -62,7 +66,9 @@ class GroupCalls:
             try:
                 stub = transactions_pb2_grpc.TransactionsStub(self._channel(address))
                 reply = await getattr(stub, method)(
-                    request, timeout=max(0.001, min(ATTEMPT_S, left))
+                    request,
+                    timeout=max(0.001, min(ATTEMPT_S, left)),
+                    metadata=levels_metadata(self._levels()),
                 )
             except grpc.aio.AioRpcError as error:
                 last = error_from_rpc(error)

@@ -8,6 +8,8 @@ copy stands is in the replicated state, so whoever is asked next, after any cras
 Invariants
 1. A batch is proposed only after its CRCs, its queue and its offset were checked.
 2. Copying before the seal takes no more than `move_bytes_per_second`, and one request is under way.
+3. Nothing is taken of a group whose log is at a higher feature level: what a queue is there may
+   follow rules that this group's members do not know.
 
 Not here: what a step means (`state/moves.py`), the source's answers (`server/moves.py`).
 """
@@ -32,11 +34,14 @@ from semel.protos.errors import (
     SemelError,
     TimedOut,
     Unavailable,
+    UnsupportedVersion,
 )
 from semel.protos.ids import QueueKey
+from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.queue_refs import queue_ref
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, control_pb2
+from semel.protos.v1.common_pb2 import Levels
 
 COPY_BYTES: Final = 2 << 20
 """Of batches a request; four of the largest are below a message's limit."""
@@ -63,8 +68,10 @@ class Target(Protocol):
 class Source:
     """The group that has the queue: its master is found by asking."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], levels: Levels | None = None) -> None:
+        """`levels` are this node's."""
         self._addresses = list(addresses)
+        self._told = levels_metadata(own_levels() if levels is None else levels)
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def close(self) -> None:
@@ -106,7 +113,7 @@ class Source:
             self._channels[address] = channel
         call = getattr(broker_pb2_grpc.MovesStub(channel), method)
         try:
-            return await call(request, timeout=SOURCE_TIMEOUT_S)
+            return await call(request, timeout=SOURCE_TIMEOUT_S, metadata=self._told)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
 
@@ -171,6 +178,7 @@ class QueuePull:
             queue=queue_ref(self._key), offset=at, max_bytes=COPY_BYTES
         )
         answer: broker_pb2.CopyQueueReply = await self._source.ask("CopyQueue", request)
+        self._check_level(answer.feature_level)
         await self._target.in_reader(lambda: self._check(answer))
         base = answer.batches[0].base_offset if answer.batches else answer.log_start_offset
         if base > at:
@@ -210,6 +218,16 @@ class QueuePull:
                 )
             at = head.base_offset + found.count
 
+    def _check_level(self, level: int) -> None:
+        """Raises UnsupportedVersion."""
+        own = self._target.state.feature_level
+        if level > own:
+            raise UnsupportedVersion(
+                f"queue {self._key.queue_id} comes from a broker group at feature level {level},"
+                f" this group is at {own}: raise it first (semel cluster upgrade)",
+                level=level,
+            )
+
     async def _pace(self, length: int) -> None:
         """Sleeps until so many bytes more may come."""
         now = time.monotonic()
@@ -226,6 +244,7 @@ class QueuePull:
                 queue=queue_ref(self._key), job=self._job, offset=at, max_bytes=PART_BYTES
             )
             answer: broker_pb2.ReadSliceReply = await self._source.ask("ReadSlice", request)
+            self._check_level(answer.feature_level)
             if not answer.part:
                 raise InvalidRequest(f"the slice of queue {self._key.queue_id} ends at {at}")
             await self._step(control_pb2.MOVE_STEP_PART, offset=at, part=answer.part)

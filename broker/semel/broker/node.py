@@ -136,7 +136,7 @@ class BrokerNode:
         self._files.make_directory(config.data)
         log = await loop.run_in_executor(self.readers, self._open_log)
         self._stack.push_async_callback(loop.run_in_executor, None, log.close)
-        state, logged = await loop.run_in_executor(self.readers, _recover, log)
+        state, logged = await loop.run_in_executor(self.readers, _recover, log, config.level_max)
         founding, joins = await self._founding(state, logged)
         known = next(reversed(logged.values()), Members.of_state(state.membership) or founding)
         alone = set(known.addresses) == {config.node_id}
@@ -239,8 +239,16 @@ class BrokerNode:
         replica.on_snapshot_offer = self.catch_up.on_offer
         produce = ProduceHandler(replica)
         replica.on_mastership_lost = produce.on_mastership_lost
-        peer_port = PeerPort(replica, self.identity, lambda node: node in replica.reachable())
-        server = grpc.aio.server(interceptors=[ServerInterceptor()], options=SERVER_OPTIONS)
+        peer_port = PeerPort(
+            replica,
+            self.identity,
+            lambda node: node in replica.reachable(),
+            levels=replica.levels,
+            level_needed=lambda: replica.level_needed,
+        )
+        replica.on_level_raised = produce.on_level_raised
+        interceptor = ServerInterceptor(levels=replica.levels())
+        server = grpc.aio.server(interceptors=[interceptor], options=SERVER_OPTIONS)
         fetch = FetchHandler(replica)
         moves = MovesService(config, replica, self._routes)
         self._probe = Probe(config, replica, self.checkpoints, self.scrub, produce, fetch, moves)
@@ -248,7 +256,8 @@ class BrokerNode:
             {
                 broker_pb2.DIRECT_STREAM_PRODUCE: produce.produce,
                 broker_pb2.DIRECT_STREAM_FETCH: fetch.fetch,
-            }
+            },
+            replica.levels,
         )
         streams = {
             "Produce": grpc.stream_stream_rpc_method_handler(produce.produce),
@@ -276,7 +285,7 @@ class BrokerNode:
             ),
             server,
         )
-        calls = GroupCalls(self._routes)
+        calls = GroupCalls(self._routes, replica.levels)
         self._stack.push_async_callback(calls.close)
         self._transactions = TransactionDuty(config, replica, calls)
         transactions_pb2_grpc.add_TransactionsServicer_to_server(
@@ -358,6 +367,8 @@ class BrokerNode:
             readers=self.readers,
             on_unreachable=self.replica.on_peer_unreachable,
             route=self.config.peer_streams_at.get(peer, ""),
+            levels=self.replica.levels,
+            level_needed=lambda: self.replica.level_needed,
         )
         self.replica.links[peer] = link
         self._links[peer] = address, self._start(link.run())
@@ -406,11 +417,15 @@ def _has_log(files: FileLayer, data: Path) -> bool:
     return any(files.names(data / "log"))
 
 
-def _recover(log: Log) -> tuple[State, dict[int, Members]]:
+def _recover(log: Log, level_max: int) -> tuple[State, dict[int, Members]]:
     """The state of the newest checkpoint, and members that stand in the log behind it."""
     checkpoint = log.checkpoint
     try:
-        state = State() if checkpoint is None else State.from_bytes(checkpoint.payload)
+        state = (
+            State(level_max)
+            if checkpoint is None
+            else State.from_bytes(checkpoint.payload, level_max)
+        )
     except CorruptSegment as error:
         raise CorruptSegment(f"{checkpoint and checkpoint.path}: {error}") from error
     logged: dict[int, Members] = {}

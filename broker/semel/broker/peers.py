@@ -37,11 +37,13 @@ from semel.broker.identity import NodeIdentity
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.raft import Message, MessageKind, encode_message
 from semel.protos import compat
-from semel.protos.errors import CorruptSegment
+from semel.protos.errors import CorruptSegment, UnsupportedVersion
 from semel.protos.framed import ACCEPTED, encode_head, encode_hello, tune
 from semel.protos.ids import NodeId
+from semel.protos.levels import check_levels, check_member, levels_metadata, own_levels
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
+from semel.protos.v1.common_pb2 import Levels
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +71,12 @@ class PeerLink:
         readers: Executor,
         on_unreachable: Callable[[NodeId], None],
         route: str = "",
+        levels: Callable[[], Levels] = own_levels,
+        level_needed: Callable[[], int] = int,
     ) -> None:
-        """`route` is HOST:PORT under which the peer's stream port is reached, if not directly."""
+        """`route` is HOST:PORT under which the peer's stream port is reached, if not directly;
+        `levels` are this node's, and `level_needed` what every member must know, as they are now.
+        """
         self.peer_id = peer_id
         self.address = address
         self._identity = identity
@@ -78,10 +84,12 @@ class PeerLink:
         self._readers = readers
         self._on_unreachable = on_unreachable
         self._route = route
+        self._own_levels = levels
+        self._level_needed = level_needed
         self._streams: list[_Stream | None] = [None, None]
         """For control messages and for entries; None while not open."""
-        self.feature_level_max: int | None = None
-        """The highest level the peer's program knows, as of its newest stream; None: not heard."""
+        self.levels: Levels | None = None
+        """What the peer's program told of itself for its newest stream; None: not heard."""
 
     def send(self, message: Message) -> None:
         """Sends one message; drops it when the peer is not connected."""
@@ -116,18 +124,29 @@ class PeerLink:
                         )
                         refused = reason
                     delay = _RECONNECT_MAX_S
+            except UnsupportedVersion as error:
+                if error.message != refused:
+                    logger.error("peer is not let in peer=%s reason=%s", self.peer_id, error)
+                    refused = error.message
+                delay = _RECONNECT_MAX_S
             except (OSError, TimeoutError):
                 pass  # not up yet, or gone meanwhile
             finally:
                 self._streams[kind] = None
                 stream.close()
+                if not any(self._streams):
+                    self.levels = None  # it may come back as another program
             self._on_unreachable(self.peer_id)
             await asyncio.sleep(delay)
             delay = min(delay * 2, _RECONNECT_MAX_S)
 
     async def _open(self, stream: _Stream) -> None:
-        """Asks for a ticket and connects with it; returns once the peer has let it in."""
+        """Asks for a ticket and connects with it; returns once the peer has let it in.
+
+        Raises UnsupportedVersion for a peer that does not know the rules of the group's log.
+        """
         own = self._identity
+        levels = self._own_levels()
         async with grpc.aio.insecure_channel(self.address, options=PEER_CHANNEL_OPTIONS) as channel:
             reply: raft_pb2.OpenStreamReply = await raft_pb2_grpc.RaftPeerStub(channel).OpenStream(
                 raft_pb2.OpenStreamRequest(
@@ -137,10 +156,17 @@ class PeerLink:
                     founding_id=own.founding,
                     to_node_id=self.peer_id,
                     address=own.address,
+                    levels=levels,
                 ),
                 timeout=_OPEN_TIMEOUT_S,
+                metadata=levels_metadata(levels),
             )
-        self.feature_level_max = reply.feature_level_max
+        told = reply.levels
+        if not reply.HasField("levels"):
+            told = Levels(max=reply.feature_level_max)  # it is older than levels that are told
+        self.levels = told
+        check_levels(levels, "this node", told, f"node {self.peer_id}")
+        check_member(f"node {self.peer_id}", told, self._level_needed())
         host, _, port = (self._route or self.address).rpartition(":")
         await asyncio.get_running_loop().create_connection(
             lambda: stream, host.strip("[]"), int(port) if self._route else reply.port

@@ -28,6 +28,7 @@ from semel.broker.routes_copy import RoutesCopy
 from semel.broker.server.admin import disk_room
 from semel.protos import compat
 from semel.protos.errors import NotMaster
+from semel.protos.levels import levels_metadata
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
@@ -93,7 +94,11 @@ class Registration:
             while True:
                 changed.clear()
                 try:
-                    answer = await stub.ReportNode(self._report(), timeout=_TIMEOUT_S)
+                    answer = await stub.ReportNode(
+                        self._report(),
+                        timeout=_TIMEOUT_S,
+                        metadata=levels_metadata(self._replica.levels()),
+                    )
                     if not reachable:
                         logger.info("controller is back address=%s", address)
                     reachable = True
@@ -119,7 +124,8 @@ class Registration:
         if now_s - self._fetched_s >= _FETCH_S:
             self._fetched_s = now_s
             request = controller_pb2.GetRoutesRequest()
-            self._routes.on_routes(await stub.GetRoutes(request, timeout=_TIMEOUT_S))
+            told = levels_metadata(self._replica.levels())
+            self._routes.on_routes(await stub.GetRoutes(request, timeout=_TIMEOUT_S, metadata=told))
 
     def _load(self) -> controller_pb2.NodeLoad:
         rates = self._meter.sample(_time_s(), self._counters())
@@ -160,6 +166,7 @@ class Registration:
                 common_pb2.NodeAddress(node_id=node, address=address)
                 for node, address in sorted(replica.addresses().items())
             ],
+            levels=replica.levels(),
         )
 
 

@@ -61,7 +61,6 @@ from semel.broker.raft import (
     Role,
 )
 from semel.broker.state import (
-    DELAY_LEVEL,
     ApplyResult,
     DelayedReleased,
     Judge,
@@ -76,7 +75,9 @@ from semel.protos.batch import BatchHeader
 from semel.protos.errors import DiskFull, NotMaster, SemelError, Throttled, Unavailable
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
 from semel.protos.ids import NodeId, QueueKey, Term
+from semel.protos.levels import check_member, lacking, own_levels
 from semel.protos.metrics import Histogram
+from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel
 
 logger = logging.getLogger(__name__)
@@ -139,10 +140,14 @@ class Replica:
         self.removed_at = 0
         """Index of the entry that removed this node, as a member told; 0 while it is not known."""
         self._unfit: set[str] = set()
-        self.delays_wanted = False
-        """A delayed batch came before the group had agreed on their rules."""
         self.delaying = asyncio.Event()
-        """Something is delayed, or was to be; cleared by whoever looks after it."""
+        """Something is delayed; cleared by whoever looks after it."""
+        self.on_level_raised: Callable[[], None] = lambda: None
+        self._level_proposed = 0
+        """The level that this master has the log raised to."""
+        self._level_raising: asyncio.Future[ApplyResult] | None = None
+        """Done once a log that began here has its first level."""
+        self._level_told = state.feature_level
         self.lateness = Histogram()
         """Seconds from the time that messages were due to their release by this master."""
         self._hard_state_file = hard_state
@@ -273,9 +278,6 @@ class Replica:
         if self.proposer is None:
             stream.refuse(header, self.not_master())  # type: ignore[attr-defined]
             return
-        if header.deliver_at_us and self.state.feature_level < DELAY_LEVEL:
-            self.delays_wanted = True  # it is refused, and the client comes back
-            self.delaying.set()
         self.proposer.submit_batch(header, data, stream)  # type: ignore[arg-type]
         self._schedule_turn()
 
@@ -305,26 +307,69 @@ class Replica:
         """Runs blocking `work` in the reader pool."""
         return await self._loop.run_in_executor(self.readers, work)
 
-    async def raise_feature_level(self, level: int) -> None:
-        """Lets the log hold what `level` allows, once every member's program knows it.
+    @property
+    def level_needed(self) -> int:
+        """The feature level that every member must know: the log's, or the one it is raised to."""
+        return max(self.state.feature_level, self._level_proposed if self.proposer else 0)
 
-        Raises NotMaster, and Unavailable while a member does not, or was not heard.
+    def levels(self) -> Levels:
+        """What this node says of itself to whoever is connected. Only who serves as master says at
+        which level the log is: another node may not know it yet. Nor is it told while it rises."""
+        active = self.state.feature_level
+        known = self.is_master and active == self.level_needed
+        return own_levels(self.config.level_max, max(1, active) if known else 0)
+
+    async def require_level(self, level: int) -> None:
+        """Raises UnsupportedVersion while the group's log is below `level`; and NotMaster."""
+        await self.wait_master()
+        if self._level_raising is not None and self.state.feature_level < level:
+            await asyncio.wait({self._level_raising})
+        if self.state.feature_level < level:
+            raise lacking(level, self.state.feature_level, f"broker group {self.config.group_id}")
+
+    async def raise_level(self, level: int, *, dry_run: bool = False) -> None:
+        """Lets the log hold what `level` allows, if every member's program knows it; for good.
+
+        Success when it is there already. Raises NotMaster, UnsupportedVersion when a member (or
+        this node) does not know the level, Unavailable while one was not heard.
         """
         await self.wait_master()
         if self.state.feature_level >= level:
             return
         for node in self.addresses():
-            if node == self.config.node_id:
-                continue
             link = self.links.get(node)
-            known = None if link is None else link.feature_level_max
-            if known is None or known < level:
+            if node == self.config.node_id:
+                told: Levels | None = self.levels()
+            else:
+                told = None if link is None else link.levels
+            if told is None:
                 raise Unavailable(
-                    f"node {node} "
-                    + ("is not connected" if known is None else f"knows level {known} only")
-                    + f", and feature level {level} needs every member: start it, or upgrade it"
+                    f"node {node} is not connected, and feature level {level} needs every member:"
+                    " start it, or replace it (semel node replace)"
                 )
+            check_member(f"node {node}", told, level)
+        if dry_run:
+            return
+        self._level_proposed = max(level, self._level_proposed)
         await self.submit_control(ControlRecord(feature_level=FeatureLevel(level=level)))
+
+    def _begin_level(self, proposer: Proposer) -> None:
+        """A log that holds nothing yet begins at the newest level, as the first thing it holds.
+
+        A member that was not heard so far may be older: it is told so when it comes.
+        """
+        self._level_proposed = 0
+        self._level_raising = None
+        if self.state.feature_level or self.state.queues:
+            return
+        heard = [link.levels for link in self.links.values() if link.levels is not None]
+        level = min([self.config.level_max, *(levels.max for levels in heard)])
+        if level:
+            self._level_proposed = level
+            record = ControlRecord(feature_level=FeatureLevel(level=level))
+            raising = self._level_raising = proposer.submit_control(record)
+            raising.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._schedule_turn()
 
     def release_due(self, queues_max: int) -> None:
         """Has delayed batches of so many queues get their offsets, if they are due by log time."""
@@ -813,6 +858,12 @@ class Replica:
     def _after_apply(self) -> None:
         applied = self.state.applied_index
         self.members.commit(applied)
+        if self.state.feature_level != self._level_told:
+            self._level_told = self.state.feature_level
+            logger.info("feature level of the log is %d", self._level_told)
+            began, self._level_raising = self._level_raising, None
+            if began is None:  # else nobody was told a level before
+                self.on_level_raised()
         if self.state.delays.queues:
             self.delaying.set()
         if self.core.role is Role.MASTER and self.proposer is None:
@@ -845,6 +896,7 @@ class Replica:
             ),
             on_released=self._on_released,
         )
+        self._begin_level(self.proposer)
         self.lock_clock = LockClock()
         self.lock_clock.restore(self.state.groups.held(), self.state.queues, monotonic_ms())
         self._master_ready.set()

@@ -275,7 +275,9 @@ class CatchUp:
         self._pulling = pull
         try:
             index, term, payload = await pull.checkpoint(least)
-            state = await loop.run_in_executor(replica.readers, State.from_bytes, payload)
+            state = await loop.run_in_executor(
+                replica.readers, State.from_bytes, payload, replica.config.level_max
+            )
             if state.applied_index != index or index < least:
                 raise CorruptSegment(
                     f"checkpoint {index} holds state {state.applied_index}, {least} was asked for"

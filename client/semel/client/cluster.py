@@ -68,7 +68,7 @@ class Cluster:
         """`routes_directory` keeps routes for clients to come; None keeps none."""
         self.config = config
         self.routes = RouteTable()
-        self.connections = Connections()
+        self.connections = Connections(level_max=config.level_max)
         self.streams = Streams(
             self.connections,
             direct=config.direct_streams,

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeVar
 from semel.client.sql_offsets import SqlOffsets
 from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, Codec
 from semel.protos.errors import InvalidRequest
+from semel.protos.levels import LEVEL_MAX
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:7070"
 RETRY_STEP_MS_MAX: Final = 7 * 24 * 3600 * 1000
@@ -84,6 +85,9 @@ class ClientConfig:
     keep_routes: bool = True
     """Keep the routes in a file of this user, for clients that start while no controller answers.
     `SEMEL_ROUTES_DIRECTORY` names the directory, by default `~/.cache/semel`."""
+    level_max: int = LEVEL_MAX
+    """The highest feature level that it uses, by default all that this program knows: with a lower
+    one it behaves as an older program would, for rehearsing an upgrade."""
 
     def __post_init__(self) -> None:
         _whole("connect_timeout_ms", self.connect_timeout_ms, 1, 600_000)
@@ -92,6 +96,7 @@ class ClientConfig:
         _whole("ping_ms", self.ping_ms, 10, 60_000)
         _whole("silence_ms", self.silence_ms, 2 * self.ping_ms, 600_000)
         _whole("buffer_bytes", self.buffer_bytes, 1, 1 << 40)
+        _whole("level_max", self.level_max, 0, LEVEL_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from semel.protos.errors import SemelError, TimedOut, Unavailable
+from semel.protos.errors import SemelError, TimedOut, Unavailable, UnsupportedVersion
+from semel.protos.levels import LEVEL_MAX, levels_metadata, own_levels
 from semel.protos.rpc import CHANNEL_OPTIONS, Credentials, client_interceptors, error_from_rpc
 from semel.protos.v1 import broker_pb2_grpc, controller_pb2_grpc
 
@@ -32,7 +33,10 @@ class Purpose(Enum):
 class Connections:
     """Channels of one client. Lives on the I/O thread."""
 
-    def __init__(self, credentials: Credentials | None = None) -> None:
+    def __init__(self, credentials: Credentials | None = None, level_max: int = LEVEL_MAX) -> None:
+        self.levels = own_levels(level_max)
+        self.told = levels_metadata(self.levels)
+        """Metadata of every call: this client's feature levels."""
         self._interceptors = client_interceptors(credentials)
         self._channels: dict[tuple[str, Purpose], grpc.aio.Channel] = {}
         self._stubs: dict[tuple[str, type[Any]], Any] = {}
@@ -52,7 +56,9 @@ class Connections:
     ) -> Any:
         """One unary call. Raises SemelError."""
         try:
-            return await getattr(self._stub(address, service), method)(request, timeout=timeout_s)
+            return await getattr(self._stub(address, service), method)(
+                request, timeout=timeout_s, metadata=self.told
+            )
         except grpc.RpcError as error:
             raise translate(error, address) from None
 
@@ -60,7 +66,9 @@ class Connections:
         self, address: str, service: type[Any], method: str, request: Any, timeout_s: float | None
     ) -> Any:
         """One call with a stream of replies; iterate it, and `translate` what it raises."""
-        return getattr(self._stub(address, service), method)(request, timeout=timeout_s)
+        return getattr(self._stub(address, service), method)(
+            request, timeout=timeout_s, metadata=self.told
+        )
 
     def _stub(self, address: str, service: type[Any]) -> Any:
         stub = self._stubs.get((address, service))
@@ -80,6 +88,8 @@ class Connections:
 def translate(error: grpc.RpcError, address: str) -> SemelError:
     """The exception for a failed call to `address`; transport failures name the address."""
     known = error_from_rpc(error)
+    if type(known) is UnsupportedVersion and address not in known.message:
+        return UnsupportedVersion(f"{address}: {known.message}", level=known.level)
     if type(known) is Unavailable and address not in known.message:
         return Unavailable(f"{address} does not answer: {known.message}")
     return known

@@ -28,6 +28,7 @@ from semel.client.core.sequences import Decision, InFlight, SendWindow
 from semel.client.wire import SentAs, Wire
 from semel.protos.errors import SemelError
 from semel.protos.ids import GroupId, QueueKey, Sequence
+from semel.protos.levels import DELAY_LEVEL, lacking
 
 LANE_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=500)
 
@@ -141,6 +142,10 @@ class Lane:
             )
             base = last = position
         else:
+            if part.chunk.due_us and self.link.wire.level < DELAY_LEVEL:
+                raise lacking(
+                    DELAY_LEVEL, self.link.wire.level, f"broker group {self.link.group_id}"
+                )
             payload, base, last = encode_part(
                 part,
                 producer_id=window.producer_id,
@@ -152,6 +157,11 @@ class Lane:
         return InFlight(
             previous=previous, base=base, last=last, count=part.count, payload=payload, tag=part
         )
+
+    def refuse(self, error: SemelError) -> None:
+        """Nothing can be sent to the queue's group: what has no sequence yet fails."""
+        while self.pending:
+            self._owner.settle(self.pending.popleft(), Outcome(error=error))
 
     def pause(self, after_ms: int) -> None:
         """Sends everything in flight again after a while."""

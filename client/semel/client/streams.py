@@ -6,6 +6,12 @@ know the call, and a port that cannot be reached (a firewall, an address that is
 remembered for `_AGAIN_S`, and the stream runs on gRPC, as it does for clients that are not this
 one. Both kinds have the same few methods, and raise SemelErrors only.
 
+With the ticket, or before anything else on gRPC, the broker tells its feature levels; a client that
+does not know what its broker understands would send what is stored as something else.
+
+Invariant: nothing is sent on a stream to a broker with which this client has no level in common,
+and no batch to one that does not tell its levels.
+
 Not here: when a stream is opened and what is said on it (`wire.py`, `fetch.py`).
 """
 
@@ -14,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -22,7 +28,13 @@ import grpc.aio
 from semel.client.connection import Connections, Purpose, translate
 from semel.client.futures import finish
 from semel.protos import compat
-from semel.protos.errors import InvalidRequest, SemelError, Unavailable
+from semel.protos.errors import (
+    InvalidRequest,
+    SemelError,
+    TimedOut,
+    Unavailable,
+    UnsupportedVersion,
+)
 from semel.protos.framed import (
     ACCEPTED,
     DIRECT_SILENCE_MAX_S,
@@ -31,8 +43,10 @@ from semel.protos.framed import (
     encode_hello,
     tune,
 )
+from semel.protos.levels import check_levels, told_levels, untold_levels
 from semel.protos.streams import FETCH_METHOD, PRODUCE_METHOD, STREAM_MESSAGE_BYTES_MAX
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
+from semel.protos.v1.common_pb2 import Levels
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +58,17 @@ _KINDS: Final = {
 }
 _STREAMS: Final[type[Any]] = broker_pb2_grpc.BrokerStreamStub
 
+Metadata: TypeAlias = tuple[tuple[str, bytes], ...]
+
 
 class Stream(Protocol):
     """Messages to and from a broker."""
+
+    levels: Levels
+    """What the broker has told of itself."""
+
+    level: int
+    """The feature level up to which the stream may be used, as far as the broker has told."""
 
     async def read(self) -> bytes | memoryview:
         """The next message. Raises SemelError when the stream has ended."""
@@ -71,24 +93,53 @@ class Streams:
         """Loop time until which an address is not asked for a socket."""
 
     async def open(self, address: str, purpose: Purpose) -> Stream:
-        """Raises SemelError."""
+        """A stream that may be written to. Raises SemelError: UnsupportedVersion when the broker is
+        too old for it, or too new."""
+        stream = await self._open(address, purpose)
+        try:
+            own = self._connections.levels
+            check_levels(own, "this client", stream.levels, f"broker {address}")
+            if purpose is Purpose.PRODUCE and not stream.levels.version:
+                raise UnsupportedVersion(
+                    f"broker {address} is older than this client, which runs Semel {own.version},"
+                    " and does not say what it understands; nothing was sent to it: upgrade the"
+                    " brokers before the clients"
+                )
+        except BaseException:
+            stream.close()
+            raise
+        stream.level = min(own.max, stream.levels.active or own.max)
+        return stream
+
+    async def _open(self, address: str, purpose: Purpose) -> Stream:
         if self._direct:
             loop = asyncio.get_running_loop()
             if self._not_before.get(address, 0.0) <= loop.time():
                 try:
                     return await self._open_direct(address, purpose)
-                except (OSError, TimeoutError, InvalidRequest) as error:
+                except (OSError, TimeoutError, InvalidRequest, UnsupportedVersion) as error:
                     self._not_before[address] = loop.time() + _AGAIN_S
                     logger.info(
                         "no direct stream, gRPC instead address=%s reason=%s",
                         address,
                         error or "it does not answer",
                     )
-        return GrpcStream(self._connections.channel(address, purpose), purpose, address)
+        channel = self._connections.channel(address, purpose)
+        stream = GrpcStream(channel, purpose, address, self._connections.told)
+        try:
+            async with compat.timeout(self._patience_s):
+                await stream.hear_levels()
+        except TimeoutError:
+            stream.close()
+            raise TimedOut(f"{address} does not answer") from None
+        except BaseException:
+            stream.close()
+            raise
+        return stream
 
     async def _open_direct(self, address: str, purpose: Purpose) -> DirectStream:
-        """Raises SemelError of the call, InvalidRequest when a broker does not know it, and OSError
-        or TimeoutError when its port cannot be reached."""
+        """Raises SemelError of the call, UnsupportedVersion when a broker does not know it, and
+        OSError or TimeoutError when its port cannot be reached."""
         reply = await self._connections.call(
             address,
             _STREAMS,
@@ -98,6 +149,7 @@ class Streams:
         )
         host = address.rpartition(":")[0].strip("[]")
         stream = DirectStream(address)
+        stream.levels = reply.levels if reply.HasField("levels") else untold_levels()
         try:
             async with compat.timeout(self._patience_s):
                 await asyncio.get_running_loop().create_connection(lambda: stream, host, reply.port)
@@ -111,12 +163,26 @@ class Streams:
 class GrpcStream:
     """A stream on gRPC."""
 
-    def __init__(self, channel: grpc.aio.Channel, purpose: Purpose, address: str) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, purpose: Purpose, address: str, told: Metadata
+    ) -> None:
+        """`told` are this client's feature levels."""
+        self.levels = untold_levels()
+        self.level = 0
         self._address = address
         self._purpose = purpose
         self._call: Any = channel.stream_stream(
             _METHODS[purpose], request_serializer=None, response_deserializer=None
-        )()
+        )(metadata=told)
+
+    async def hear_levels(self) -> None:
+        """Waits for what the broker says first. Raises SemelError."""
+        try:
+            told = told_levels(await self._call.initial_metadata())
+        except grpc.RpcError as error:
+            raise translate(error, self._address) from None
+        if told is not None:
+            self.levels = told
 
     async def read(self) -> bytes:
         try:
@@ -144,6 +210,8 @@ class DirectStream(asyncio.BufferedProtocol):
     """A stream on a socket of its own."""
 
     def __init__(self, address: str) -> None:
+        self.levels = untold_levels()
+        self.level = 0
         self._address = address
         self._transport: asyncio.Transport | None = None
         self._buffer: MessageBuffer | None = None

@@ -12,6 +12,8 @@ Invariants
    an older session is void, and of two incarnations of one producer each gets its own.
 2. A wire without work does not look for a master.
 3. The stream stays open when the last producer is closed; the next one finds it.
+4. The group's feature level is the same as long as a stream is open: the broker ends the streams
+   when it rises.
 
 Not here: windows and credit (`lanes.py`), what answers mean (`core/sequences.py`).
 """
@@ -31,7 +33,13 @@ from semel.client.core.routing import Master
 from semel.client.core.sequences import Moved
 from semel.client.streams import Stream
 from semel.protos import compat
-from semel.protos.errors import InternalError, SemelError, TimedOut, Unavailable, from_detail
+from semel.protos.errors import (
+    InternalError,
+    SemelError,
+    TimedOut,
+    UnsupportedVersion,
+    from_detail,
+)
 from semel.protos.ids import GroupId
 from semel.protos.streams import encode_ping, encode_produce
 from semel.protos.v1 import broker_pb2
@@ -80,6 +88,8 @@ class Wire:
         """Known to be without a master."""
         self.last_error: SemelError | None = None
         """Why the stream ended last; None once something was stored on a new one."""
+        self.level = 0
+        """The feature level up to which the open stream may be used, as far as its end told."""
         self._cluster = cluster
         self._links: dict[Link, None] = {}
         self._sent: dict[SentAs, Lane] = {}
@@ -177,36 +187,38 @@ class Wire:
         )
         self.last_error = error
         self._cluster.on_master_error(self.group_id, master, error)
+        if isinstance(error, UnsupportedVersion):
+            # Waiting does not help. What was sent before, to another master, stays in doubt.
+            for lane in list(self._lanes()):
+                lane.refuse(error)
+            self.searching = False
+            self._tell_room()
 
     async def _stream(self, address: str) -> None:
         stream = await self._cluster.streams.open(address, Purpose.PRODUCE)
         self._heard = asyncio.get_running_loop().time()
+        self.level = stream.level
         if self.searching:
             self.searching = False
             self._tell_room()
         write_lock = asyncio.Lock()
         try:
             async with compat.TaskGroup() as tasks:
-                tasks.create_task(self._read(stream, address))
+                tasks.create_task(self._read(stream))
                 tasks.create_task(self._write(stream, write_lock))
                 tasks.create_task(self._watch(stream, address, write_lock))
         finally:
             stream.close()
 
-    async def _read(self, stream: Stream, address: str) -> None:
+    async def _read(self, stream: Stream) -> None:
         loop = asyncio.get_running_loop()
         while True:
             message = await stream.read()
             self._heard = loop.time()
-            self._on_reply(broker_pb2.ProduceReply.FromString(bytes(message)), address)
+            self._on_reply(broker_pb2.ProduceReply.FromString(bytes(message)))
 
-    def _on_reply(self, reply: broker_pb2.ProduceReply, address: str) -> None:
+    def _on_reply(self, reply: broker_pb2.ProduceReply) -> None:
         for ack in reply.acks:
-            if not ack.session:
-                raise Unavailable(
-                    f"{address} is older than this client and does not say which session it"
-                    " answers; upgrade the brokers first"
-                )
             lane = self._sent.get(
                 (ack.topic_id, ack.queue_id, ack.producer_id, ack.epoch, ack.session)
             )

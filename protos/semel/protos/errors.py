@@ -296,6 +296,15 @@ class TransactionAborted(CallerError):
     status = "ABORTED"
 
 
+class UnsupportedVersion(CallerError):
+    """The other side, its group or the metadata has not the feature level that this needs (0: no
+    level is known to both). Nothing was done."""
+
+    code = errors_pb2.ERROR_CODE_UNSUPPORTED_VERSION
+    status = "FAILED_PRECONDITION"
+    level: int = 0
+
+
 class Unauthenticated(CallerError):
     """The caller did not prove who it is."""
 

@@ -5,13 +5,15 @@ How it works. A server installs `ServerInterceptor`: whatever a handler raises l
 with an `ErrorDetail` in the trailing metadata `semel-error-bin`. A client gives every RpcError to
 `error_from_rpc` and gets the same exception back. Authentication has one place on each side:
 `ServerInterceptor(authenticate)` looks at a call's metadata before its handler runs, and
-`client_interceptors(credentials)` adds them. Hot streams speak the wire form of `Frame` themselves
-(`frame_prefix`, `unframe`), without a serializer.
+`client_interceptors(credentials)` adds them. A caller's feature levels (`levels.py`), which stand
+in its call's metadata, are checked even before that. Hot streams speak the wire form of `Frame`
+themselves (`frame_prefix`, `unframe`), without a serializer.
 
 Invariants
 1. Every status that a server with this interceptor ends a failed call with carries a detail; a
    status without one comes from gRPC itself, and says nothing certain about a write.
 2. Cancellation passes through untouched.
+3. No handler sees anything of a caller that speaks none of this program's feature levels.
 
 Not here: the layout inside stream messages (`streams.py`), reconnecting and retrying (clients).
 """
@@ -39,10 +41,13 @@ from semel.protos.errors import (
     TimedOut,
     Unauthenticated,
     Unavailable,
+    UnsupportedVersion,
     from_detail,
     to_detail,
 )
+from semel.protos.levels import check_levels, own_levels, told_levels
 from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX, frame_data, frame_prefix
+from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.errors_pb2 import ErrorDetail
 
 __all__ = [
@@ -129,10 +134,15 @@ Credentials = Callable[[], MetadataItems]
 
 
 class ServerInterceptor(grpc.aio.ServerInterceptor):
-    """Authenticates calls, and turns what handlers raise into statuses with a detail."""
+    """Authenticates calls, checks their callers' feature levels, and turns what handlers raise into
+    statuses with a detail."""
 
-    def __init__(self, authenticate: Authenticate | None = None) -> None:
+    def __init__(
+        self, authenticate: Authenticate | None = None, levels: Levels | None = None
+    ) -> None:
+        """`levels` are this program's, by default those that its code speaks."""
         self._authenticate = authenticate
+        self._levels = own_levels() if levels is None else levels
         self._known: dict[str, tuple[Any, Any]] = {}
         """Each method's handler, and what stands before it: made once, not for every call."""
 
@@ -199,8 +209,16 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         return answer
 
     async def _admit(self, method: str, context: Any) -> None:
+        metadata = context.invocation_metadata()
+        told = told_levels(metadata)
+        if told is not None:
+            try:
+                check_levels(self._levels, "this node", told, "the caller")
+            except UnsupportedVersion as error:
+                logger.warning("call refused method=%s reason=%s", method, error)
+                raise
         if self._authenticate is not None:
-            await self._authenticate(method, dict(context.invocation_metadata() or ()))
+            await self._authenticate(method, dict(metadata or ()))
 
 
 def _decoded(decode: Decode | None, request: Any) -> Any:
@@ -309,7 +327,7 @@ _FROM_STATUS: Final[dict[grpc.StatusCode, type[SemelError]]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Throttled,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
-    grpc.StatusCode.UNIMPLEMENTED: InvalidRequest,
+    grpc.StatusCode.UNIMPLEMENTED: UnsupportedVersion,
 }
 
 
@@ -329,6 +347,8 @@ def error_from_rpc(error: grpc.RpcError) -> SemelError:
         return Unavailable(f"{unquote(unreached['address'])}: {unreached['reason'].lower()}")
     if "larger than max" in text:
         return MessageTooLarge(text, limit_bytes=MESSAGE_BYTES_MAX)
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return UnsupportedVersion(f"the other side does not know this call, upgrade it: {text}")
     if "serializ" in text:
         return InternalError(f"peers do not understand each other: {text}")
     return _FROM_STATUS.get(status, Unavailable)(f"{status.name}: {text}")

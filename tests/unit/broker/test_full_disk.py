@@ -22,6 +22,7 @@ from semel.protos import compat
 from semel.protos.errors import DiskFull, NotMaster
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import GroupId, NodeId
+from semel.protos.levels import own_levels
 from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel
 from tests.unit.log.sim_files import SimFiles
 
@@ -41,6 +42,8 @@ REPLIES = {
 
 class Peer:
     """A link to another member, who agrees with everything while it is there."""
+
+    levels = own_levels()
 
     def __init__(self, node: NodeId, replica: Replica) -> None:
         self.sent: list[Message] = []
@@ -80,7 +83,8 @@ class Node:
                 await asyncio.sleep(0.001)
 
     async def become_master(self) -> None:
-        await self.until(lambda: self.replica.is_master)
+        """Of a log that has got its first feature level."""
+        await self.until(lambda: self.replica.is_master and self.replica.state.feature_level > 0)
 
     def sent(self) -> list[MessageKind]:
         return [message.kind for peer in self.peers.values() for message in peer.sent]
@@ -214,15 +218,16 @@ async def test_any_error_while_a_ready_is_performed_ends_the_process() -> None:
             raise DiskFull("no room")
 
         replica.log.append = refuse  # type: ignore[method-assign]
-        frame, _ = build_frame(2, 2, 1, [(RecordKind.NOOP, ())])
+        last = replica.log.last_index
+        frame, _ = build_frame(last + 1, 2, 1, [(RecordKind.NOOP, ())])
         message = Message(
             kind=MessageKind.APPEND,
             source=OTHER,
             target=ME,
             term=2,
-            log_index=1,
+            log_index=last,
             log_term=1,
-            entries=(EntryMeta(index=2, term=2, size=len(frame)),),
+            entries=(EntryMeta(index=last + 1, term=2, size=len(frame)),),
         )
         replica.on_message(message, [frame])
         assert len(one.fatal) == 1

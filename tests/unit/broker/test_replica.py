@@ -19,9 +19,11 @@ from semel.broker.raft import RaftConfig, Role
 from semel.broker.replica import Replica
 from semel.broker.state import State
 from semel.protos import compat
-from semel.protos.errors import Unavailable
+from semel.protos.errors import Unavailable, UnsupportedVersion
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
 from semel.protos.ids import GroupId, NodeId
+from semel.protos.levels import own_levels
+from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel
 
 LOG = LogConfig(segment_bytes=1 << 20, ids_per_segment=64, fill_bytes_per_second=0)
@@ -32,16 +34,22 @@ RAFT = RaftConfig(
 
 
 class _Group:
-    """What `Replica.raise_feature_level` asks of a replica."""
+    """What `Replica.raise_level` asks of a replica."""
+
+    _level_proposed = 0
 
     def __init__(self, levels: dict[int, int | None], *, reached: int = 0) -> None:
         self.config = SimpleNamespace(node_id=1)
         self.state = SimpleNamespace(feature_level=reached)
         self.links = {
-            node: SimpleNamespace(feature_level_max=level) for node, level in levels.items()
+            node: SimpleNamespace(levels=None if level is None else own_levels(level))
+            for node, level in levels.items()
         }
         self.members = {1: "", **dict.fromkeys(levels, "")}
         self.submitted: list[int] = []
+
+    def levels(self) -> Levels:
+        return own_levels(5)
 
     def addresses(self) -> dict[int, str]:
         return self.members
@@ -58,10 +66,10 @@ class _Group:
     [
         ({}, 0, [2], ""),
         ({2: 2, 3: 5}, 0, [2], ""),
-        ({2: 2, 3: 1}, 0, [], "node 3 knows level 1 only"),
+        ({2: 2, 3: 1}, 0, [], "with feature levels 0 to 1, .* at level 2: upgrade node 3"),
         ({2: None, 3: 2}, 0, [], "node 2 is not connected"),
         ({2: 0}, 2, [], ""),
-        ({2: 0}, 1, [], "node 2 knows level 0 only"),
+        ({2: 0}, 1, [], "with feature levels 0 to 0, .* at level 2: upgrade node 2"),
     ],
 )
 def test_the_feature_level_rises_when_every_member_knows_it(
@@ -69,13 +77,14 @@ def test_the_feature_level_rises_when_every_member_knows_it(
 ) -> None:
     """A node of an older version would halt at the first entry that it does not know."""
     group = _Group(levels, reached=reached)
-    asked = Replica.raise_feature_level(group, 2)  # type: ignore[arg-type]
-    if trouble:
-        with pytest.raises(Unavailable, match=trouble):
+    for dry_run, found in ((True, []), (False, submitted)):
+        asked = Replica.raise_level(group, 2, dry_run=dry_run)  # type: ignore[arg-type]
+        if trouble:
+            with pytest.raises((Unavailable, UnsupportedVersion), match=trouble):
+                asyncio.run(asked)
+        else:
             asyncio.run(asked)
-    else:
-        asyncio.run(asked)
-    assert group.submitted == submitted
+        assert group.submitted == found
 
 
 @asynccontextmanager

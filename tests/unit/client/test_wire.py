@@ -12,8 +12,9 @@ from semel.client.core.sequences import Decision
 from semel.client.lanes import Lane, Link
 from semel.client.wire import Wire
 from semel.protos import compat
-from semel.protos.errors import Throttled, to_detail
+from semel.protos.errors import SemelError, Throttled, UnsupportedVersion, to_detail
 from semel.protos.ids import GroupId, QueueKey
+from semel.protos.levels import LEVEL_MAX
 from semel.protos.v1 import broker_pb2
 
 
@@ -43,6 +44,7 @@ class FakeLane:
         self.sent_as = None
         self.pending: list[Part] = []
         self.link: Any = None
+        self.refusals: list[SemelError] = []
         self._batches = batches
         self._left = batches
         self._size = size
@@ -52,6 +54,9 @@ class FakeLane:
             return None
         self._left -= 1
         return SimpleNamespace(payload=b"batch" + bytes(self._size))
+
+    def refuse(self, error: SemelError) -> None:
+        self.refusals.append(error)
 
     def on_stream_lost(self) -> None:
         self._left = self._batches
@@ -78,6 +83,8 @@ class Owner:
 class Stream:
     """A stream to a broker, which answers what the test says."""
 
+    level = LEVEL_MAX
+
     def __init__(self) -> None:
         self.written = asyncio.Event()
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
@@ -101,6 +108,8 @@ class OneMaster:
         self.streams = self
         self.calls: list[Stream] = []
         self.opened = asyncio.Event()
+        self.refusal: SemelError | None = None
+        """Of streams."""
         self.routes = SimpleNamespace(master=lambda _: self._master)
         self.tasks: list[asyncio.Task[None]] = []
         self._master = SimpleNamespace(address="b:1")
@@ -112,6 +121,8 @@ class OneMaster:
         pass
 
     async def open(self, *_: object) -> Stream:
+        if self.refusal is not None:
+            raise self.refusal
         self.calls.append(Stream())
         self.opened.set()
         return self.calls[-1]
@@ -241,7 +252,7 @@ async def test_an_answer_is_for_the_lane_that_has_sent_under_its_name() -> None:
     box.wire._gather()
     reply = broker_pb2.ProduceReply(acks=[box.ack(old, 3), box.ack(new, 5), box.ack(new, 6)])
     reply.acks[2].session = 2
-    box.wire._on_reply(reply, "b:1")
+    box.wire._on_reply(reply)
     assert (old.window.stored, new.window.stored) == ([3], [5])
     assert [owner.performed for owner in owners] == [[old], [new]]
     # A fence of its own gives it a new session; what the old one sent is void.
@@ -249,7 +260,7 @@ async def test_an_answer_is_for_the_lane_that_has_sent_under_its_name() -> None:
     before = box.ack(new, 7, session=1)
     new.link.on_ready(new)
     box.wire._gather()
-    box.wire._on_reply(broker_pb2.ProduceReply(acks=[before, box.ack(new, 8)]), "b:1")
+    box.wire._on_reply(broker_pb2.ProduceReply(acks=[before, box.ack(new, 8)]))
     assert new.window.stored == [5, 8]
     box.end()
 
@@ -262,27 +273,40 @@ async def test_a_refusal_is_told_to_one_producer_alone() -> None:
         lane.link.on_ready(lane)
     box.wire._gather()
     refusal = Throttled("too much", retry_after_ms=9)
-    box.wire._on_reply(broker_pb2.ProduceReply(acks=[box.ack(first, 1, refusal)]), "b:1")
+    box.wire._on_reply(broker_pb2.ProduceReply(acks=[box.ack(first, 1, refusal)]))
     assert first.window.refused == [1]
     assert isinstance(first.link.last_error, Throttled)
     assert second.link.last_error is None
-    box.wire._on_reply(broker_pb2.ProduceReply(acks=[box.ack(first, 1)]), "b:1")
+    box.wire._on_reply(broker_pb2.ProduceReply(acks=[box.ack(first, 1)]))
     assert first.link.last_error is None
     box.end()
 
 
-async def test_a_broker_that_names_no_session_is_not_believed() -> None:
-    """It is older, and whose batch it answers is not certain."""
+async def test_an_answer_without_a_session_is_for_nobody() -> None:
+    """Whose batch it answers is not certain."""
     box = Box()
     lane = FakeLane(batches=1)
     async with compat.timeout(10):
-        link = await box.sending(lane)
-        reply = broker_pb2.ProduceReply(acks=[box.ack(lane, 0, session=0)])
-        box.cluster.calls[0].replies.put_nowait(reply)
-        while link.last_error is None:
-            await asyncio.sleep(0.001)
-    assert "upgrade the brokers" in link.last_error.message
+        await box.sending(lane)
+        box.wire._on_reply(broker_pb2.ProduceReply(acks=[box.ack(lane, 0, session=0)]))
     assert lane.window.stored == []
+    box.end()
+
+
+async def test_what_waits_for_a_broker_of_another_version_fails_at_once() -> None:
+    """Waiting helps nobody: its program has to be upgraded. Who comes later hears the same."""
+    box = Box()
+    box.cluster.refusal = UnsupportedVersion("upgrade the brokers before the clients")
+    lane = FakeLane(batches=1)
+    lane.pending.append(cast(Part, "what comes"))
+    _, link = box.producer(lane)
+    link.on_ready(cast(Lane, lane))
+    async with compat.timeout(10):
+        while len(lane.refusals) < 2:
+            await asyncio.sleep(0.001)
+    assert lane.refusals[0] is box.cluster.refusal
+    assert link.last_error is box.cluster.refusal
+    assert link.available, "or what comes next would wait at the door for its delivery timeout"
     box.end()
 
 

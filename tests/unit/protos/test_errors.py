@@ -38,6 +38,7 @@ VALUES = {
     "split_record": st.binary(max_size=20),
     "topic_id": st.integers(0, 2**64 - 1),
     "queue_id": st.integers(0, 2**32 - 1),
+    "level": st.integers(0, 2**32 - 1),
     "group_id": st.integers(0, 2**32 - 1),
 }
 

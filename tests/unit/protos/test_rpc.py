@@ -263,7 +263,7 @@ async def test_what_grpc_says_itself() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1", options=CHANNEL_OPTIONS) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await channel.unary_unary("/a/b")(b"", timeout=10)
-    assert type(error_from_rpc(unknown.value)) is errors.InvalidRequest
+    assert type(error_from_rpc(unknown.value)) is errors.UnsupportedVersion
     assert type(error_from_rpc(large.value)) is errors.MessageTooLarge
     error = error_from_rpc(refused.value)
     assert (type(error), error.message) == (
@@ -308,7 +308,7 @@ def test_statuses_without_a_detail() -> None:
     assert of[grpc.StatusCode.UNAVAILABLE] is errors.Unavailable
     assert of[grpc.StatusCode.CANCELLED] is errors.Unavailable
     assert of[grpc.StatusCode.DEADLINE_EXCEEDED] is errors.TimedOut
-    assert of[grpc.StatusCode.UNIMPLEMENTED] is errors.InvalidRequest
+    assert of[grpc.StatusCode.UNIMPLEMENTED] is errors.UnsupportedVersion
     broken = _rpc_error(grpc.StatusCode.INTERNAL, details="Exception deserializing response!")
     assert type(error_from_rpc(broken)) is errors.InternalError
 

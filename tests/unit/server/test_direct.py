@@ -13,6 +13,7 @@ from semel.broker.server.stream import StreamContext
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest
 from semel.protos.framed import ACCEPTED, HEAD, encode_head, encode_hello
+from semel.protos.levels import own_levels
 from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX
 from semel.protos.v1 import broker_pb2
 
@@ -30,7 +31,7 @@ class Served:
     """A port whose streams have one handler, and clients of it."""
 
     def __init__(self, handler: Handler) -> None:
-        self.streams = DirectStreams({broker_pb2.DIRECT_STREAM_PRODUCE: handler})
+        self.streams = DirectStreams({broker_pb2.DIRECT_STREAM_PRODUCE: handler}, own_levels)
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> Served:

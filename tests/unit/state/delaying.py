@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from semel.broker.state import (
-    DELAY_LEVEL,
     BatchVerifier,
     QueueReport,
     State,
@@ -13,6 +12,7 @@ from semel.broker.state import (
 )
 from semel.protos.batch import BatchHeader
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import DELAY_LEVEL
 from semel.protos.v1 import control_pb2
 from tests.unit.state.log import KEY, START_US, Group, header, ref
 

@@ -6,7 +6,6 @@ import hashlib
 from typing import Any
 
 from semel.broker.state import (
-    MOVE_LEVEL,
     Accepted,
     MoveApplied,
     State,
@@ -16,6 +15,7 @@ from semel.broker.state import (
 from semel.protos.errors import SemelError
 from semel.protos.frames import RecordKind, iter_records
 from semel.protos.ids import QueueKey
+from semel.protos.levels import MOVE_LEVEL
 from semel.protos.v1 import control_pb2
 from tests.unit.state.log import KEY, Group, control, ref
 

@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from semel.broker.state import FEATURE_LEVEL_MAX, Membership, State, StateDiverged
+from semel.broker.state import Membership, State, StateDiverged
 from semel.protos.errors import CorruptSegment
 from semel.protos.frames import RECORD_HEADER_STRUCT, RecordKind, build_frame
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import LEVEL_MAX
 from semel.protos.v1 import common_pb2, control_pb2
 from tests.unit.state.log import KEY, Group, control, header, ref
 
@@ -115,7 +116,7 @@ def test_what_nobody_knows_halts() -> None:
         State().apply_frame(bytes(unknown))
     group = Group()
     with pytest.raises(StateDiverged, match="feature level"):
-        group.apply(control(feature_level=control_pb2.FeatureLevel(level=FEATURE_LEVEL_MAX + 1)))
+        group.apply(control(feature_level=control_pb2.FeatureLevel(level=LEVEL_MAX + 1)))
 
 
 def test_entries_come_in_order_and_time_never_falls() -> None:

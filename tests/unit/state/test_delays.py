@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from semel.broker.state import (
-    DELAY_LEVEL,
     Accepted,
     DelayedReleased,
     Delays,
@@ -24,8 +23,14 @@ from semel.broker.state import (
 )
 from semel.broker.state.codec import Reader
 from semel.protos.batch import BROKER_HEADER_BYTES, HEADER_BYTES, BatchFlags
-from semel.protos.errors import InvalidRequest, SequenceConflict, Throttled, Unavailable
+from semel.protos.errors import (
+    InvalidRequest,
+    SequenceConflict,
+    Throttled,
+    UnsupportedVersion,
+)
 from semel.protos.ids import ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
+from semel.protos.levels import DELAY_LEVEL
 from semel.protos.v1 import control_pb2
 from tests.unit.state.delaying import (
     OTHER,
@@ -243,8 +248,8 @@ def test_below_the_level_delayed_batches_are_refused_and_bytes_are_as_before() -
     before = group.state.digest()
     verdict = group.produce(late(-1, 1))
     assert isinstance(verdict, Refused)
-    assert isinstance(verdict.error, Unavailable)
-    assert verdict.error.retriable, "the client comes back once the level is raised"
+    assert isinstance(verdict.error, UnsupportedVersion)
+    assert verdict.error.level == DELAY_LEVEL
     assert group.state.digest() == before
     group.raise_level(DELAY_LEVEL)
     assert isinstance(group.produce(late(-1, 1)), Accepted)

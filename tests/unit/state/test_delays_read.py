@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from semel.broker.state import DELAY_LEVEL, BatchVerifier, QueueReport, Refused, TableVerifier
+from semel.broker.state import BatchVerifier, QueueReport, Refused, TableVerifier
+from semel.protos.levels import DELAY_LEVEL
 from semel.protos.v1 import transaction_records_pb2
 from tests.unit.state.delaying import (
     SECOND_US,

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from semel.broker.state import (
-    MOVE_LEVEL,
     Accepted,
     BatchVerifier,
     Duplicate,
@@ -31,6 +30,7 @@ from semel.broker.state import (
 from semel.protos import errors
 from semel.protos.batch import BatchHeader
 from semel.protos.ids import ProducerId, QueueId, QueueKey
+from semel.protos.levels import MOVE_LEVEL
 from semel.protos.v1 import control_pb2
 from tests.unit.state.log import KEY, Group, control, header, ref
 from tests.unit.state.moving import Home, begin, bring_slice, copy_some, move
@@ -425,7 +425,7 @@ def test_a_family_stays_together_while_the_parent_holds_messages(
 def test_nothing_moves_before_every_member_knows_how() -> None:
     group = Group()
     record = control_pb2.MoveQueue(queue=ref(), job=1, step=control_pb2.MOVE_STEP_SEAL)
-    assert isinstance(error_of(group.judge.judge_move(record)), errors.Unavailable)
+    assert isinstance(error_of(group.judge.judge_move(record)), errors.UnsupportedVersion)
     with pytest.raises(StateDiverged):
         group.apply(control(move_queue=record))
 

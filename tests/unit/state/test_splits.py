@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from semel.broker.state import (
-    SPLIT_LEVEL,
     Accepted,
     BatchVerifier,
     Child,
@@ -31,6 +30,7 @@ from semel.protos import errors
 from semel.protos.batch import BatchHeader
 from semel.protos.frames import iter_records
 from semel.protos.ids import ProducerId, QueueId, QueueKey, TopicId
+from semel.protos.levels import SPLIT_LEVEL
 from semel.protos.v1 import control_pb2
 from tests.unit.state.log import KEY, Group, batch_record, control, header, ref
 
@@ -308,7 +308,7 @@ def test_a_split_and_a_delete_in_one_entry(group: Group) -> None:
 
 def test_no_split_before_its_feature_level() -> None:
     group = Group()
-    assert isinstance(error_of(split(group)), errors.Unavailable)
+    assert isinstance(error_of(split(group)), errors.UnsupportedVersion)
     too_new = control_pb2.FeatureLevel(level=99)
     assert isinstance(error_of(group.judge.judge_feature_level(too_new)), errors.InvalidRequest)
     with pytest.raises(StateDiverged):

@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from semel.broker.state import (
-    DELAY_LEVEL,
     Accepted,
     BatchApplied,
     BatchVerifier,
@@ -43,6 +42,7 @@ from semel.protos import errors
 from semel.protos.batch import BatchHeader
 from semel.protos.frames import RecordKind, build_frame, iter_records
 from semel.protos.ids import ProducerId, QueueId, QueueKey, TopicId
+from semel.protos.levels import DELAY_LEVEL
 from semel.protos.v1 import control_pb2
 from tests.unit.state.log import START_US, Record, batch_record, control, header, ref
 

@@ -24,9 +24,6 @@ from semel.broker.server.members import member_statuses
 from semel.broker.server.verify import verify_queues
 from semel.broker.snapshots import Checkpoints
 from semel.broker.state import (
-    METADATA_LEVEL,
-    MOVE_LEVEL,
-    SPLIT_LEVEL,
     CommitApplied,
     FenceApplied,
     LockGranted,
@@ -42,6 +39,7 @@ from semel.broker.state import (
 )
 from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue, to_detail
 from semel.protos.ids import NodeId, ProducerId, QueueKey
+from semel.protos.levels import METADATA_LEVEL, MOVE_LEVEL, SPLIT_LEVEL
 from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
 
@@ -262,7 +260,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             return broker_pb2.CommitReply()
         if any(commit.HasField("metadata") for commit in request.commits):
             _check_metadata(request)
-            await self._replica.raise_feature_level(METADATA_LEVEL)
+            await self._replica.require_level(METADATA_LEVEL)
         now_ms = monotonic_ms()
         for commit in request.commits:
             self._keep_alive(request.group, queue_key_of(commit.queue), commit.token, now_ms)
@@ -365,9 +363,9 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             if record.WhichOneof("record") not in allowed:
                 raise InvalidRequest(f"ApplyQueues takes {', '.join(allowed)} and nothing else")
         if any(record.HasField("split_queue") for record in request.records):
-            await self._replica.raise_feature_level(SPLIT_LEVEL)
+            await self._replica.require_level(SPLIT_LEVEL)
         if any(record.HasField("move_queue") for record in request.records):
-            await self._replica.raise_feature_level(MOVE_LEVEL)
+            await self._replica.require_level(MOVE_LEVEL)
         for result in await asyncio.gather(*map(self._replica.submit_control, request.records)):
             if isinstance(result, MoveApplied) and result.error is not None:
                 raise result.error
@@ -430,6 +428,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             founding_id=self._identity.founding,
             prepared_id=self._identity.prepared,
             knows_foundings=True,
+            levels=replica.levels(),
         )
 
     async def VerifyQueues(  # noqa: N802

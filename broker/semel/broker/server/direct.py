@@ -32,6 +32,7 @@ from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.framed import DIRECT_SILENCE_MAX_S
 from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX
 from semel.protos.v1 import broker_pb2
+from semel.protos.v1.common_pb2 import Levels
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,10 @@ Handler = Callable[[object, StreamContext], Awaitable[None]]
 class DirectStreams:
     """The port for clients; `serve` and `close` open and shut it."""
 
-    def __init__(self, handlers: Mapping[int, Handler]) -> None:
-        """`handlers` by `broker_pb2.DirectStream`."""
+    def __init__(self, handlers: Mapping[int, Handler], levels: Callable[[], Levels]) -> None:
+        """`handlers` by `broker_pb2.DirectStream`; `levels` are the node's, as they are now."""
         self._handlers = handlers
+        self._levels = levels
         self._port = TicketPort(
             silence_max_s=DIRECT_SILENCE_MAX_S,
             strangers_max=_STRANGERS_MAX,
@@ -65,7 +67,11 @@ class DirectStreams:
         if handler is None:
             raise InvalidRequest(f"stream {request.stream} is not known here")
 
+        told = self._levels()
+
         def taker(stream: FramedStream) -> _Context:
+            if told.active and self._levels().active != told.active:
+                raise InvalidRequest("the group's feature level rose since the ticket was given")
             context = _Context(stream)
             context.task = task = asyncio.get_running_loop().create_task(_run(handler, context))
             self._tasks.add(task)
@@ -73,7 +79,7 @@ class DirectStreams:
             return context
 
         return broker_pb2.OpenDirectReply(
-            port=self._port.port, ticket=self._port.give_ticket(taker)
+            port=self._port.port, ticket=self._port.give_ticket(taker), levels=told
         )
 
     async def close(self) -> None:
@@ -134,8 +140,8 @@ class _Context:
                 self._writable = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._writable)
 
-    async def send_initial_metadata(self, metadata: tuple[()]) -> None:
-        """The client knows that it was let in."""
+    async def send_initial_metadata(self, metadata: tuple[tuple[str, bytes], ...]) -> None:
+        """The client was told with its ticket, and knows that it was let in."""
 
     # ------------------------------------------------------------------ for the connection
 

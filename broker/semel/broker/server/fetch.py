@@ -42,10 +42,12 @@ from semel.broker.watchers import QueueWatchers, finish
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError, to_detail
 from semel.protos.ids import QueueKey
+from semel.protos.levels import levels_metadata
 from semel.protos.metrics import Histogram
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.streams import encode_fetch_reply
 from semel.protos.v1 import broker_pb2
+from semel.protos.v1.common_pb2 import Levels
 
 _QUEUES_MAX = 65_536
 _READ_AHEAD = 2
@@ -63,6 +65,8 @@ class FetchNode(ReadNode, Protocol):
     def config(self) -> BrokerConfig: ...
 
     def check_master(self) -> None: ...
+
+    def levels(self) -> Levels: ...
 
     @property
     def watchers(self) -> QueueWatchers: ...
@@ -126,7 +130,7 @@ class FetchHandler:
         """One client's stream. Requests are served concurrently, replies leave in turn."""
         limit = asyncio.Semaphore(self._node.config.fetches_per_stream_max)
         out = _Outlet(context)
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(levels_metadata(self._node.levels()))
 
         async def answer(request: broker_pb2.FetchRequest, memory: ClientMemory | None) -> None:
             try:

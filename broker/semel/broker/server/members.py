@@ -118,6 +118,13 @@ class MembersService(broker_pb2_grpc.MembersServicer):
             founding_id=self._identity.founding, muted=self._replica.muted
         )
 
+    async def RaiseLevel(  # noqa: N802
+        self, request: broker_pb2.RaiseLevelRequest, context: object
+    ) -> broker_pb2.RaiseLevelReply:
+        self._check_group(request)
+        await self._replica.raise_level(request.level, dry_run=request.dry_run)
+        return broker_pb2.RaiseLevelReply(level=self._replica.state.feature_level)
+
     def _check_group(self, request: _Addressed) -> None:
         config = self._config
         if (request.cluster_id, request.group_id) != (config.cluster_id, config.group_id):

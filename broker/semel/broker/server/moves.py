@@ -22,7 +22,6 @@ from semel.broker.moving import COPY_BYTES, PART_BYTES, QueuePull, Source
 from semel.broker.replica import Replica
 from semel.broker.routes_copy import RoutesCopy
 from semel.broker.state import (
-    MOVE_LEVEL,
     Extent,
     MoveState,
     QueueState,
@@ -37,6 +36,7 @@ from semel.protos.batch import (
 )
 from semel.protos.errors import CorruptBatch, InvalidRequest
 from semel.protos.ids import Offset, QueueKey
+from semel.protos.levels import MOVE_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
 
@@ -65,13 +65,14 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             log_start_offset=queue.log_start_offset,
             log_end_offset=queue.log_end_offset,
             bytes=queue.bytes,
+            feature_level=self._replica.state.feature_level,
         )
         if (trouble := move_trouble(self._replica.state.queues, queue)) is not None:
             raise trouble
         if request.figures_only:
             if (held := self._replica.state.delays.held(queue.key)) is not None:
                 raise InvalidRequest(f"{held}: the queue stays until they are delivered")
-            await self._replica.raise_feature_level(MOVE_LEVEL)  # else told before it is begun
+            await self._replica.require_level(MOVE_LEVEL)  # else told when it is begun
             return reply
         at = max(request.offset, queue.log_start_offset)
         extents = queue.extents_from(at, min(request.max_bytes or COPY_BYTES, COPY_BYTES))
@@ -101,6 +102,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             total_bytes=len(data),
             digest=digest,
             log_start_offset=queue.log_start_offset,
+            feature_level=state.feature_level,
         )
 
     async def PullQueue(  # noqa: N802
@@ -114,7 +116,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         self._routes.check_office(request.office)
         await self._replica.wait_master()
         key = queue_key_of(request.queue)
-        source = Source(request.sources)
+        source = Source(request.sources, self._replica.levels())
         pull = QueuePull(
             self._replica,
             source,

@@ -29,10 +29,12 @@ import grpc.aio
 from semel.broker.server.stream import StreamContext
 from semel.broker.watchers import finish
 from semel.protos.batch import BatchHeader, check_batch
-from semel.protos.errors import NotMaster, SemelError, to_detail
+from semel.protos.errors import NotMaster, SemelError, Unavailable, to_detail
+from semel.protos.levels import levels_metadata
 from semel.protos.metrics import Histogram
 from semel.protos.streams import Ping, decode_produce
 from semel.protos.v1 import broker_pb2, errors_pb2
+from semel.protos.v1.common_pb2 import Levels
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,10 @@ class ProduceNode(Protocol):
 
     def check_master(self) -> None:
         """Raises NotMaster."""
+        ...
+
+    def levels(self) -> Levels:
+        """What the node says of itself."""
         ...
 
     def submit_batch(self, header: BatchHeader, batch: bytes, stream: _Arrival) -> None: ...
@@ -246,7 +252,7 @@ class ProduceHandler:
                 self._node.check_master()
             except NotMaster as error:
                 stream.fail(error)
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata(levels_metadata(self._node.levels()))
             await stream.serve(context)
         finally:
             del self._streams[stream]
@@ -260,3 +266,8 @@ class ProduceHandler:
         """Tells every client where to go."""
         for stream in self._streams:
             stream.fail(error)
+
+    def on_level_raised(self) -> None:
+        """A client is told the level when it connects, so that it need not be told again."""
+        for stream in self._streams:
+            stream.fail(Unavailable("the broker group's feature level has risen; connect again"))

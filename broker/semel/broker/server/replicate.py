@@ -21,7 +21,6 @@ from semel.broker.identity import NodeIdentity
 from semel.broker.peers import SILENCE_MAX_S
 from semel.broker.raft import EntryMeta, Membership, Message, decode_message, envelope_length
 from semel.broker.server.ticket_port import FramedStream, TicketPort
-from semel.broker.state import FEATURE_LEVEL_MAX
 from semel.protos.control_records import membership_nodes
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 from semel.protos.frames import (
@@ -34,7 +33,9 @@ from semel.protos.frames import (
     iter_records,
 )
 from semel.protos.ids import NodeId
+from semel.protos.levels import check_levels, check_member, own_levels, untold_levels
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
+from semel.protos.v1.common_pb2 import Levels
 
 
 class MessageSink(Protocol):
@@ -72,9 +73,19 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
     """Lets peers in and hands their messages on; `serve` and `close` open and shut the port."""
 
     def __init__(
-        self, sink: MessageSink, identity: NodeIdentity, is_member: Callable[[NodeId], bool]
+        self,
+        sink: MessageSink,
+        identity: NodeIdentity,
+        is_member: Callable[[NodeId], bool],
+        *,
+        levels: Callable[[], Levels] = own_levels,
+        level_needed: Callable[[], int] = int,
     ) -> None:
+        """`levels` are this node's, and `level_needed` what every member must know, as they are
+        now."""
         self._sink = sink
+        self._levels = levels
+        self._level_needed = level_needed
         self._identity = identity
         self._is_member = is_member
         self._port = TicketPort(silence_max_s=SILENCE_MAX_S)
@@ -87,15 +98,21 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
         """A ticket for one stream.
 
         Raises DataDirectoryError when the caller belongs elsewhere, Unavailable while it is not
-        known where this node or the caller belongs.
+        known where this node or the caller belongs, UnsupportedVersion when it does not know the
+        rules of the group's log.
         """
         own = self._identity
         own.check_caller(request, request.address)
+        levels = self._levels()
+        told = request.levels if request.HasField("levels") else untold_levels()
         peer = NodeId(request.node_id)
         if not self._is_member(peer):
             raise DataDirectoryError(
                 f"node {request.node_id or '?'} is not a member of group {own.group_id}"
             )
+
+        check_levels(levels, f"node {own.node_id}", told, f"node {peer}")
+        check_member(f"node {peer}", told, self._level_needed())
 
         def taker(_: FramedStream) -> _Incoming:
             return _Incoming(self._sink, peer, own)
@@ -103,7 +120,8 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
         return raft_pb2.OpenStreamReply(
             port=self._port.port,
             ticket=self._port.give_ticket(taker),
-            feature_level_max=FEATURE_LEVEL_MAX,
+            feature_level_max=levels.max,
+            levels=levels,
         )
 
 

@@ -1,7 +1,7 @@
 """Transactions as clients and other broker groups ask for them.
 
 How it works. Each call becomes a step in the log and is answered once that is applied; all of them
-may be repeated. The first one raises the log's feature level.
+may be repeated. None is taken before the feature level of the log allows it.
 
 Not here: the rules (`state/`), what is done without being asked (`semel.broker.transactions`).
 """
@@ -14,9 +14,9 @@ from typing import Final
 from semel.broker.config import BrokerConfig
 from semel.broker.group_calls import GroupCalls
 from semel.broker.replica import Replica
-from semel.broker.state import TRANSACTION_LEVEL
 from semel.broker.transactions import TransactionDuty
 from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.levels import TRANSACTION_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import (
     EPOCH_END,
@@ -58,7 +58,7 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
         keys = [queue_key_of(queue) for queue in request.queues]
         if not keys or len(keys) > QUEUES_MAX or len(set(keys)) != len(keys):
             raise InvalidRequest(f"a stager names 1 to {QUEUES_MAX} queues, each once")
-        await self._replica.raise_feature_level(TRANSACTION_LEVEL)
+        await self._replica.require_level(TRANSACTION_LEVEL)
         lasts = await self._duty.submit(open_stager=request)
         return transactions_pb2.OpenStagerReply(last_sequences=lasts)
 
@@ -90,7 +90,7 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
                 f"the winners' list has {pin.ByteSize():,} bytes, at most {RECORD_BYTES_MAX:,} are"
                 " taken: write with fewer tasks, or to fewer queues"
             )
-        await self._replica.raise_feature_level(TRANSACTION_LEVEL)
+        await self._replica.require_level(TRANSACTION_LEVEL)
         self._calls.learn(request.known)
         await self._duty.submit(pin=pin)
         return transactions_pb2.PinReply()
@@ -118,7 +118,7 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
             _check_name(request.query_id, "query id")
         if request.HasField("epoch"):
             _check_epoch(request.epoch)
-        await self._replica.raise_feature_level(TRANSACTION_LEVEL)
+        await self._replica.require_level(TRANSACTION_LEVEL)
         row = self._replica.state.transactions.coordination.rows.get(request.transaction_id)
         if row is not None and not row.published:
             await self._duty.redrive(request.transaction_id)
@@ -135,7 +135,7 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
             raise InvalidRequest("a decision names the attempt that Begin has given out")
         if list(decide.participants) != sorted(set(decide.participants)):
             raise InvalidRequest("the participants of a transaction stand by rising number")
-        await self._replica.raise_feature_level(TRANSACTION_LEVEL)
+        await self._replica.require_level(TRANSACTION_LEVEL)
         self._calls.learn(request.known)
         await self._duty.submit(decide=decide)
         try:
@@ -148,7 +148,7 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
         self, request: transaction_records_pb2.AbortTransaction, context: object
     ) -> transactions_pb2.AbortReply:
         _check_name(request.transaction_id)
-        await self._replica.raise_feature_level(TRANSACTION_LEVEL)
+        await self._replica.require_level(TRANSACTION_LEVEL)
         (committed,) = await self._duty.submit(abort=request)
         return transactions_pb2.AbortReply(committed=bool(committed))
 

@@ -1,16 +1,15 @@
 """What the log means: the replicated state machine, and the master's judge. Pure; no I/O."""
 
 from semel.broker.state.coordination import Begun, Coordination
-from semel.broker.state.delays import DELAY_LEVEL, RELEASE_BATCHES_MAX, DelayedExtent, Delays
+from semel.broker.state.delays import RELEASE_BATCHES_MAX, DelayedExtent, Delays
 from semel.broker.state.extents import Extent
 from semel.broker.state.judge import Judge, batch_record_parts
 from semel.broker.state.lag import Progress, progress
 from semel.broker.state.lock_clock import LockClock
-from semel.broker.state.locks import METADATA_LEVEL, ConsumerGroups, GroupQueue
+from semel.broker.state.locks import ConsumerGroups, GroupQueue
 from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
-from semel.broker.state.machine import FEATURE_LEVEL_MAX, State
+from semel.broker.state.machine import State
 from semel.broker.state.moves import (
-    MOVE_LEVEL,
     Incoming,
     Moves,
     MoveState,
@@ -45,9 +44,9 @@ from semel.broker.state.results import (
 )
 from semel.broker.state.rows import WINDOW_BATCHES, Outcome, OutcomeKind
 from semel.broker.state.slices import make_slice, read_slice
-from semel.broker.state.splits import SPLIT_LEVEL, unread_error
+from semel.broker.state.splits import unread_error
 from semel.broker.state.staging import Pin, Stager, Staging
-from semel.broker.state.transactions import TRANSACTION_LEVEL, Transactions
+from semel.broker.state.transactions import Transactions
 from semel.broker.state.verdicts import (
     Accepted,
     BatchKey,
@@ -62,13 +61,7 @@ from semel.broker.state.verdicts import (
 from semel.broker.state.verify import BatchVerifier, QueueReport, TableVerifier
 
 __all__ = [
-    "DELAY_LEVEL",
-    "FEATURE_LEVEL_MAX",
-    "METADATA_LEVEL",
-    "MOVE_LEVEL",
     "RELEASE_BATCHES_MAX",
-    "SPLIT_LEVEL",
-    "TRANSACTION_LEVEL",
     "WINDOW_BATCHES",
     "Accepted",
     "ApplyResult",

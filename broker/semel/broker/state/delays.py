@@ -38,16 +38,15 @@ from semel.broker.state.queues import QueueState
 from semel.broker.state.results import DelayedReleased, StateDiverged
 from semel.broker.state.verdicts import Refused
 from semel.protos.batch import BatchFlags, BatchHeader
-from semel.protos.errors import CorruptSegment, InvalidRequest, Throttled, Unavailable
+from semel.protos.errors import CorruptSegment, InvalidRequest, Throttled
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import DELAY_LEVEL, lacking
 from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import control_pb2
 
 if TYPE_CHECKING:
     from semel.broker.state.spec import Spec, SpecQueue
 
-DELAY_LEVEL: Final = 5
-"""The feature level from which on a log may hold delayed batches."""
 RELEASE_BATCHES_MAX: Final = 1_000
 """One entry releases at most so many, of all queues together: no more than it stores at once."""
 RETRY_MS: Final = 1_000
@@ -368,7 +367,7 @@ def _due(block: bytearray, at: int = 0) -> int:
 
 
 def delay_refusal(header: BatchHeader, level: int) -> Refused | None:
-    """The refusal of a delivery time that this group cannot keep (yet)."""
+    """The refusal of a delivery time that this group cannot keep."""
     if header.flags & COLUMN_FLAG:
         return Refused(
             InvalidRequest(
@@ -377,7 +376,7 @@ def delay_refusal(header: BatchHeader, level: int) -> Refused | None:
             )
         )
     if header.deliver_at_us and level < DELAY_LEVEL:
-        return Refused(Unavailable(f"no delayed messages before feature level {DELAY_LEVEL}"))
+        return Refused(lacking(DELAY_LEVEL, level, "the broker group"))
     return None
 
 

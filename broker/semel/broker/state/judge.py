@@ -46,14 +46,13 @@ from semel.broker.state.delays import (
     judge_release,
 )
 from semel.broker.state.expired import Expired
-from semel.broker.state.machine import FEATURE_LEVEL_MAX, State
-from semel.broker.state.moves import MOVE_LEVEL, level_error
+from semel.broker.state.machine import State
 from semel.broker.state.parking import Parking
 from semel.broker.state.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.results import ApplyResult, Staged
 from semel.broker.state.rows import WINDOW_BATCHES, OutcomeKind
 from semel.broker.state.spec import InFlight, RecordUse, Spec, SpecQueue, SpecRow
-from semel.broker.state.splits import SPLIT_LEVEL, children_of, sealed_error, split_trouble
+from semel.broker.state.splits import children_of, sealed_error, split_trouble
 from semel.broker.state.transactions import judge_room, judge_staged, judge_step
 from semel.broker.state.verdicts import (
     NO_OFFSET,
@@ -81,7 +80,6 @@ from semel.protos.errors import (
     PartialOverlap,
     SemelError,
     SequenceConflict,
-    Unavailable,
 )
 from semel.protos.ids import (
     NO_SEQUENCE,
@@ -91,6 +89,7 @@ from semel.protos.ids import (
     QueueKey,
     Term,
 )
+from semel.protos.levels import MOVE_LEVEL, SPLIT_LEVEL, lacking
 from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
@@ -396,9 +395,7 @@ class Judge:
         if (moving := self._moving(queue)) is not None:
             return moving
         if self._state.feature_level < SPLIT_LEVEL:
-            return Refused(
-                Unavailable(f"queue {key.queue_id} cannot be split before feature level 2")
-            )
+            return Refused(lacking(SPLIT_LEVEL, self._state.feature_level, "the broker group"))
         applied = self._state.queues.get(key)
         if queue.splitting and (applied is None or not applied.sealed):
             return come_back("the queue is being split")
@@ -470,7 +467,7 @@ class Judge:
         queue."""
         key = queue_key_of(record.queue)
         if self._state.feature_level < MOVE_LEVEL:
-            return Refused(level_error(key))
+            return Refused(lacking(MOVE_LEVEL, self._state.feature_level, "the broker group"))
         if record.step == control_pb2.MOVE_STEP_SEAL:
             queue = self._spec.queue(key)
             if queue is None:
@@ -497,10 +494,10 @@ class Judge:
 
     def judge_feature_level(self, record: control_pb2.FeatureLevel) -> ControlVerdict:
         """Whoever asks has made sure that every member knows the level's rules."""
-        if record.level > FEATURE_LEVEL_MAX:
+        if record.level > self._state.level_max:
             return Refused(
                 InvalidRequest(
-                    f"feature level {record.level} is not known here, only {FEATURE_LEVEL_MAX}"
+                    f"feature level {record.level} is not known here, only {self._state.level_max}"
                 )
             )
         return Accepted()

@@ -42,10 +42,9 @@ from semel.protos.errors import (
     UnknownQueue,
 )
 from semel.protos.ids import QueueKey
+from semel.protos.levels import METADATA_LEVEL
 from semel.protos.v1 import control_pb2
 
-METADATA_LEVEL: Final = 6
-"""The feature level from which on a commit may leave metadata."""
 METADATA_ONLY: Final = -1
 """Instead of an offset: the commit is about metadata alone."""
 _FIXED: Final = struct.Struct("<QIqQQII")

@@ -28,9 +28,9 @@ import google_crc32c
 from google.protobuf.message import DecodeError
 
 from semel.broker.state.codec import Reader, pack_text
-from semel.broker.state.delays import COLUMN_FLAG, DELAY_LEVEL, Delays
-from semel.broker.state.locks import METADATA_LEVEL, ConsumerGroups
-from semel.broker.state.moves import MOVE_LEVEL, Moves
+from semel.broker.state.delays import COLUMN_FLAG, Delays
+from semel.broker.state.locks import ConsumerGroups
+from semel.broker.state.moves import Moves
 from semel.broker.state.producers import SequenceTable
 from semel.broker.state.queues import SLOTS, Child, QueueSettings, QueueState
 from semel.broker.state.results import (
@@ -48,8 +48,8 @@ from semel.broker.state.results import (
     StateDiverged,
 )
 from semel.broker.state.rows import Outcome, OutcomeKind, Row
-from semel.broker.state.splits import SPLIT_LEVEL, children_of, split_trouble, unread_error
-from semel.broker.state.transactions import TRANSACTION_LEVEL, Transactions
+from semel.broker.state.splits import children_of, split_trouble, unread_error
+from semel.broker.state.transactions import Transactions
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     HEADER_BYTES,
@@ -66,13 +66,18 @@ from semel.protos.ids import (
     QueueKey,
     Term,
 )
+from semel.protos.levels import (
+    DELAY_LEVEL,
+    LEVEL_MAX,
+    METADATA_LEVEL,
+    MOVE_LEVEL,
+    SPLIT_LEVEL,
+    TRANSACTION_LEVEL,
+)
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 
 STATE_MAGIC: Final = b"SMST"
-STATE_VERSION_MAX: Final = 6
-FEATURE_LEVEL_MAX: Final = 6
-"""The highest level whose rules this version knows."""
 _STORED: Final = struct.Struct("<qqQ8x6xHI8xIQIIQIIqqq16xq24x")
 """What the fold needs of both headers of a stored batch. Their CRCs were checked with the frame,
 and a dataclass of all fields would double the cost of a batch."""
@@ -93,6 +98,7 @@ class State:
         "delays",
         "feature_level",
         "groups",
+        "level_max",
         "log_time_us",
         "membership",
         "moves",
@@ -101,7 +107,9 @@ class State:
         "transactions",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, level_max: int = LEVEL_MAX) -> None:
+        """`level_max` is the highest level whose rules this node knows; no part of the state."""
+        self.level_max = level_max
         self.applied_index = Index(0)
         self.applied_term = Term(0)
         self.log_time_us = 0
@@ -455,10 +463,10 @@ class State:
         return Done(what="delete_group")
 
     def _raise_feature_level(self, record: control_pb2.FeatureLevel) -> Done:
-        if record.level > FEATURE_LEVEL_MAX:
+        if record.level > self.level_max:
             raise StateDiverged(
                 f"the log needs feature level {record.level}; this version knows"
-                f" {FEATURE_LEVEL_MAX}; upgrade this node"
+                f" {self.level_max}; upgrade this node"
             )
         self.feature_level = max(self.feature_level, record.level)
         return Done(what="feature_level")
@@ -537,7 +545,7 @@ class State:
         return parts
 
     @classmethod
-    def from_bytes(cls, data: bytes | memoryview) -> State:
+    def from_bytes(cls, data: bytes | memoryview, level_max: int = LEVEL_MAX) -> State:
         """The state whose parts, joined, are `data`. Raises CorruptSegment."""
         data = bytes(data)
         if len(data) < _HEAD.size + _CRC.size or data[:4] != STATE_MAGIC:
@@ -547,12 +555,12 @@ class State:
             raise CorruptSegment("replicated state is damaged: its CRC does not match")
         reader = Reader(body)
         _, version, index, term, time_us, level = reader.unpack(_HEAD)
-        if version != _version_of(level) or level > FEATURE_LEVEL_MAX:
+        if version != _version_of(level) or level > level_max:
             raise CorruptSegment(
                 f"replicated state has version {version} and feature level {level}; this program"
-                f" knows {STATE_VERSION_MAX} and {FEATURE_LEVEL_MAX}; upgrade it"
+                f" knows level {level_max}; upgrade it"
             )
-        state = cls()
+        state = cls(level_max)
         state.applied_index, state.applied_term = Index(index), Term(term)
         state.log_time_us, state.feature_level = time_us, level
         members_index, voters, learners = reader.unpack(_MEMBERS)

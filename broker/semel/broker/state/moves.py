@@ -52,14 +52,11 @@ from semel.protos.errors import (
     QueueMoved,
     SemelError,
     Throttled,
-    Unavailable,
 )
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
 
-MOVE_LEVEL: Final = 4
-"""The feature level from which on a log may hold moves."""
 SEALED_RETRY_MS: Final = 25
 """About as long as a sealed queue needs to reach its new group."""
 _PLACE: Final = struct.Struct("<QIIIQ")
@@ -479,9 +476,4 @@ def move_trouble(queues: dict[QueueKey, QueueState], queue: QueueState) -> Semel
     return None
 
 
-def level_error(key: QueueKey) -> Unavailable:
-    """For a group whose members do not all know the rules."""
-    return Unavailable(f"queue {key.queue_id} cannot be moved before feature level {MOVE_LEVEL}")
-
-
-__all__ = ["MOVE_LEVEL", "Incoming", "MoveState", "Moves", "Place", "Slice", "level_error"]
+__all__ = ["Incoming", "MoveState", "Moves", "Place", "Slice"]

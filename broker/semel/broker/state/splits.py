@@ -27,8 +27,6 @@ from semel.protos.ids import QueueId, QueueKey
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import control_pb2
 
-SPLIT_LEVEL: Final = 2
-"""The feature level from which on a log may hold splits."""
 UNREAD_RETRY_MS: Final = 100
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from semel.broker.state.codec import Reader
 from semel.broker.state.coordination import Begun, Coordination
-from semel.broker.state.delays import DELAY_LEVEL, Delays
+from semel.broker.state.delays import Delays
 from semel.broker.state.queues import QueueState
 from semel.broker.state.results import (
     ApplyResult,
@@ -40,18 +40,17 @@ from semel.protos.errors import (
     SemelError,
     Throttled,
     TransactionAborted,
-    Unavailable,
     UnknownQueue,
+    UnsupportedVersion,
 )
 from semel.protos.ids import Offset, QueueKey
+from semel.protos.levels import DELAY_LEVEL, TRANSACTION_LEVEL, lacking
 from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import transaction_records_pb2
 
 if TYPE_CHECKING:
     from semel.broker.state.spec import Spec
 
-TRANSACTION_LEVEL: Final = 3
-"""The feature level from which on a log may hold transactions."""
 RETRY_MS: Final = 20
 FULL_RETRY_MS: Final = 500
 FORGET_MAX: Final = 1_000
@@ -235,7 +234,7 @@ def judge_step(
 ) -> ControlVerdict:
     """Whether a step may be proposed. A publication gets its offsets here, into the record."""
     if level < TRANSACTION_LEVEL:
-        return Refused(Unavailable(f"no transactions before feature level {TRANSACTION_LEVEL}"))
+        return Refused(lacking(TRANSACTION_LEVEL, level, "the broker group"))
     match step.WhichOneof("step"):
         case "open_stager":
             stagers = transactions.staging.stagers
@@ -298,7 +297,9 @@ def judge_step(
                 queues.append(queue)
             spec.use_pin("publish", record.transaction_id, tuple(queues))
         case None:
-            return Refused(Unavailable("this version does not know that step of a transaction"))
+            return Refused(
+                UnsupportedVersion("this version does not know that step of a transaction")
+            )
     return Accepted()
 
 

@@ -30,7 +30,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from semel.broker.state.delays import DELAY_LEVEL
 from semel.broker.state.expired import Expired
 from semel.broker.state.machine import State
 from semel.broker.state.results import ProducerState
@@ -46,6 +45,7 @@ from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptSegment
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import QueueId, QueueKey
+from semel.protos.levels import DELAY_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1 import control_pb2, transaction_records_pb2

@@ -48,12 +48,14 @@ class OpenDirectRequest(_message.Message):
     def __init__(self, stream: _Optional[_Union[DirectStream, str]] = ...) -> None: ...
 
 class OpenDirectReply(_message.Message):
-    __slots__ = ("port", "ticket")
+    __slots__ = ("port", "ticket", "levels")
     PORT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     port: int
     ticket: bytes
-    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    levels: _common_pb2.Levels
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
 
 class ProduceAck(_message.Message):
     __slots__ = ("topic_id", "queue_id", "producer_id", "base_sequence", "last_sequence", "status", "base_offset", "append_time_us", "error", "epoch", "session")
@@ -514,7 +516,7 @@ class MemberStatus(_message.Message):
     def __init__(self, node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ...) -> None: ...
 
 class NodeStatusReply(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "muted", "electable", "scrub_passes", "scrub_bytes", "scrub_total_bytes", "damaged", "lost", "disk_free_bytes", "disk_total_bytes", "disk_full", "wall_us", "log_time_us", "producer_idle_ms", "synced_index", "founding_id", "prepared_id", "knows_foundings")
+    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "muted", "electable", "scrub_passes", "scrub_bytes", "scrub_total_bytes", "damaged", "lost", "disk_free_bytes", "disk_total_bytes", "disk_full", "wall_us", "log_time_us", "producer_idle_ms", "synced_index", "founding_id", "prepared_id", "knows_foundings", "levels")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -553,6 +555,7 @@ class NodeStatusReply(_message.Message):
     FOUNDING_ID_FIELD_NUMBER: _ClassVar[int]
     PREPARED_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWS_FOUNDINGS_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node_id: int
@@ -591,7 +594,8 @@ class NodeStatusReply(_message.Message):
     founding_id: str
     prepared_id: str
     knows_foundings: bool
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ..., muted: _Optional[bool] = ..., electable: _Optional[bool] = ..., scrub_passes: _Optional[int] = ..., scrub_bytes: _Optional[int] = ..., scrub_total_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., wall_us: _Optional[int] = ..., log_time_us: _Optional[int] = ..., producer_idle_ms: _Optional[int] = ..., synced_index: _Optional[int] = ..., founding_id: _Optional[str] = ..., prepared_id: _Optional[str] = ..., knows_foundings: _Optional[bool] = ...) -> None: ...
+    levels: _common_pb2.Levels
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ..., muted: _Optional[bool] = ..., electable: _Optional[bool] = ..., scrub_passes: _Optional[int] = ..., scrub_bytes: _Optional[int] = ..., scrub_total_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., wall_us: _Optional[int] = ..., log_time_us: _Optional[int] = ..., producer_idle_ms: _Optional[int] = ..., synced_index: _Optional[int] = ..., founding_id: _Optional[str] = ..., prepared_id: _Optional[str] = ..., knows_foundings: _Optional[bool] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
 
 class ChangeMemberRequest(_message.Message):
     __slots__ = ("cluster_id", "group_id", "node", "standing")
@@ -697,6 +701,24 @@ class RefoundNodeReply(_message.Message):
     muted: bool
     def __init__(self, founding_id: _Optional[str] = ..., muted: _Optional[bool] = ...) -> None: ...
 
+class RaiseLevelRequest(_message.Message):
+    __slots__ = ("cluster_id", "group_id", "level", "dry_run")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group_id: int
+    level: int
+    dry_run: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., level: _Optional[int] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class RaiseLevelReply(_message.Message):
+    __slots__ = ("level",)
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    def __init__(self, level: _Optional[int] = ...) -> None: ...
+
 class VerifyQueuesRequest(_message.Message):
     __slots__ = ("queues", "index")
     QUEUES_FIELD_NUMBER: _ClassVar[int]
@@ -766,16 +788,18 @@ class CopiedBatch(_message.Message):
     def __init__(self, base_offset: _Optional[int] = ..., count: _Optional[int] = ..., stored: _Optional[bytes] = ...) -> None: ...
 
 class CopyQueueReply(_message.Message):
-    __slots__ = ("batches", "log_start_offset", "log_end_offset", "bytes")
+    __slots__ = ("batches", "log_start_offset", "log_end_offset", "bytes", "feature_level")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LEVEL_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[CopiedBatch]
     log_start_offset: int
     log_end_offset: int
     bytes: int
-    def __init__(self, batches: _Optional[_Iterable[_Union[CopiedBatch, _Mapping]]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    feature_level: int
+    def __init__(self, batches: _Optional[_Iterable[_Union[CopiedBatch, _Mapping]]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., bytes: _Optional[int] = ..., feature_level: _Optional[int] = ...) -> None: ...
 
 class ReadSliceRequest(_message.Message):
     __slots__ = ("queue", "job", "offset", "max_bytes")
@@ -790,16 +814,18 @@ class ReadSliceRequest(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadSliceReply(_message.Message):
-    __slots__ = ("part", "total_bytes", "digest", "log_start_offset")
+    __slots__ = ("part", "total_bytes", "digest", "log_start_offset", "feature_level")
     PART_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LEVEL_FIELD_NUMBER: _ClassVar[int]
     part: bytes
     total_bytes: int
     digest: bytes
     log_start_offset: int
-    def __init__(self, part: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., log_start_offset: _Optional[int] = ...) -> None: ...
+    feature_level: int
+    def __init__(self, part: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., log_start_offset: _Optional[int] = ..., feature_level: _Optional[int] = ...) -> None: ...
 
 class PullQueueRequest(_message.Message):
     __slots__ = ("cluster_id", "office", "queue", "job", "sources", "max_ms", "finish")

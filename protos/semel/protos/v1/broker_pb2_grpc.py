@@ -874,6 +874,11 @@ class MembersStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeReply.FromString,
                 _registered_method=True)
+        self.RaiseLevel = channel.unary_unary(
+                '/semel.protos.v1.Members/RaiseLevel',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.RaiseLevelRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.RaiseLevelReply.FromString,
+                _registered_method=True)
 
 
 class MembersServicer:
@@ -915,6 +920,14 @@ class MembersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RaiseLevel(self, request, context):
+        """Raises the feature level of the group's log, once every member knows it; success when it has it
+        already. Master only. There is no way back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MembersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -942,6 +955,11 @@ def add_MembersServicer_to_server(servicer, server):
                     servicer.RefoundNode,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeReply.SerializeToString,
+            ),
+            'RaiseLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.RaiseLevel,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.RaiseLevelRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.RaiseLevelReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1080,6 +1098,33 @@ class Members:
             '/semel.protos.v1.Members/RefoundNode',
             semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RaiseLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Members/RaiseLevel',
+            semel_dot_protos_dot_v1_dot_broker__pb2.RaiseLevelRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.RaiseLevelReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,6 +30,18 @@ class TopicSettings(_message.Message):
     batch_bytes_max: int
     def __init__(self, retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ...) -> None: ...
 
+class Levels(_message.Message):
+    __slots__ = ("min", "max", "version", "active")
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    min: int
+    max: int
+    version: str
+    active: int
+    def __init__(self, min: _Optional[int] = ..., max: _Optional[int] = ..., version: _Optional[str] = ..., active: _Optional[int] = ...) -> None: ...
+
 class NodeAddress(_message.Message):
     __slots__ = ("node_id", "address", "rack")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]

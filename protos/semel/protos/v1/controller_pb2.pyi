@@ -332,7 +332,7 @@ class ForgetGroupReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportNodeRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node", "role", "term", "master_id", "commit_index", "log_end_index", "queues", "members", "damaged", "lost", "disk_full", "load", "wants_producer_ids", "founding_id")
+    __slots__ = ("cluster_id", "group_id", "node", "role", "term", "master_id", "commit_index", "log_end_index", "queues", "members", "damaged", "lost", "disk_full", "load", "wants_producer_ids", "founding_id", "levels")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +349,7 @@ class ReportNodeRequest(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     WANTS_PRODUCER_IDS_FIELD_NUMBER: _ClassVar[int]
     FOUNDING_ID_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node: _common_pb2.NodeAddress
@@ -365,7 +366,8 @@ class ReportNodeRequest(_message.Message):
     load: NodeLoad
     wants_producer_ids: bool
     founding_id: str
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., commit_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_full: _Optional[bool] = ..., load: _Optional[_Union[NodeLoad, _Mapping]] = ..., wants_producer_ids: _Optional[bool] = ..., founding_id: _Optional[str] = ...) -> None: ...
+    levels: _common_pb2.Levels
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., commit_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_full: _Optional[bool] = ..., load: _Optional[_Union[NodeLoad, _Mapping]] = ..., wants_producer_ids: _Optional[bool] = ..., founding_id: _Optional[str] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
 
 class NodeLoad(_message.Message):
     __slots__ = ("produced_messages", "produced_bytes", "fetched_messages", "fetched_bytes", "disk_free_bytes", "disk_total_bytes")
@@ -498,17 +500,33 @@ class UnfinishedTopic(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., step: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class ClusterStatusReply(_message.Message):
-    __slots__ = ("cluster_id", "groups", "controllers", "topics", "version", "unfinished")
+    __slots__ = ("cluster_id", "groups", "controllers", "topics", "version", "unfinished", "levels")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
     controllers: _containers.RepeatedCompositeFieldContainer[ControllerStatus]
     topics: int
     version: str
     unfinished: _containers.RepeatedCompositeFieldContainer[UnfinishedTopic]
-    def __init__(self, cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., topics: _Optional[int] = ..., version: _Optional[str] = ..., unfinished: _Optional[_Iterable[_Union[UnfinishedTopic, _Mapping]]] = ...) -> None: ...
+    levels: _common_pb2.Levels
+    def __init__(self, cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., topics: _Optional[int] = ..., version: _Optional[str] = ..., unfinished: _Optional[_Iterable[_Union[UnfinishedTopic, _Mapping]]] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
+
+class RaiseMetadataLevelRequest(_message.Message):
+    __slots__ = ("level", "dry_run")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    dry_run: bool
+    def __init__(self, level: _Optional[int] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class RaiseMetadataLevelReply(_message.Message):
+    __slots__ = ("level",)
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    def __init__(self, level: _Optional[int] = ...) -> None: ...

@@ -125,6 +125,11 @@ class ControllerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ClusterStatusRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ClusterStatusReply.FromString,
                 _registered_method=True)
+        self.RaiseMetadataLevel = channel.unary_unary(
+                '/semel.protos.v1.Controller/RaiseMetadataLevel',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelReply.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -257,6 +262,14 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RaiseMetadataLevel(self, request, context):
+        """Raises the feature level of the metadata, once every controller and every broker group knows it;
+        success when it has it already. There is no way back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -349,6 +362,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.GetClusterStatus,
                     request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ClusterStatusRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ClusterStatusReply.SerializeToString,
+            ),
+            'RaiseMetadataLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.RaiseMetadataLevel,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -838,6 +856,33 @@ class Controller:
             '/semel.protos.v1.Controller/GetClusterStatus',
             semel_dot_protos_dot_v1_dot_controller__pb2.ClusterStatusRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_controller__pb2.ClusterStatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RaiseMetadataLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/RaiseMetadataLevel',
+            semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,45 +22,46 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from semel.protos.v1 import common_pb2 as semel_dot_protos_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asemel/protos/v1/raft.proto\x12\x0fsemel.protos.v1\"\x84\x01\n\x11OpenStreamRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\r\x12\x0f\n\x07node_id\x18\x03 \x01(\r\x12\x13\n\x0b\x66ounding_id\x18\x04 \x01(\t\x12\x12\n\nto_node_id\x18\x05 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\"J\n\x0fOpenStreamReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x19\n\x11\x66\x65\x61ture_level_max\x18\x03 \x01(\r\"l\n\nPeerCaller\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\r\x12\x0f\n\x07node_id\x18\x03 \x01(\r\x12\x13\n\x0b\x66ounding_id\x18\x04 \x01(\t\x12\x12\n\nto_node_id\x18\x05 \x01(\r\"e\n\x15PullCheckpointRequest\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\x12+\n\x06\x63\x61ller\x18\x03 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"x\n\x0f\x43heckpointChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x13\n\x0bpayload_crc\x18\x06 \x01(\r\"<\n\tRecordRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\"\'\n\x08\x45ntryRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\"l\n\x11PullFramesRequest\x12*\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.EntryRef\x12+\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\")\n\nFrameChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x85\x01\n\x12PullRecordsRequest\x12+\n\x07records\x18\x01 \x03(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12+\n\x06\x63\x61ller\x18\x03 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"s\n\x0bRecordChunk\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x03 \x01(\r\x12\x0c\n\x04gone\x18\x04 \x01(\x08\x12\x0f\n\x07\x64\x61maged\x18\x05 \x01(\x08\"q\n\x16\x44\x65scribeEntriesRequest\x12*\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.EntryRef\x12+\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"Z\n\x14\x44\x65scribeEntriesReply\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x31\n\tstandings\x18\x02 \x03(\x0e\x32\x1e.semel.protos.v1.EntryStanding*\xb4\x01\n\rEntryStanding\x12\x1e\n\x1a\x45NTRY_STANDING_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45NTRY_STANDING_HELD\x10\x01\x12\x19\n\x15\x45NTRY_STANDING_ABSENT\x10\x02\x12\x17\n\x13\x45NTRY_STANDING_TORN\x10\x03\x12\x1a\n\x16\x45NTRY_STANDING_DAMAGED\x10\x04\x12\x1a\n\x16\x45NTRY_STANDING_UNKNOWN\x10\x05\x32^\n\x08RaftPeer\x12R\n\nOpenStream\x12\".semel.protos.v1.OpenStreamRequest\x1a .semel.protos.v1.OpenStreamReply2\xf1\x02\n\tSnapshots\x12\\\n\x0ePullCheckpoint\x12&.semel.protos.v1.PullCheckpointRequest\x1a .semel.protos.v1.CheckpointChunk0\x01\x12O\n\nPullFrames\x12\".semel.protos.v1.PullFramesRequest\x1a\x1b.semel.protos.v1.FrameChunk0\x01\x12R\n\x0bPullRecords\x12#.semel.protos.v1.PullRecordsRequest\x1a\x1c.semel.protos.v1.RecordChunk0\x01\x12\x61\n\x0f\x44\x65scribeEntries\x12\'.semel.protos.v1.DescribeEntriesRequest\x1a%.semel.protos.v1.DescribeEntriesReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asemel/protos/v1/raft.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\"\xad\x01\n\x11OpenStreamRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\r\x12\x0f\n\x07node_id\x18\x03 \x01(\r\x12\x13\n\x0b\x66ounding_id\x18\x04 \x01(\t\x12\x12\n\nto_node_id\x18\x05 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\'\n\x06levels\x18\x07 \x01(\x0b\x32\x17.semel.protos.v1.Levels\"s\n\x0fOpenStreamReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x19\n\x11\x66\x65\x61ture_level_max\x18\x03 \x01(\r\x12\'\n\x06levels\x18\x04 \x01(\x0b\x32\x17.semel.protos.v1.Levels\"l\n\nPeerCaller\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\r\x12\x0f\n\x07node_id\x18\x03 \x01(\r\x12\x13\n\x0b\x66ounding_id\x18\x04 \x01(\t\x12\x12\n\nto_node_id\x18\x05 \x01(\r\"e\n\x15PullCheckpointRequest\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\x12+\n\x06\x63\x61ller\x18\x03 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"x\n\x0f\x43heckpointChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x13\n\x0bpayload_crc\x18\x06 \x01(\r\"<\n\tRecordRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\"\'\n\x08\x45ntryRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\"l\n\x11PullFramesRequest\x12*\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.EntryRef\x12+\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\")\n\nFrameChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x85\x01\n\x12PullRecordsRequest\x12+\n\x07records\x18\x01 \x03(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12+\n\x06\x63\x61ller\x18\x03 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"s\n\x0bRecordChunk\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x03 \x01(\r\x12\x0c\n\x04gone\x18\x04 \x01(\x08\x12\x0f\n\x07\x64\x61maged\x18\x05 \x01(\x08\"q\n\x16\x44\x65scribeEntriesRequest\x12*\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.EntryRef\x12+\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"Z\n\x14\x44\x65scribeEntriesReply\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x31\n\tstandings\x18\x02 \x03(\x0e\x32\x1e.semel.protos.v1.EntryStanding*\xb4\x01\n\rEntryStanding\x12\x1e\n\x1a\x45NTRY_STANDING_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45NTRY_STANDING_HELD\x10\x01\x12\x19\n\x15\x45NTRY_STANDING_ABSENT\x10\x02\x12\x17\n\x13\x45NTRY_STANDING_TORN\x10\x03\x12\x1a\n\x16\x45NTRY_STANDING_DAMAGED\x10\x04\x12\x1a\n\x16\x45NTRY_STANDING_UNKNOWN\x10\x05\x32^\n\x08RaftPeer\x12R\n\nOpenStream\x12\".semel.protos.v1.OpenStreamRequest\x1a .semel.protos.v1.OpenStreamReply2\xf1\x02\n\tSnapshots\x12\\\n\x0ePullCheckpoint\x12&.semel.protos.v1.PullCheckpointRequest\x1a .semel.protos.v1.CheckpointChunk0\x01\x12O\n\nPullFrames\x12\".semel.protos.v1.PullFramesRequest\x1a\x1b.semel.protos.v1.FrameChunk0\x01\x12R\n\x0bPullRecords\x12#.semel.protos.v1.PullRecordsRequest\x1a\x1c.semel.protos.v1.RecordChunk0\x01\x12\x61\n\x0f\x44\x65scribeEntries\x12\'.semel.protos.v1.DescribeEntriesRequest\x1a%.semel.protos.v1.DescribeEntriesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semel.protos.v1.raft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENTRYSTANDING']._serialized_start=1310
-  _globals['_ENTRYSTANDING']._serialized_end=1490
-  _globals['_OPENSTREAMREQUEST']._serialized_start=48
-  _globals['_OPENSTREAMREQUEST']._serialized_end=180
-  _globals['_OPENSTREAMREPLY']._serialized_start=182
-  _globals['_OPENSTREAMREPLY']._serialized_end=256
-  _globals['_PEERCALLER']._serialized_start=258
-  _globals['_PEERCALLER']._serialized_end=366
-  _globals['_PULLCHECKPOINTREQUEST']._serialized_start=368
-  _globals['_PULLCHECKPOINTREQUEST']._serialized_end=469
-  _globals['_CHECKPOINTCHUNK']._serialized_start=471
-  _globals['_CHECKPOINTCHUNK']._serialized_end=591
-  _globals['_RECORDREF']._serialized_start=593
-  _globals['_RECORDREF']._serialized_end=653
-  _globals['_ENTRYREF']._serialized_start=655
-  _globals['_ENTRYREF']._serialized_end=694
-  _globals['_PULLFRAMESREQUEST']._serialized_start=696
-  _globals['_PULLFRAMESREQUEST']._serialized_end=804
-  _globals['_FRAMECHUNK']._serialized_start=806
-  _globals['_FRAMECHUNK']._serialized_end=847
-  _globals['_PULLRECORDSREQUEST']._serialized_start=850
-  _globals['_PULLRECORDSREQUEST']._serialized_end=983
-  _globals['_RECORDCHUNK']._serialized_start=985
-  _globals['_RECORDCHUNK']._serialized_end=1100
-  _globals['_DESCRIBEENTRIESREQUEST']._serialized_start=1102
-  _globals['_DESCRIBEENTRIESREQUEST']._serialized_end=1215
-  _globals['_DESCRIBEENTRIESREPLY']._serialized_start=1217
-  _globals['_DESCRIBEENTRIESREPLY']._serialized_end=1307
-  _globals['_RAFTPEER']._serialized_start=1492
-  _globals['_RAFTPEER']._serialized_end=1586
-  _globals['_SNAPSHOTS']._serialized_start=1589
-  _globals['_SNAPSHOTS']._serialized_end=1958
+  _globals['_ENTRYSTANDING']._serialized_start=1422
+  _globals['_ENTRYSTANDING']._serialized_end=1602
+  _globals['_OPENSTREAMREQUEST']._serialized_start=78
+  _globals['_OPENSTREAMREQUEST']._serialized_end=251
+  _globals['_OPENSTREAMREPLY']._serialized_start=253
+  _globals['_OPENSTREAMREPLY']._serialized_end=368
+  _globals['_PEERCALLER']._serialized_start=370
+  _globals['_PEERCALLER']._serialized_end=478
+  _globals['_PULLCHECKPOINTREQUEST']._serialized_start=480
+  _globals['_PULLCHECKPOINTREQUEST']._serialized_end=581
+  _globals['_CHECKPOINTCHUNK']._serialized_start=583
+  _globals['_CHECKPOINTCHUNK']._serialized_end=703
+  _globals['_RECORDREF']._serialized_start=705
+  _globals['_RECORDREF']._serialized_end=765
+  _globals['_ENTRYREF']._serialized_start=767
+  _globals['_ENTRYREF']._serialized_end=806
+  _globals['_PULLFRAMESREQUEST']._serialized_start=808
+  _globals['_PULLFRAMESREQUEST']._serialized_end=916
+  _globals['_FRAMECHUNK']._serialized_start=918
+  _globals['_FRAMECHUNK']._serialized_end=959
+  _globals['_PULLRECORDSREQUEST']._serialized_start=962
+  _globals['_PULLRECORDSREQUEST']._serialized_end=1095
+  _globals['_RECORDCHUNK']._serialized_start=1097
+  _globals['_RECORDCHUNK']._serialized_end=1212
+  _globals['_DESCRIBEENTRIESREQUEST']._serialized_start=1214
+  _globals['_DESCRIBEENTRIESREQUEST']._serialized_end=1327
+  _globals['_DESCRIBEENTRIESREPLY']._serialized_start=1329
+  _globals['_DESCRIBEENTRIESREPLY']._serialized_end=1419
+  _globals['_RAFTPEER']._serialized_start=1604
+  _globals['_RAFTPEER']._serialized_end=1698
+  _globals['_SNAPSHOTS']._serialized_start=1701
+  _globals['_SNAPSHOTS']._serialized_end=2070
 # @@protoc_insertion_point(module_scope)

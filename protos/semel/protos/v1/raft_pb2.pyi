@@ -1,3 +1,4 @@
+from semel.protos.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -23,30 +24,34 @@ ENTRY_STANDING_DAMAGED: EntryStanding
 ENTRY_STANDING_UNKNOWN: EntryStanding
 
 class OpenStreamRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node_id", "founding_id", "to_node_id", "address")
+    __slots__ = ("cluster_id", "group_id", "node_id", "founding_id", "to_node_id", "address", "levels")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     FOUNDING_ID_FIELD_NUMBER: _ClassVar[int]
     TO_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node_id: int
     founding_id: str
     to_node_id: int
     address: str
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., founding_id: _Optional[str] = ..., to_node_id: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    levels: _common_pb2.Levels
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., founding_id: _Optional[str] = ..., to_node_id: _Optional[int] = ..., address: _Optional[str] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
 
 class OpenStreamReply(_message.Message):
-    __slots__ = ("port", "ticket", "feature_level_max")
+    __slots__ = ("port", "ticket", "feature_level_max", "levels")
     PORT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LEVEL_MAX_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     port: int
     ticket: bytes
     feature_level_max: int
-    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., feature_level_max: _Optional[int] = ...) -> None: ...
+    levels: _common_pb2.Levels
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., feature_level_max: _Optional[int] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
 
 class PeerCaller(_message.Message):
     __slots__ = ("cluster_id", "group_id", "node_id", "founding_id", "to_node_id")
