@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from semel.protos.levels import own_levels
 from semel.protos.rpc import CHANNEL_OPTIONS
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.common_pb2 import NodeAddress
@@ -89,6 +90,7 @@ def test_a_killed_controller_comes_back_with_everything(
     assert first.ready["event"] == "ready"
     assert first.ready["pid"] == first.process.pid
     report = pb.ReportNodeRequest(
+        levels=own_levels(),
         group_id=1,
         node=NodeAddress(node_id=1, address="127.0.0.1:1"),
         role="master",

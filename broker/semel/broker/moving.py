@@ -37,7 +37,7 @@ from semel.protos.errors import (
     UnsupportedVersion,
 )
 from semel.protos.ids import QueueKey
-from semel.protos.levels import levels_metadata, own_levels
+from semel.protos.levels import UNTOLD_MAX, levels_metadata, own_levels
 from semel.protos.queue_refs import queue_ref
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, control_pb2
@@ -221,6 +221,7 @@ class QueuePull:
     def _check_level(self, level: int) -> None:
         """Raises UnsupportedVersion."""
         own = self._target.state.feature_level
+        level = level or UNTOLD_MAX  # who does not tell may be at any level of its time
         if level > own:
             raise UnsupportedVersion(
                 f"queue {self._key.queue_id} comes from a broker group at feature level {level},"

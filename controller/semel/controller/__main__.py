@@ -109,6 +109,12 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 )
 @click.option("--broker-call-timeout-ms", type=int, help="Limit of a call to a broker. [5000]")
 @click.option("--request-timeout-ms", type=int, help="Limit of a call without one. [30000]")
+@click.option(
+    "--level-max",
+    type=int,
+    help="Behave as a program that knows no higher feature level: for rehearsing an upgrade. "
+    "[the newest]",
+)
 @click.option("--stop-ms", type=int, help="How long running calls may go on at a stop. [500]")
 @click.option("--json", "as_json", is_flag=True, help="Say on stdout, as JSON, that it serves.")
 @click.option("--verbose", is_flag=True, help="Log more.")

@@ -1,4 +1,4 @@
-"""Calls from the controller to broker groups.
+"""Calls from the controller to broker groups, and to controllers.
 
 How it works. `apply` is one attempt: it asks the supposed master, follows the hints of nodes that
 are not, and asks each node at most once. Trying again later is the caller's business. A channel
@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from semel.protos.errors import NotMaster, SemelError, TimedOut, Unavailable
+from semel.protos.levels import LEVEL_MAX, levels_metadata, own_levels, untold_levels
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1.broker_pb2 import (
     ApplyQueuesRequest,
@@ -31,8 +32,10 @@ from semel.protos.v1.broker_pb2 import (
     TransferMastershipRequest,
 )
 from semel.protos.v1.broker_pb2_grpc import BrokerStub, MembersStub, MovesStub
-from semel.protos.v1.common_pb2 import QueueRef
+from semel.protos.v1.common_pb2 import Levels, QueueRef
 from semel.protos.v1.control_pb2 import ControlRecord
+from semel.protos.v1.controller_pb2 import ClusterStatusReply, ClusterStatusRequest
+from semel.protos.v1.controller_pb2_grpc import ControllerStub
 
 
 class BrokerCaller:
@@ -46,7 +49,9 @@ class BrokerCaller:
         addresses: Callable[[int], list[str]],
         timeout_s: float,
         interceptors: list[grpc.aio.ClientInterceptor],
+        level_max: int = LEVEL_MAX,
     ) -> None:
+        self._told = levels_metadata(own_levels(level_max))
         self._cluster_id = cluster_id
         self._office = office
         self._addresses = addresses
@@ -105,6 +110,14 @@ class BrokerCaller:
         )
         return reply
 
+    async def controller_levels(self, address: str) -> Levels:
+        """The feature levels of a controller, this one perhaps. Raises SemelError."""
+        request = ClusterStatusRequest(standby=True)
+        reply: ClusterStatusReply = await self._call(
+            address, lambda channel: ControllerStub(channel).GetClusterStatus, request, 0.0
+        )
+        return reply.levels if reply.HasField("levels") else untold_levels()
+
     async def _at_master(
         self,
         group_id: int,
@@ -150,6 +163,8 @@ class BrokerCaller:
                 address, options=CHANNEL_OPTIONS, interceptors=self._interceptors
             )
         try:
-            return await method(channel)(request, timeout=self._timeout_s + extra_s)
+            return await method(channel)(
+                request, timeout=self._timeout_s + extra_s, metadata=self._told
+            )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.protos.errors import InvalidRequest
+from semel.protos.levels import LEVEL_MAX
 
 GROUP_SIZES: Final = (1, 3, 5)
 SQLITE: Final = "sqlite"
@@ -72,6 +73,10 @@ class ControllerConfig:
     request_timeout_ms: int = 30_000
     """Default 30 s. How long a request without a deadline of its own waits for broker groups."""
 
+    level_max: int = LEVEL_MAX
+    """Default: what this program knows. The highest feature level that it speaks: with a lower one
+    it behaves as an older program would, for rehearsing an upgrade."""
+
     stop_ms: int = 500
     """Default 0.5 s. How long running calls may go on at a stop; watches are cut at its end."""
 
@@ -99,6 +104,10 @@ class ControllerConfig:
             raise InvalidRequest("sqlite holds the metadata of one controller, not of several")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise InvalidRequest(f"metrics_port is {self.metrics_port}; ports end at 65535")
+        if not 0 <= self.level_max <= LEVEL_MAX:
+            raise InvalidRequest(
+                f"level_max is {self.level_max}, this program knows feature levels 0 to {LEVEL_MAX}"
+            )
         for name in (
             "node_timeout_ms",
             "preferred_after_ms",

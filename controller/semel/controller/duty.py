@@ -27,7 +27,7 @@ from semel.controller.changes import Changes
 from semel.controller.config import ControllerConfig
 from semel.controller.memberships import MembershipService
 from semel.controller.moves import MoveService
-from semel.controller.office import Office
+from semel.controller.office import Office, unbroken
 from semel.controller.preference import MasterPreference
 from semel.controller.producers import ProducerService
 from semel.controller.registry import BrokerRegistry
@@ -35,7 +35,8 @@ from semel.controller.routes import RouteTable
 from semel.controller.store import MetadataStore
 from semel.controller.topics import TopicService
 from semel.protos import compat
-from semel.protos.errors import NotMaster, SemelError, Unavailable
+from semel.protos.errors import NotMaster, SemelError, Unavailable, UnsupportedVersion
+from semel.protos.levels import check_member, own_levels
 from semel.protos.rpc import client_interceptors
 from semel.protos.v1.controller_pb2 import ControllerStatus
 
@@ -95,6 +96,7 @@ class Duty:
             addresses=self.registry.addresses,
             timeout_s=config.broker_call_timeout_ms / 1000,
             interceptors=client_interceptors(),
+            level_max=config.level_max,
         )
         self.topics = TopicService(
             office,
@@ -129,7 +131,12 @@ class Duty:
 
         Raises DataDirectoryError (another cluster's store, a damaged record) and Unavailable.
         """
-        office = await Office.take(store, now_us=clocks.wall_us(), cluster_id=config.cluster_id)
+        office = await Office.take(
+            store,
+            now_us=clocks.wall_us(),
+            cluster_id=config.cluster_id,
+            level_max=config.level_max,
+        )
         duty = cls(office, config, clocks, controllers)
         await duty.registry.load()
         await duty.topics.load()
@@ -167,6 +174,31 @@ class Duty:
     def ended(self) -> bool:
         """The office is over: nothing may be answered any more."""
         return self.office.over
+
+    async def raise_level(self, level: int, *, dry_run: bool) -> int:
+        """Raises the feature level of the metadata, once every controller knows it and every broker
+        group has it; the level as it is then. With `dry_run` changes nothing, and asks the
+        controllers only.
+
+        Raises UnsupportedVersion, Unavailable when a controller does not answer.
+        """
+        if self.office.level >= level:
+            return self.office.level
+        check_member("this controller", own_levels(self.office.level_max), level)
+        for one in await self._controllers():
+            told = await self._brokers.controller_levels(one.address)
+            check_member(f"controller {one.controller_id} at {one.address}", told, level)
+        if not dry_run:
+            for group_id in self.registry.group_ids():
+                active = self.registry.level(group_id)
+                if active is None or active < level:
+                    raise UnsupportedVersion(
+                        f"broker group {group_id} is not known to be at feature level {level}:"
+                        " raise it first",
+                        level=level,
+                    )
+            await unbroken(self.office.raise_level(level))
+        return self.office.level
 
     def end(self, reason: NotMaster) -> None:
         """Ends the office at once; watches end with `reason`, calls with Unavailable."""

@@ -163,6 +163,11 @@ class NodeTable:
         report = self._masters_report(group_id)
         return 0 if report is None else report.load.produced_bytes
 
+    def level(self, group_id: int) -> int | None:
+        """Feature level of the group's log, as its master told last; None when it did not."""
+        report = self._masters_report(group_id)
+        return report.levels.active or None if report is not None else None
+
     def _masters_report(self, group_id: int) -> ReportNodeRequest | None:
         group = self._groups[group_id]
         seen = group.seen.get(group.master_id)

@@ -52,7 +52,9 @@ from semel.protos.errors import (
     Unavailable,
     UnknownGroup,
     UnknownQueue,
+    UnsupportedVersion,
 )
+from semel.protos.levels import MOVE_LEVEL, UNTOLD_MAX
 from semel.protos.v1 import control_pb2
 from semel.protos.v1.broker_pb2 import CopyQueueReply, PullQueueReply, PullQueueRequest
 from semel.protos.v1.common_pb2 import QueueRef
@@ -109,6 +111,9 @@ class Groups(Protocol):
 
     def served_groups(self) -> list[int]:
         """Those whose master reported in time."""
+
+    def level(self, group_id: int) -> int | None:
+        """Feature level of a group's log; None when its master has not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +274,25 @@ class MoveService:
                 f"broker group {group_id} has no master now: start its nodes, then move"
                 " queues to it"
             )
+        self._check_levels(queue.group_id, group_id)
         return queue.group_id
+
+    def _check_levels(self, source: int, target: int) -> None:
+        """Raises UnsupportedVersion, and Throttled while it is not known."""
+        level = self._groups.level(target)
+        if level is None:
+            raise Throttled(
+                f"broker group {target} has not told its feature level; ask again",
+                retry_after_ms=1_000,
+            )
+        # Who does not tell may be at any level of its time.
+        needed = self._groups.level(source) or UNTOLD_MAX
+        if level < max(needed, MOVE_LEVEL):
+            raise UnsupportedVersion(
+                f"broker group {target} is at feature level {level}, and the queue is on group"
+                f" {source} at level {needed}: raise the former first (semel cluster upgrade)",
+                level=max(needed, MOVE_LEVEL),
+            )
 
     def _running(self, key: Key) -> MoveRecord | None:
         known = self._known.get(key)

@@ -12,7 +12,6 @@ Not here: what is done in office (`duty.py`), flags, environment, signals (`__ma
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import logging
 import os
 import socket
@@ -33,6 +32,7 @@ from semel.controller.store.opening import open_store
 from semel.controller.succession import Succession
 from semel.protos import compat
 from semel.protos.errors import InternalError, SemelError, Unavailable
+from semel.protos.levels import own_levels
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, Authenticate, ServerInterceptor
 from semel.protos.v1.controller_pb2_grpc import add_ControllerServicer_to_server
@@ -117,15 +117,19 @@ class ControllerNode:
             store = await open_store(config)
             exits.push_async_callback(store.close)
         succession = self._succession = Succession(
-            store, lambda: self._begin(store), cluster_id=config.cluster_id
+            store,
+            lambda: self._begin(store),
+            cluster_id=config.cluster_id,
+            level_max=config.level_max,
         )
         service = ControllerService(
             succession,
             request_timeout_s=config.request_timeout_ms / 1000,
-            version=importlib.metadata.version("semel"),
+            level_max=config.level_max,
         )
         server = grpc.aio.server(
-            interceptors=[ServerInterceptor(self._authenticate)], options=SERVER_OPTIONS
+            interceptors=[ServerInterceptor(self._authenticate, own_levels(config.level_max))],
+            options=SERVER_OPTIONS,
         )
         add_ControllerServicer_to_server(service, server)
         store.attach(server)

@@ -8,6 +8,7 @@ and ends its office. The counter is also the upper half of the route version.
 Invariants
 1. No transaction of one office is applied after the transaction that begins the next one.
 2. The cluster id never changes once it is stored.
+3. Nobody takes office over metadata whose feature level he does not know. That level never falls.
 
 Not here: electing a master among several controllers.
 """
@@ -21,9 +22,10 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from semel.controller import records
-from semel.controller.store import MetadataStore, Transaction, VersionConflict
-from semel.protos.errors import DataDirectoryError, Unavailable
-from semel.protos.v1.metadata_pb2 import ClusterRecord
+from semel.controller.store import MetadataStore, Transaction, VersionConflict, Versioned
+from semel.protos.errors import DataDirectoryError, Unavailable, UnsupportedVersion
+from semel.protos.levels import LEVEL_MAX, program_version
+from semel.protos.v1.metadata_pb2 import ClusterRecord, LevelRecord
 
 log = logging.getLogger(__name__)
 
@@ -35,22 +37,44 @@ TAKEN_OVER: Final = "another controller has taken over; ask that one"
 class Office:
     """Permission to write to the store, as long as nobody else has taken it; made by `take`."""
 
-    def __init__(self, store: MetadataStore, record: ClusterRecord, version: int) -> None:
+    def __init__(
+        self, store: MetadataStore, record: ClusterRecord, version: int, level: int, level_max: int
+    ) -> None:
         self.store = store
+        self.level = level
+        """Feature level of the metadata."""
+        self.level_max = level_max
+        """The highest that this controller knows."""
         self.cluster_id = record.cluster_id
         self.number = record.terms_of_office
         self._version = version
         self._over = asyncio.Event()
 
     @classmethod
-    async def take(cls, store: MetadataStore, *, now_us: int, cluster_id: str = "") -> Office:
-        """Begins a term of office; the first one ever makes the cluster's id.
+    async def take(
+        cls,
+        store: MetadataStore,
+        *,
+        now_us: int,
+        cluster_id: str = "",
+        level_max: int = LEVEL_MAX,
+    ) -> Office:
+        """Begins a term of office; the first one ever makes the cluster's id, and begins at the
+        newest feature level.
 
         Raises DataDirectoryError when `cluster_id` is given and the store belongs to another
-        cluster, and when an import into the store was not finished.
+        cluster, and when an import into the store was not finished; UnsupportedVersion when the
+        metadata is at a higher feature level than `level_max`.
         """
         while True:
             entry = await store.get(records.CLUSTER)
+            stored = await store.get(records.LEVEL)
+            level = _level(stored)
+            check_metadata_level(level, level_max)
+            puts: dict[str, bytes] = {}
+            if entry is None and stored is None and level_max:
+                level = level_max
+                puts[records.LEVEL] = records.dump(LevelRecord(level=level))
             if entry is None:
                 record = ClusterRecord(cluster_id=cluster_id or uuid.uuid4().hex, created_us=now_us)
             else:
@@ -60,9 +84,10 @@ class Office:
             transaction = Transaction(
                 checks={
                     records.CLUSTER: None if entry is None else entry.version,
+                    records.LEVEL: None if stored is None else stored.version,
                     records.IMPORT: None,
                 },
-                puts={records.CLUSTER: records.dump(record)},
+                puts={records.CLUSTER: records.dump(record), **puts},
             )
             try:
                 version = await store.transact(transaction)
@@ -74,7 +99,7 @@ class Office:
                     ) from None
                 continue
             log.info("office taken cluster=%s office=%d", record.cluster_id, record.terms_of_office)
-            return cls(store, record, version)
+            return cls(store, record, version, level, level_max)
 
     async def transact(
         self,
@@ -103,6 +128,14 @@ class Office:
                 raise Unavailable(TAKEN_OVER) from None
             raise
 
+    async def raise_level(self, level: int) -> None:
+        """The metadata may hold what `level` allows, from now on and for good; whoever asks has
+        made sure that every controller knows it. Raises Unavailable when the office is over."""
+        if level > self.level:
+            await self.transact(puts={records.LEVEL: records.dump(LevelRecord(level=level))})
+            self.level = level
+            log.info("feature level of the metadata is %d", level)
+
     @property
     def over(self) -> bool:
         """Nothing can be written under it any more."""
@@ -118,11 +151,27 @@ class Office:
         return Unavailable(TAKEN_OVER)
 
 
-async def stored_cluster_id(store: MetadataStore, expected: str) -> str:
+def check_metadata_level(level: int, level_max: int) -> None:
+    """Raises UnsupportedVersion for metadata that a controller would misread."""
+    if level > level_max:
+        raise UnsupportedVersion(
+            f"the metadata is at feature level {level}, this controller runs Semel"
+            f" {program_version()} and knows up to {level_max}: upgrade this controller",
+            level=level,
+        )
+
+
+def _level(entry: Versioned | None) -> int:
+    return 0 if entry is None else records.load(LevelRecord, records.LEVEL, entry).level
+
+
+async def stored_cluster_id(store: MetadataStore, expected: str, level_max: int = LEVEL_MAX) -> str:
     """The cluster whose metadata a store holds; "" while it is empty.
 
-    Raises DataDirectoryError when it is not the expected one, if one is expected.
+    Raises DataDirectoryError when it is not the expected one, if one is expected, and
+    UnsupportedVersion when the metadata is at a higher feature level.
     """
+    check_metadata_level(_level(await store.get(records.LEVEL)), level_max)
     entry = await store.get(records.CLUSTER)
     if entry is None:
         return ""

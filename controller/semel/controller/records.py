@@ -18,6 +18,7 @@ from semel.controller.store import Versioned
 from semel.protos.errors import DataDirectoryError
 
 CLUSTER: Final = "/cluster"
+LEVEL: Final = "/level"
 IMPORT: Final = "/import"
 TOPICS: Final = "/topics/"
 DELETING: Final = "/deleting/"

@@ -19,6 +19,7 @@ from semel.controller.liveness import MASTER, NodeTable, QueueCountWatch
 from semel.controller.office import Office
 from semel.controller.routes import RouteTable
 from semel.protos.errors import DataDirectoryError
+from semel.protos.levels import check_member, untold_levels
 from semel.protos.v1.controller_pb2 import GroupStatus, ReportNodeReply, ReportNodeRequest
 from semel.protos.v1.metadata_pb2 import BrokerGroupRecord
 
@@ -68,7 +69,8 @@ class BrokerRegistry:
         """Takes a node's report in.
 
         Raises DataDirectoryError for a node of another cluster or of a founding that was ended,
-        InvalidRequest for one that cannot be.
+        UnsupportedVersion for one that is older than the metadata, InvalidRequest for one that
+        cannot be.
         """
         if report.cluster_id and report.cluster_id != self._office.cluster_id:
             raise DataDirectoryError(
@@ -76,6 +78,8 @@ class BrokerRegistry:
                 f"{report.cluster_id}, this is cluster {self._office.cluster_id}. Start it with "
                 "the right controller, or with an empty data directory"
             )
+        told = report.levels if report.HasField("levels") else untold_levels()
+        check_member(f"node {report.node.node_id}", told, self._office.level)
         await self.foundings.on_report(report.group_id, report.node.node_id, report.founding_id)
         now_ms = self._clock()
         outcome = self._table.on_report(report, now_ms)
@@ -124,6 +128,10 @@ class BrokerRegistry:
     def served_groups(self) -> list[int]:
         """Groups whose master reported in time."""
         return self._table.served_groups(self._clock())
+
+    def level(self, group_id: int) -> int | None:
+        """Feature level of a group's log, as its master told last; None when it did not."""
+        return self._table.level(group_id)
 
     def written_bytes(self) -> dict[int, int]:
         """Bytes a second that producers write to each group, as its master reported last."""

@@ -25,6 +25,7 @@ from semel.controller.registry import BrokerRegistry
 from semel.controller.routes import RouteTable
 from semel.controller.topics import TopicService
 from semel.protos.errors import NotMaster
+from semel.protos.levels import own_levels, program_version
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.controller_pb2_grpc import ControllerServicer
 
@@ -63,10 +64,10 @@ def in_office(method: M) -> M:
 class ControllerService(ControllerServicer):
     """The methods of controller.proto."""
 
-    def __init__(self, post: Post, *, request_timeout_s: float, version: str) -> None:
+    def __init__(self, post: Post, *, request_timeout_s: float, level_max: int) -> None:
         self.post = post
         self._request_timeout_s = request_timeout_s
-        self._version = version
+        self._level_max = level_max
 
     # The parts of the office there is now; each raises NotMaster while there is none.
 
@@ -212,16 +213,27 @@ class ControllerService(ControllerServicer):
             if not request.standby:
                 raise
             return pb.ClusterStatusReply(
-                cluster_id=self.post.cluster_id, controllers=controllers, version=self._version
+                cluster_id=self.post.cluster_id,
+                controllers=controllers,
+                version=program_version(),
+                levels=own_levels(self._level_max),
             )
         return pb.ClusterStatusReply(
             cluster_id=duty.routes.cluster_id,
             groups=duty.registry.status(),
             controllers=controllers,
             topics=len(duty.topics.names()),
-            version=self._version,
+            version=program_version(),
+            levels=own_levels(self._level_max, max(1, duty.office.level)),
             unfinished=[*duty.topics.unfinished(), *duty.moves.unfinished()],
         )
+
+    @in_office
+    async def RaiseMetadataLevel(
+        self, request: pb.RaiseMetadataLevelRequest, context: Any
+    ) -> pb.RaiseMetadataLevelReply:
+        level = await self.post.duty().raise_level(request.level, dry_run=request.dry_run)
+        return pb.RaiseMetadataLevelReply(level=level)
 
     def _patience_s(self, context: grpc.aio.ServicerContext[Any, Any]) -> float:
         """How long a call may wait for broker groups."""

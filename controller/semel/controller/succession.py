@@ -11,7 +11,7 @@ Invariants
 1. At most one office of this controller at a time; the next begins after the last has ended.
 2. An office ends in the same step in which the store's word is heard.
 3. Only errors that will not go away by themselves end `run`: a failed store, another cluster's
-store, a bug.
+store, metadata of a newer feature level, a bug.
 
 Not here: what an office consists of (`duty.py`), electing (`store/`).
 """
@@ -30,6 +30,7 @@ from semel.controller.office import stored_cluster_id
 from semel.controller.store import ControllerAddress, Mastership, MetadataStore, StoreFailed
 from semel.protos import compat
 from semel.protos.errors import NotMaster, RetriableError, SemelError
+from semel.protos.levels import LEVEL_MAX
 from semel.protos.v1.controller_pb2 import ControllerStatus
 
 log = logging.getLogger(__name__)
@@ -47,9 +48,16 @@ class Succession:
     """Whether this controller is in office; `duty` is the office it has."""
 
     def __init__(
-        self, store: MetadataStore, begin: Callable[[], Awaitable[Duty]], *, cluster_id: str
+        self,
+        store: MetadataStore,
+        begin: Callable[[], Awaitable[Duty]],
+        *,
+        cluster_id: str,
+        level_max: int = LEVEL_MAX,
     ) -> None:
-        """`begin` takes office and loads; `cluster_id` is the only one allowed, if it is given."""
+        """`begin` takes office and loads; `cluster_id` is the only one allowed, if it is given;
+        metadata of a higher feature level than `level_max` end `run`."""
+        self._level_max = level_max
         self.cluster_id = cluster_id
         """As stored, once that is known."""
         self.decided = asyncio.Event()
@@ -122,7 +130,7 @@ class Succession:
         while True:
             heard = self._heard
             with contextlib.suppress(RetriableError):
-                found = await stored_cluster_id(self._store, self._expected_id)
+                found = await stored_cluster_id(self._store, self._expected_id, self._level_max)
                 self.cluster_id = found or self.cluster_id
             with contextlib.suppress(TimeoutError):
                 async with compat.timeout(IDENTIFY_S):

@@ -12,12 +12,15 @@ import grpc.aio
 from semel.controller import ControllerConfig, ControllerNode
 from semel.controller.store import MemoryStore, MetadataStore
 from semel.protos.errors import NotMaster, SemelError, Unavailable
+from semel.protos.levels import LEVEL_MAX, own_levels
 from semel.protos.rpc import CHANNEL_OPTIONS, ServerInterceptor, error_from_rpc
 from semel.protos.v1 import broker_pb2, control_pb2
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.broker_pb2_grpc import BrokerServicer, add_BrokerServicer_to_server
 from semel.protos.v1.common_pb2 import NodeAddress
 from semel.protos.v1.controller_pb2_grpc import ControllerStub
+
+LEVELS = own_levels(active=LEVEL_MAX)
 
 
 class FakeBroker(BrokerServicer):
@@ -92,7 +95,7 @@ class FakeBroker(BrokerServicer):
             "master_id": self.master.node_id,
             "queues": len(self.queues),
         }
-        return pb.ReportNodeRequest(**{**fields, **changes})
+        return pb.ReportNodeRequest(**{"levels": LEVELS, **fields, **changes})
 
 
 async def refuse() -> None:

@@ -9,10 +9,23 @@ import pytest
 
 from semel.controller import records
 from semel.controller.config import ControllerConfig, split_address
-from semel.controller.office import Office, unbroken
+from semel.controller.office import Office, stored_cluster_id, unbroken
 from semel.controller.routes import RouteTable
-from semel.controller.store import MemoryStore, StoreFailed, Transaction, VersionConflict
-from semel.protos.errors import DataDirectoryError, InvalidRequest, Unavailable, UnknownTopic
+from semel.controller.store import (
+    MemoryStore,
+    StoreFailed,
+    Transaction,
+    VersionConflict,
+    Versioned,
+)
+from semel.protos.errors import (
+    DataDirectoryError,
+    InvalidRequest,
+    Unavailable,
+    UnknownTopic,
+    UnsupportedVersion,
+)
+from semel.protos.levels import LEVEL_MAX
 from semel.protos.v1.controller_pb2 import GroupRoute, OpenProducerRequest, TopicRoute
 from tests.unit.controller.cluster import raised_by, running_cluster
 from tests.waiting import until_async
@@ -47,6 +60,49 @@ async def test_offices_taken_at_once_get_different_numbers() -> None:
     offices = await asyncio.gather(*(Office.take(store, now_us=1) for _ in range(5)))
     assert sorted(office.number for office in offices) == [1, 2, 3, 4, 5]
     assert len({office.cluster_id for office in offices}) == 1
+
+
+async def test_a_new_clusters_metadata_begin_at_the_newest_level_and_others_stay() -> None:
+    assert (await Office.take(MemoryStore(), now_us=1)).level == LEVEL_MAX
+    store = MemoryStore()
+    await Office.take(store, now_us=1, level_max=4)
+    for now_us in 2, 3:
+        office = await Office.take(store, now_us=now_us)
+        assert office.level == 4
+    await office.raise_level(5)
+    await office.raise_level(3)
+    assert (await Office.take(store, now_us=4)).level == 5
+    before = MemoryStore()
+    await before.transact(Transaction(puts={records.CLUSTER: b"\n\x01c"}))
+    assert (await Office.take(before, now_us=1)).level == 0, "stored by an older program"
+
+
+async def test_a_controller_that_does_not_know_the_metadatas_level_takes_no_office() -> None:
+    store = MemoryStore()
+    office = await Office.take(store, now_us=1)
+    with pytest.raises(UnsupportedVersion, match=f"level {LEVEL_MAX}, .*: upgrade this controller"):
+        await Office.take(store, now_us=2, level_max=LEVEL_MAX - 1)
+    with pytest.raises(UnsupportedVersion):
+        await stored_cluster_id(store, "", LEVEL_MAX - 1)
+    await office.transact(puts={"/a": b"it is still in office"})
+
+
+async def test_a_level_that_rises_meanwhile_is_seen_by_whoever_takes_office() -> None:
+    """Between looking and taking, the other one has raised it."""
+
+    class Raised(MemoryStore):
+        async def get(self, key: str) -> Versioned | None:
+            found = await super().get(key)
+            if key == records.LEVEL and raising:
+                await office.raise_level(raising.pop())
+            return found
+
+    raising: list[int] = []
+    store = Raised()
+    office = await Office.take(store, now_us=1, level_max=4)
+    raising.append(5)
+    with pytest.raises(UnsupportedVersion):
+        await Office.take(store, now_us=2, level_max=4)
 
 
 async def test_work_that_must_not_break_outlives_its_caller() -> None:

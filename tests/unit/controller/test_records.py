@@ -20,6 +20,7 @@ def test_the_page_lists_every_key_and_its_message() -> None:
     rows = dict(re.findall(r"^\| `(/[^`]+)` \| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
     assert rows == {
         records.CLUSTER: "ClusterRecord",
+        records.LEVEL: "LevelRecord",
         records.topic_key("NAME"): "TopicRecord",
         records.DELETING + "TOPIC_ID": "TopicRecord",
         records.BROKERS + "GROUP_ID": "BrokerGroupRecord",

@@ -24,6 +24,7 @@ from semel.protos.errors import (
     UnknownProducer,
     UnknownTopic,
 )
+from semel.protos.levels import LEVEL_MAX
 from semel.protos.v1 import broker_pb2
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.broker_pb2_grpc import MembersServicer, add_MembersServicer_to_server
@@ -224,7 +225,7 @@ async def test_a_slow_watcher_gets_the_newest_routes_and_not_each() -> None:
     changes = Changes()
     routes = RouteTable("c", 1, changes.notify)
     post: Any = SimpleNamespace(duty=lambda: SimpleNamespace(routes=routes, changes=changes))
-    service = ControllerService(post, request_timeout_s=1, version="")
+    service = ControllerService(post, request_timeout_s=1, level_max=LEVEL_MAX)
     watch = service.WatchRoutes(pb.GetRoutesRequest(), None)
     first = await anext(watch)
     for term in range(1, 100):

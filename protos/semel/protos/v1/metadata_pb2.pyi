@@ -37,16 +37,20 @@ MOVE_STAGE_ABORTED: MoveStage
 MOVE_STAGE_SEALING: MoveStage
 
 class ClusterRecord(_message.Message):
-    __slots__ = ("cluster_id", "created_us", "terms_of_office", "level")
+    __slots__ = ("cluster_id", "created_us", "terms_of_office")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_US_FIELD_NUMBER: _ClassVar[int]
     TERMS_OF_OFFICE_FIELD_NUMBER: _ClassVar[int]
-    LEVEL_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     created_us: int
     terms_of_office: int
+    def __init__(self, cluster_id: _Optional[str] = ..., created_us: _Optional[int] = ..., terms_of_office: _Optional[int] = ...) -> None: ...
+
+class LevelRecord(_message.Message):
+    __slots__ = ("level",)
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     level: int
-    def __init__(self, cluster_id: _Optional[str] = ..., created_us: _Optional[int] = ..., terms_of_office: _Optional[int] = ..., level: _Optional[int] = ...) -> None: ...
+    def __init__(self, level: _Optional[int] = ...) -> None: ...
 
 class TopicRecord(_message.Message):
     __slots__ = ("name", "topic_id", "state", "settings", "placement", "created_us", "settings_pending", "queues", "splits", "touched", "request_id")

@@ -142,8 +142,8 @@ async def test_a_peer_that_ends_while_one_writes_to_it_costs_no_other_link(
             super().__init__(channel)
             opened = self.OpenLink
 
-            def open_link() -> LateCall:
-                late.append(LateCall(opened(), told))
+            def open_link(**options: Any) -> LateCall:
+                late.append(LateCall(opened(**options), told))
                 return late[-1]
 
             self.OpenLink = open_link

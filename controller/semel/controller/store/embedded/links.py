@@ -35,6 +35,7 @@ from semel.controller.store.embedded.messages import check
 from semel.controller.store.embedded.node import Peer
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.rpc import (
     PEER_CHANNEL_OPTIONS,
     Credentials,
@@ -58,6 +59,9 @@ from semel.protos.v1.metadata_store_pb2_grpc import (
 )
 
 log = logging.getLogger(__name__)
+
+_TOLD: Final = levels_metadata(own_levels())
+"""With every call: the feature levels of this program."""
 
 PING_S: Final = 0.4
 HEARD_S: Final = 1.5
@@ -195,7 +199,7 @@ class Links:
 
     async def _converse(self, peer: int, stub: MetadataGroupStub) -> None:
         standing = self._standing
-        call = stub.OpenLink()
+        call = stub.OpenLink(metadata=_TOLD)
         self._calls[peer] = call
         outbox = self._outboxes[peer]
         ended: asyncio.Future[Any] | None = None
@@ -246,7 +250,7 @@ class Links:
             }
             while self._must_ask():
                 asked = [
-                    stub.DescribeStanding(self._hello(peer), timeout=DESCRIBE_S)
+                    stub.DescribeStanding(self._hello(peer), timeout=DESCRIBE_S, metadata=_TOLD)
                     for peer, stub in stubs.items()
                 ]
                 replies = await asyncio.gather(*asked, return_exceptions=True)
