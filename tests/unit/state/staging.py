@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from semel.broker.state import FEATURE_LEVEL_MAX, Accepted, Refused, Staged, TransactionApplied
+from semel.broker.state import Accepted, Refused, Staged, TransactionApplied
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, decode_header
 from semel.protos.errors import SemelError
 from semel.protos.frames import RecordKind, iter_records
 from semel.protos.ids import QueueKey
+from semel.protos.levels import LEVEL_MAX
 from semel.protos.staging import STAGER_EPOCH, STAGER_ID_MIN, batch_digest
 from semel.protos.v1 import transaction_records_pb2
 from tests.unit.state.log import KEY, Group, batch_record, control, header, ref
@@ -21,9 +22,7 @@ HOUR_MS = 3_600_000
 class Stage(Group):
     """At the newest feature level, or another; every step is an entry of its own."""
 
-    def __init__(
-        self, *, queues: Iterable[QueueKey] = (KEY,), level: int = FEATURE_LEVEL_MAX
-    ) -> None:
+    def __init__(self, *, queues: Iterable[QueueKey] = (KEY,), level: int = LEVEL_MAX) -> None:
         super().__init__(queues=queues)
         self.raise_level(level)
 

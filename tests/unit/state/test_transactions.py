@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from semel.broker.state import (
-    FEATURE_LEVEL_MAX,
     Accepted,
     BatchVerifier,
     Published,
@@ -16,6 +15,7 @@ from semel.broker.state import (
 )
 from semel.protos import errors
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import LEVEL_MAX
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 from tests.unit.state.log import KEY, Group, control, header, ref
 from tests.unit.state.staging import HOUR_MS, A, B, C, Stage, staged, winner
@@ -24,7 +24,7 @@ OTHER = QueueKey(TopicId(7), QueueId(1))
 
 
 def group_with(
-    *batches: int, stager: int = A, epoch: int = 0, level: int = FEATURE_LEVEL_MAX
+    *batches: int, stager: int = A, epoch: int = 0, level: int = LEVEL_MAX
 ) -> tuple[Stage, object]:
     """A group where a stager has staged batches of so many messages, and the stager as a winner."""
     group = Stage(level=level)
