@@ -45,6 +45,7 @@ class Run:
         self.history = History()
         self.last = -1
         self.end = 0
+        self.append_us = START_US
         self._frame(RecordKind.NOOP)
         if not queues:
             return
@@ -102,7 +103,7 @@ class Run:
         self._frame(
             RecordKind.BATCH,
             *batch_record_parts(
-                batch, base_offset=Offset(offset), append_time_us=START_US, term=Term(1)
+                batch, base_offset=Offset(offset), append_time_us=self.append_us, term=Term(1)
             ),
         )
         self.last = previous + 1

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header
+from semel.protos.batch import BROKER_HEADER_BYTES, BrokerHeader, decode_broker_header
 from semel.protos.frames import RecordKind, iter_records
+from semel.protos.ids import Offset, Term
 from semel.protos.v1 import control_pb2
 from tests.checking.exactly_once import Violation, check
 from tests.checking.raw_log import NodeLog
-from tests.checking.test_exactly_once import REF, Run
+from tests.checking.test_exactly_once import REF, START_US, Run
+from tests.checking.test_transactions import VALUES, Teller
 
 JOB = 1 << 32 | 1
 
@@ -41,6 +43,15 @@ class Pair:
     def copy_all(self) -> None:
         for frame in self.source.frames:
             self.copy(frame)
+
+    def copy_staged(self, frame: bytes, base_offset: int, append_time_us: int) -> None:
+        """As the target stores it: with the place that the publication gave it."""
+        ((_, kind, payload),) = iter_records(frame)
+        assert kind is RecordKind.STAGED
+        head = BrokerHeader(
+            base_offset=Offset(base_offset), append_time_us=append_time_us, term=Term(1)
+        )
+        self.target._frame(RecordKind.COPY, head.encode() + bytes(payload[BROKER_HEADER_BYTES:]))
 
     def go_on(self, number: int) -> None:
         """The next message, at the new group."""
@@ -186,3 +197,72 @@ def test_a_later_move_brings_the_queue_back() -> None:
     pair.go_on(3)
     pair.source, pair.target = pair.target, pair.source
     pair.check()
+
+
+class Committed(Pair):
+    """Queue 0 holds what a transaction has published in two batches, and is sealed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        teller = self.source = Teller()
+        self.target.history = teller.history
+        teller.stage(b"a", b"b")
+        teller.stage(b"c")
+        self.staged = teller.frames[-2:]
+        teller.pin()
+        teller.publish()
+        self.published_us = START_US + len(teller.frames)
+        teller.sent()
+        self.step(self.target, "BEGIN")
+        self.step(teller, "SEAL")
+
+
+def test_what_a_transaction_published_moves_with_the_place_it_got() -> None:
+    pair = Committed()
+    pair.copy_staged(pair.staged[0], 0, pair.published_us)
+    pair.copy_staged(pair.staged[1], 2, pair.published_us)
+    pair.step(pair.target, "ACTIVATE")
+    pair.check()
+
+
+@pytest.mark.parametrize(("batch", "later_us"), [(0, 0), (1, 1)], ids=["another batch", "later"])
+def test_a_wrong_copy_of_what_was_published_is_found(batch: int, later_us: int) -> None:
+    pair = Committed()
+    pair.copy_staged(pair.staged[0], 0, pair.published_us)
+    pair.copy_staged(pair.staged[batch], 2, pair.published_us + later_us)
+    pair.step(pair.target, "ACTIVATE")
+    with pytest.raises(Violation, match="the copy of queue"):
+        pair.check()
+
+
+@pytest.mark.parametrize("dated_us", [START_US + 1_000_000, START_US])
+def test_what_is_published_after_a_move_is_dated_like_the_newest_copy(dated_us: int) -> None:
+    """At least: the clock of the group that the queue came from was ahead."""
+    pair = Pair()
+    source, teller = pair.source, Teller(queues=False)
+    pair.target, teller.history = teller, source.history
+    source.append_us = START_US + 1_000_000
+    source.both(0)
+    pair.step(teller, "BEGIN")
+    pair.copy(source.frames[-1])
+    pair.step(source, "SEAL")
+    pair.step(teller, "ACTIVATE")
+    pair.step(source, "FORWARD")
+    teller.stage(*VALUES)
+    staged = teller.frames[-1]
+    teller.pin()
+    teller.publish(base_offset=1)
+    teller.sent()
+    # And back again, which shows how the messages are dated.
+    pair.step(source, "BEGIN", JOB + 1)
+    pair.step(teller, "SEAL", JOB + 1)
+    pair.target = source
+    pair.copy(source.frames[3])
+    pair.copy_staged(staged, 1, dated_us)
+    pair.step(source, "ACTIVATE", JOB + 1)
+    pair.target = teller
+    if dated_us > START_US:
+        pair.check()
+        return
+    with pytest.raises(Violation, match="the copy of queue"):
+        pair.check()

@@ -25,8 +25,8 @@ VALUES = (b"a", b"b", b"c")
 class Teller(Run):
     """A run whose one client commits a transaction of three messages in two batches."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, queues: bool = True) -> None:
+        super().__init__(queues=queues)
         self.staged = -1
         self.step(
             open_stager=records.OpenStager(

@@ -15,7 +15,6 @@ Not here: which steps, and when (`plan.py`), what a fault does below (`disk.py`,
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -63,7 +62,7 @@ class Nemesis:
         self.world.network.weather = Weather(
             loss=plan.loss, repeat=plan.repeat, slow=plan.slow, latency_max_s=plan.latency_max_s
         )
-        self._armed: deque[tuple[Did | str, Callable[[BrokerGroup], None]]] = deque()
+        self._armed: list[tuple[Did | str, Callable[[BrokerGroup], None]]] = []
         """Faults that wait for a step of a move or of a transaction."""
         for group in run.groups:
             group.invariants.on_step = partial(self._on_step, group)
@@ -186,10 +185,12 @@ class Nemesis:
         self._armed.append((step, lambda where: action(where if group is None else group)))
 
     def _on_step(self, group: BrokerGroup, what: str, step: Did | str) -> None:
-        if self._armed and self._armed[0][0] == step and not self.run.healing:
-            _, strike = self._armed.popleft()
+        """The first armed fault that waits for such a step strikes."""
+        armed = next((one for one in self._armed if one[0] == step), None)
+        if armed is not None and not self.run.healing:
+            self._armed.remove(armed)
             self.world.count(f"strike in a {what}: {step}")
-            self.world.later(0.0, lambda: strike(group))
+            self.world.later(0.0, lambda: armed[1](group))
 
     def kill_controller(self, _: BrokerGroup) -> None:
         """For `arm`."""

@@ -10,20 +10,23 @@ from tests.world import planted
 from tests.world.planted import Plant
 from tests.world.soak import first_failure, run_seeds
 
-SEEDS = (3, 30, 47, 48, 50)
-"""Chosen so that the rarest things happen in a few worlds."""
+SEEDS = range(32)
 RARE = {
-    "election while a queue is frozen": 2,
-    "election while a queue is incoming": 2,
-    "kill of the master in a step": 1,
-    "message read": 100,
-    "move given up after the seal": 2,
-    "move resumed by another controller": 3,
-    "move: activated": 9,
-    "move: dropped": 2,
-    "move: forwarded": 9,
-    "move: goes on": 2,
+    "election while a queue is frozen": 1,
+    "election while a queue is incoming": 3,
+    "kill of the master in a step": 2,
+    "message read": 500,
+    "move given up after the seal": 1,
+    "move resumed by another controller": 8,
+    "move: activated": 20,
+    "move: dropped": 5,
+    "move: forwarded": 20,
+    "move: goes on": 5,
+    "strike in a move: begun": 2,
+    "strike in a move: sealed": 1,
+    "strike in a move: activated": 1,
 }
+"""A quarter of what is usual: what happens in a seed changes with the product."""
 
 
 @pytest.mark.timeout(300)

@@ -10,19 +10,19 @@ from tests.world import planted
 from tests.world.planted import Plant
 from tests.world.soak import first_failure, run_seeds
 
-SEEDS = (7, 8, 13, 40, 51)
-"""Chosen so that the rarest things happen in a few worlds."""
+SEEDS = range(40)
 RARE = {
-    "kill of the master in a step": 4,
-    "transaction committed": 20,
+    "kill of the master in a step": 6,
+    "transaction committed": 25,
     "transaction committed, as it turned out": 2,
-    "transaction ended: TransactionAborted": 2,
-    "transaction given up": 3,
-    "transaction lost": 2,
+    "transaction ended: TransactionAborted": 1,
+    "transaction given up": 5,
+    "transaction lost": 6,
     "transaction: drop_pin": 2,
     "transaction: drop_stagers": 2,
-    "transaction: publish": 20,
+    "transaction: publish": 35,
 }
+"""A quarter of what is usual: what happens in a seed changes with the product."""
 
 
 @pytest.mark.timeout(300)

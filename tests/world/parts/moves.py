@@ -47,13 +47,14 @@ def with_moves(plan: Plan) -> Plan:
     random = Random(plan.seed * 2 + 11)
     groups = draw_groups(plan, random, ((1, 1), (1, 1), (3, 1), (1, 3), (3, 3)))
     kinds = ("move queue",) * 4 + ("move there and back",) * 3 + ("move and cancel",) * 2
+    chosen = random.choices(kinds, k=random.choice((3, 5, 8)))
+    chosen += random.choices(_WHILE_MOVING, k=random.choice((1, 3, 6)))
     steps = [
         Step(round(random.uniform(0, plan.duration_s), 6), kind, random.getrandbits(32))
-        for kind in (
-            *random.choices(kinds, k=random.choice((3, 5, 8))),
-            *random.choices(_WHILE_MOVING, k=random.choice((1, 3, 6))),
-        )
+        for kind in chosen
     ]
+    armed = [Step(0.0, "strike in a move", random.getrandbits(32)) for _ in range(2)]
+    steps += armed[: random.choice((0, 1, 2))]  # they wait for their move
     moved = over_groups(plan, random, groups, steps, ("follower 1", "watcher 1", "watcher 2"))
     return replace(
         moved,
@@ -92,7 +93,7 @@ def cancel(nemesis: Nemesis) -> None:
 @fault("strike in a move")
 def strike(nemesis: Nemesis) -> None:
     """Somebody dies, or is not heard, just when a move has got so far."""
-    did = nemesis.random.choice((Did.BEGUN, Did.SEALED, Did.ACTIVATED, Did.ACTIVATED))
+    did = nemesis.random.choice((Did.BEGUN, Did.SEALED, Did.SEALED, Did.ACTIVATED))
     nemesis.arm(
         did,
         (
