@@ -134,6 +134,8 @@ def with_transactions(plan: Plan) -> Plan:
         Step(round(random.uniform(0, plan.duration_s), 6), kind, random.getrandbits(32))
         for kind in (*random.choices(kinds, k=random.choice((3, 6, 10))), "heal")
     ]
+    armed = [Step(0.0, "strike in a transaction", random.getrandbits(32)) for _ in range(4)]
+    steps += armed[: random.choice((0, 2, 4))]  # they wait for their step
     return over_groups(plan, random, groups, steps, ("teller 1", "teller 2", "watcher 1"))
 
 
