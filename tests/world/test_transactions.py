@@ -25,10 +25,6 @@ RARE = {
 """A quarter of what is usual: what happens in a seed changes with the product."""
 
 
-FOUND_BY = (54, 68)
-"""Seeds that are tried first: those that found the planted bugs when it was last looked."""
-
-
 @pytest.mark.timeout(300)
 def test_programs_commit_transactions_under_faults() -> None:
     seen, failures, _ = run_seeds(SEEDS, more=("transactions",))
@@ -44,4 +40,4 @@ def test_programs_commit_transactions_under_faults() -> None:
     ids=["tells_of_an_abort_that_is_none", "decides_any_attempt"],
 )
 def test_a_planted_bug_of_transactions_is_found(plant: Plant) -> None:
-    assert "of transaction" in first_failure((*FOUND_BY, *range(80)), plant, more=("transactions",))
+    assert "of transaction" in first_failure(range(40), plant, more=("transactions",))

@@ -158,11 +158,22 @@ def strike(nemesis: Nemesis) -> None:
                 host.away_s = 1.0
                 nemesis.die(host, "kill of the master in a step")
 
+    def stop_tellers(_: BrokerGroup) -> None:
+        """Until what is pinned is given up; then they go on with what they were about to do."""
+        for client in nemesis.run.clients:
+            process = nemesis.world.hosts.get(client.name)
+            if isinstance(client, Teller) and process is not None:
+                nemesis.world.fault("teller stop")
+                until = nemesis.world.now + nemesis.random.uniform(0.5, 1.5)
+                nemesis.world.loop.stop_process(process, until)
+
     nemesis.arm(
         step,
         (
             nemesis.kill_master_of,
             nemesis.kill_master_of,
+            stop_tellers,
+            stop_tellers,
             kill_tellers,
             kill_tellers_and_others,
             nemesis.cut_off_from_controllers,
