@@ -40,4 +40,5 @@ def test_programs_commit_transactions_under_faults() -> None:
     ids=["tells_of_an_abort_that_is_none", "decides_any_attempt"],
 )
 def test_a_planted_bug_of_transactions_is_found(plant: Plant) -> None:
-    assert "of transaction" in first_failure(range(40), plant, more=("transactions",))
+    said = first_failure(range(40), plant, more=("transactions",))
+    assert "of transaction" in said or "was acknowledged and is not in the log" in said
