@@ -194,6 +194,8 @@ class Consumption:
                 if lock is not None and lock.token == record.release_lock.token:
                     lock.owner = ""
                     return {place: lock.seen}
+            case "reset_offset":
+                return self._reset(record.reset_offset)
             case "commit_offsets":
                 commits = record.commit_offsets
                 places = [(commits.group, key_of(one.queue)) for one in commits.commits]
@@ -218,6 +220,16 @@ class Consumption:
         lock.owner = record.member_id
         lock.generation = max(lock.generation, record.generation)
         self.told.on_token(place, lock.token, lock.owner, lock.committed)
+        return {place: lock.seen}
+
+    def _reset(self, record: control_pb2.ResetOffset) -> dict[Place, Seen]:
+        place = record.group, key_of(record.queue)
+        end = self._ends.get(place[1])
+        if end is None or place[1] in self._frozen or not 0 <= record.offset <= end:
+            return {}
+        lock = self._locks.setdefault(place, _Lock())
+        lock.token += 1
+        lock.owner, lock.committed = "", record.offset
         return {place: lock.seen}
 
     def _commit(self, place: Place, token: int, offset: int) -> None:

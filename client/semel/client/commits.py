@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from semel.client.beginnings import StoredOffsets
 from semel.client.cluster import Cluster
@@ -38,6 +38,11 @@ from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
 logger = logging.getLogger(__name__)
+
+TELL_AGAIN_S: Final = 1.0
+"""After brokers did not answer who were told of progress in the background."""
+TOLD_TIMEOUT_S: Final = 1.0
+"""How long a consumer that closes waits for that, before it gives its locks back."""
 
 
 class Settled(NamedTuple):
@@ -128,14 +133,21 @@ class Commits:
     async def _tell(self) -> None:
         while self._behind:
             behind, self._behind = self._behind, {}
-            for error in (await self.store(behind)).values():
-                logger.info("brokers not told group=%s error=%s", self._group, error.message)
+            refused = await self.store(behind)
             await self._on_durable(behind)
+            for queue, error in refused.items():
+                logger.info("brokers not told group=%s error=%s", self._group, error.message)
+                if error.retriable and self._locks.holds(queue):
+                    # Nothing else may ever be stored in the queue, and others wait for its end.
+                    self._behind.setdefault(queue, behind[queue])
+            if refused and self._behind:
+                await asyncio.sleep(TELL_AGAIN_S)
 
     async def told(self) -> None:
-        """Returns once the brokers were told what they are told in the background."""
+        """Returns once the brokers were told what they are told in the background, as far as they
+        answer in time."""
         if self._telling is not None:
-            await asyncio.wait([self._telling])
+            await asyncio.wait([self._telling], timeout=TOLD_TIMEOUT_S)
 
     async def store(self, offsets: Mapping[FeedQueue, int]) -> dict[FeedQueue, SemelError]:
         """Commits next offsets at the brokers, each under the token of its queue's lock. Returns

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from semel.client import SqlOffsets
+from semel.client import SqlOffsets, commits
 from semel.client.message import Message
 from semel.client.transactions import AsyncTransaction
 from semel.protos.errors import InvalidRequest, LockLost, OffsetOutOfRange
@@ -93,6 +93,40 @@ async def test_a_lock_that_the_background_commit_finds_lost_is_told_by_the_next_
     await worker.store(await program.poll())
     assert worker.results == list(range(30))
     assert worker.row() == (30, 3)
+
+
+async def test_brokers_that_do_not_answer_are_told_of_the_progress_again(
+    group: SimulatedGroup, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else may ever be stored in the queue, and its children wait for its end."""
+    program = worker.program
+    monkeypatch.setattr(commits, "TELL_AGAIN_S", 0.0)
+    group.unavailable.add("Commit")
+    program.put(0, 10)
+    await worker.store(await program.poll())
+    await program.rest()
+    group.locks[key_of(0)].committed = -1  # it had not been carried out
+    group.unavailable.clear()
+    await program.rest()
+    assert group.locks[key_of(0)].committed == 10
+    assert program.core.commits._telling is not None
+    assert program.core.commits._telling.done()
+
+
+async def test_a_lock_that_is_lost_is_not_told_of_again(
+    group: SimulatedGroup, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = worker.program
+    monkeypatch.setattr(commits, "TELL_AGAIN_S", 0.0)
+    group.unavailable.add("Commit")
+    program.put(0, 10)
+    await worker.store(await program.poll())
+    await program.rest()
+    program.core.locks.on_lost(key_of(0), program.queue().token)
+    await program.rest()
+    assert program.core.commits._telling is not None
+    assert program.core.commits._telling.done()
+    assert program.core.commits._behind == {}
 
 
 async def test_a_reset_of_the_groups_offsets_has_no_effect_on_rows_that_are_there(
