@@ -4,7 +4,9 @@ How it works. A simulated thread is an operating system's thread that runs only 
 baton. The loop hands it over and waits until it comes back: when the thread blocks (a lock, a
 condition, a queue, a disk operation) or ends. What wakes it is always an event of the loop. So the
 writer, the keeper and the readers of a node run their own unchanged code, switches happen exactly
-where real ones matter, and the order depends on the seed alone.
+where real ones matter, and the order depends on the seed alone. Sometimes a thread is also
+switched away from when it has let go of its last lock: what it has looked at under the lock may be
+another thing by the time it acts on it.
 
 Invariants
 1. Exactly one thread of the run is running.
@@ -21,9 +23,13 @@ import queue
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import Any
+from random import Random
+from typing import Any, Final
 
 from tests.world.loop import PROCESS, Killed, Process, SimLoop
+
+SWITCH: Final = 0.03
+"""How often a thread is switched away from where it lets go of its last lock."""
 
 
 class _Carrier:
@@ -63,6 +69,8 @@ class SimThread:
         self._carrier: _Carrier | None = None
         self._ticket = 0
         self._begun = False
+        self.locks = 0
+        """Which it holds."""
         self.process.threads[self] = None
 
     def start(self) -> None:
@@ -130,8 +138,9 @@ class SimThread:
 class Threads:
     """The scheduler of one run, and what its modules see in place of `threading` and `queue`."""
 
-    def __init__(self, loop: SimLoop) -> None:
+    def __init__(self, loop: SimLoop, random: Random) -> None:
         self.loop = loop
+        self.random = random
         self.main_gate = _thread.allocate_lock()
         self.main_gate.acquire()
         self.idle: list[_Carrier] = []
@@ -142,6 +151,14 @@ class Threads:
         thread = SimThread(self, run, name, copy_context())
         thread.start()
         return thread
+
+    def maybe_switch(self) -> None:
+        """A lock was let go of: here an operating system may switch to another thread, too."""
+        thread = self.current
+        if thread is None or thread.locks or not thread.process.alive:
+            return
+        if self.random.random() < SWITCH:
+            thread.sleep(self.random.choice((0.0, 0.0, 0.001, 0.01)))
 
     def end(self) -> None:
         """Lets the carriers go."""
@@ -245,6 +262,8 @@ class SimLock:
             if self._waiters is None:
                 self._waiters = _Waiters(self._threads)
             self._waiters.wait()
+        if not self._depth and isinstance(me, SimThread):
+            me.locks += 1
         self._owner = me
         self._depth += 1
         return True
@@ -252,6 +271,8 @@ class SimLock:
     def release(self) -> None:
         self._depth -= 1
         if not self._depth:
+            if isinstance(self._owner, SimThread):
+                self._owner.locks -= 1
             self._owner = None
             if self._waiters is not None:
                 self._waiters.wake(1)
@@ -264,6 +285,7 @@ class SimLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+        self._threads.maybe_switch()
 
     def suspend(self) -> int:
         """Lets go of it altogether, for a wait."""
@@ -289,8 +311,8 @@ class SimCondition:
     def __enter__(self) -> bool:
         return self._lock.acquire()
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    def __exit__(self, *arguments: object) -> None:
+        self._lock.__exit__(*arguments)
 
     def wait(self, timeout: float | None = None) -> bool:
         before = self._signals

@@ -34,7 +34,7 @@ class World:
         self.random = Random(seed)
         self.loop = SimLoop()
         self.loop.random = Random(seed)
-        self.threads = Threads(self.loop)
+        self.threads = Threads(self.loop, Random(seed * 2 + 5))
         network = self.network = Network(self.loop, Random(self.random.getrandbits(64)))
         self.loop.listen = lambda factory, host, port: SimListener(
             network, factory, host, port or network.free_port()

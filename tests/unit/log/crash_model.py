@@ -14,10 +14,11 @@ import contextlib
 import random
 import threading
 import time
+from typing import Any
 
 from semel.broker.log import Log, RecordRef
 from semel.protos.errors import Closed, StorageError
-from semel.protos.frames import FRAME_HEADER_BYTES
+from semel.protos.frames import FRAME_HEADER_BYTES, decode_frame_header
 from tests.unit.log.entries import WAIT_S, frame, opened
 from tests.unit.log.sim_files import PowerCut, SimFiles, SimSyncs
 
@@ -50,6 +51,10 @@ class Model:
     def on_synced(self, index: int, term: int) -> None:
         with self.lock:
             self.acked = max(self.acked, index)
+
+    @staticmethod
+    def term_of(entry: bytes) -> int:
+        return decode_frame_header(entry).term if entry else 0
 
     def check(self, log: Log) -> None:
         """Raises Violation; afterwards the model is what the log holds."""
@@ -123,6 +128,8 @@ class Driver:
         try:
             if log.damaged:
                 self.saw.add("torn")
+                if self.chance.random() < 0.8:
+                    self._mend_late(log)
             self.model.check(log)
         except Closed as error:
             log.close()
@@ -130,6 +137,33 @@ class Driver:
         except StorageError as error:
             raise Violation("a crash alone made an entry unreadable") from error
         return log
+
+    def _mend_late(self, log: Log) -> None:
+        """A peer gives a torn entry; and just before it is put in place, the thread that does that
+        is switched away from, and a new master replaces the entry."""
+        model, store = self.model, log._store
+        damage = log.damaged[min(log.damaged)]
+        index = damage.index
+        wanted = model.now[index - 1] if index <= len(model.now) else b""
+        if (len(wanted), model.term_of(wanted)) != (damage.length, damage.term):
+            return
+        write = store.reader.mend
+
+        def switched_away_from(*arguments: Any) -> None:
+            store.reader.mend = write  # type: ignore[method-assign]
+            self.saw.add("replaced while it was mended")
+            log.truncate(index)
+            model.truncate(index)
+            self.term = max(self.term, log.last_term) + 1
+            added = [_entry(index, self.term), _entry(index + 1, self.term)]
+            model.now.extend(added)
+            log.append(added)
+            assert log.wait_synced(index + 1, WAIT_S)
+            model.on_synced(index + 1, self.term)
+            write(*arguments)
+
+        store.reader.mend = switched_away_from  # type: ignore[method-assign]
+        log.mend(wanted)
 
     def _live(self) -> None:
         chance, disk, model = self.chance, self.disk, self.model

@@ -3,6 +3,7 @@ that was written is found, and only what was synced is durable."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -14,13 +15,15 @@ from semel.broker.log.active import ActiveSegment
 from semel.broker.log.files import File
 from semel.broker.log.index import Write
 from semel.broker.log.reader import Reader
+from semel.broker.log.types import Damage
 from semel.broker.log.writer import Writer
 from tests.unit.log.crash_model import Driver, Model, Violation, run_seed
 from tests.unit.log.entries import fill, frame, frames, opened
 from tests.unit.log.sim_files import SimFiles, SimSyncs
 from tests.waiting import until
 
-SEEDS_TO_CATCH = 300
+SEEDS_TO_CATCH = 1_500
+"""At most: the first that shows it is enough; the threads' pace has a part in which it is."""
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -49,6 +52,7 @@ def test_the_rare_events_happen(kernel: bool) -> None:
         "failed at the start",
         "failed sync",
         "killed",
+        "replaced while it was mended",
         "torn",
         "truncation",
     }
@@ -178,6 +182,22 @@ def test_the_checker_catches_what_is_found_and_not_synced(monkeypatch: pytest.Mo
         original(self, unsynced, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(recovery._Walk, "__init__", unsyncing)
+    assert _is_caught()
+
+
+def test_the_checker_catches_a_mended_entry_that_strikes_what_has_replaced_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The place is looked up when it is written, and not when the damage is looked at."""
+    original = Reader.mend
+
+    def mend(self: Reader, damage: Damage, frame: bytes) -> None:
+        segment = self._index.locate(damage.index)
+        position, _ = segment.place(damage.index)
+        damage = dataclasses.replace(damage, file_name=segment.file_name, position=position)
+        original(self, damage, frame)
+
+    monkeypatch.setattr(Reader, "mend", mend)
     assert _is_caught()
 
 

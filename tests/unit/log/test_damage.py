@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pytest
@@ -425,3 +428,90 @@ def test_a_seal_does_not_take_rotten_ids_for_what_was_written() -> None:
     assert [again.term_at(index) for index in range(1, 12)] == [1] * 11
     assert not again.damaged
     again.close()
+
+
+def torn_at_the_end() -> SimFiles:
+    """The power failed while entry 5 was written: its ID is there, its frame in part."""
+    disk = _built(closed=False)
+    disk.boots += 1
+    disk.image(_segment(disk))[_frame_at(5) + 50 : _frame_at(6)] = bytes(FRAME_BYTES - 50)
+    return disk
+
+
+def switched(log: Log, meanwhile: Callable[[], None], *, written: bool = False) -> None:
+    """Whoever mends has looked at what is damaged, and does not write yet; or has just written."""
+    reader = log._store.reader
+    mend = reader.mend
+
+    def late(*arguments: Any) -> None:
+        reader.mend = mend  # type: ignore[method-assign]
+        if written:
+            mend(*arguments)
+        meanwhile()
+        if not written:
+            mend(*arguments)
+
+    reader.mend = late  # type: ignore[method-assign]
+
+
+def replace_the_end(log: Log) -> None:
+    log.truncate(5)
+    fill(log, [frame(5, 2, 300), frame(6, 2)])
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_mended_entry_never_strikes_what_has_replaced_it_meanwhile(written: bool) -> None:
+    disk = torn_at_the_end()
+    with closing(opened(disk)) as log:
+        assert list(log.damaged) == [5]
+        switched(log, lambda: replace_the_end(log), written=written)
+        log.mend(frame(5))
+        assert log.synced_index == 6
+        killed = disk.copy()
+    with closing(opened(killed)) as log:
+        assert not log.damaged
+        assert everything(log)[4:] == [frame(5, 2, 300), frame(6, 2)]
+
+
+def test_what_has_replaced_a_mended_entry_stays_damaged_if_it_is() -> None:
+    disk = torn_at_the_end()
+    with closing(opened(disk)) as log:
+
+        def replaced_and_rotten() -> None:
+            replace_the_end(log)
+            segment = log._store.index.locate(5)
+            disk.image(log._store.directory / segment.file_name)[segment.place(5)[0] + 60] ^= 1
+            for _ in log.scrub():
+                pass
+            assert log.damaged[5].term == 2
+
+        switched(log, replaced_and_rotten)
+        log.mend(frame(5))
+        assert log.damaged[5].term == 2
+        log.mend(frame(5, 2, 300))
+        assert not log.damaged
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_an_entry_that_is_mended_in_a_replaced_log_says_nothing_of_the_new_one(
+    written: bool,
+) -> None:
+    with closing(opened(torn_at_the_end())) as log:
+        switched(log, lambda: log.install_snapshot([b"state"], 4, 1, []), written=written)
+        log.mend(frame(5))
+        assert (log.last_index, log.synced_index, log.damaged) == (4, 4, {})
+
+
+def test_a_reader_that_meets_a_replaced_entry_calls_no_other_one_damaged() -> None:
+    """It has read what a truncation left half gone, and is switched away from before it says so."""
+    disk = torn_at_the_end()
+    with closing(opened(disk)) as log:
+        store = log._store
+        index, locate = store.index, store.index.locate
+        segment = locate(5)
+        start, end = segment.place(5)
+        replace_the_end(log)
+        assert not store._note_damage(segment, 5, start, end - start)
+        assert not store._note_damage(segment, 7, start, end - start)
+        assert not log.damaged
+        assert index.locate(5) is not segment

@@ -349,7 +349,13 @@ def test_only_frames_above_the_checkpoint_are_read(
     assert sorted(found.damaged) == list(range(checkpoint + 1, 6))
     for index, damage in found.damaged.items():
         assert damage == Damage(
-            index=index, term=1, length=len(one.frames[0]), certain=True, torn=False
+            index=index,
+            term=1,
+            length=len(one.frames[0]),
+            file_name=one.segment.file_name,
+            position=one.segment.place(index)[0],
+            certain=True,
+            torn=False,
         )
 
 

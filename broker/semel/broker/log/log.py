@@ -446,20 +446,30 @@ class Log:
         entry that is missing here.
         """
         header = check_frame(frame)
+        index = header.index
         store = self._store
         with store.lock:
-            known = store.damaged.get(header.index)
+            known = store.damaged.get(index)
         if known is None:
             return
         if (known.term, known.length) != (header.term, len(frame)):
             raise InvalidRequest(
-                f"entry {header.index} of term {header.term} with {len(frame)} bytes is not the "
-                f"damaged one, of term {known.term} with {known.length} bytes"
+                f"entry {index} of term {header.term} with {len(frame)} bytes is not the damaged "
+                f"one, of term {known.term} with {known.length} bytes"
             )
-        store.reader.mend(store.index.locate(header.index), header.index, frame)
+        # The entry may be truncated and replaced at any time, now too. But its place is its own for
+        # ever: what is written there strikes nothing else.
+        try:
+            store.reader.mend(known, frame)
+        except FileNotFoundError:
+            return  # its segment is gone meanwhile, and so is the entry
         with self._changed:
+            if self._store is not store:
+                return  # a snapshot has replaced the log
             with store.lock:
-                store.damaged.pop(header.index, None)
+                if store.damaged.get(index) is not known:
+                    return  # what is damaged now is another entry
+                del store.damaged[index]
                 reached = None if self._queued_ms else store.acknowledgeable
             if reached is not None:
                 self._raise_synced(reached, None)

@@ -24,7 +24,7 @@ from semel.broker.log.cache import ReadCache, TailCache
 from semel.broker.log.files import File, FileLayer
 from semel.broker.log.index import LogIndex
 from semel.broker.log.segment import Segment
-from semel.broker.log.types import DamagedEntry, IndexUnavailable
+from semel.broker.log.types import Damage, DamagedEntry, IndexUnavailable
 from semel.protos.errors import CorruptFrame, InvalidRequest
 from semel.protos.frames import RECORD_HEADER_BYTES, RECORD_HEADER_STRUCT, check_frame
 
@@ -106,9 +106,10 @@ class Reader:
         open_files: OpenFiles,
         tail: TailCache,
         read_cache: ReadCache,
-        on_damage: Callable[[int, int], None],
+        on_damage: Callable[[Segment, int, int, int], bool],
     ) -> None:
-        """`on_damage(index, length)` hears of every frame that fails its check."""
+        """`on_damage(segment, index, start, length)` hears of every frame that fails its check;
+        false if the entry does not lie there any more."""
         self._directory = directory
         self._index = index
         self._open_files = open_files
@@ -179,20 +180,18 @@ class Reader:
         except CorruptFrame as error:
             reason = error.message
         # Truncated between the look-up and the read: its place may be gone from the file.
-        if self._index.locate(index) is not segment:
+        if not self._on_damage(segment, index, place[0], place[1] - place[0]):
             raise IndexUnavailable(index, self._index.first_index, self._index.last_index)
-        self._on_damage(index, place[1] - place[0])
         raise DamagedEntry(
             f"entry {index} is damaged in {self._directory / segment.file_name} at {place[0]}: "
             f"{reason}; it is to be fetched from a peer",
             index,
         )
 
-    def mend(self, segment: Segment, index: int, frame: bytes) -> None:
-        """Writes the frame over its damaged copy, durably."""
-        start, _ = segment.place(index)
-        with self._open_files.use(self._directory / segment.file_name) as file:
-            file.write([frame], start)
+    def mend(self, damage: Damage, frame: bytes) -> None:
+        """Writes the frame over its damaged copy, durably. Raises FileNotFoundError."""
+        with self._open_files.use(self._directory / damage.file_name) as file:
+            file.write([frame], damage.position)
             file.sync()
 
 

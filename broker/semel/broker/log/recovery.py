@@ -348,6 +348,8 @@ class _Walk:
             index=one.index,
             term=one.term,
             length=one.length,
+            file_name=self._path.name,
+            position=one.position,
             certain=certain,
             torn=not certain and self._power_failed,
         )

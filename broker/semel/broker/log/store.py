@@ -22,7 +22,8 @@ from semel.broker.log.keeper import Keeper
 from semel.broker.log.kept import KeptStore
 from semel.broker.log.reader import OpenFiles, Reader
 from semel.broker.log.recovery import Recovered, recover
-from semel.broker.log.types import Damage, LogStats
+from semel.broker.log.segment import Segment
+from semel.broker.log.types import Damage, IndexUnavailable, LogStats
 from semel.broker.log.writer import Writer
 
 
@@ -138,13 +139,28 @@ class Store:
             disk_full=self.keeper.shortage is not None,
         )
 
-    def _note_damage(self, index: int, length: int) -> None:
-        """A reader met a damaged frame."""
+    def _note_damage(self, segment: Segment, index: int, start: int, length: int) -> bool:
+        """A reader met a damaged frame. False if the entry is not there any more: then it is
+        another one that has its index, or none."""
         with self.lock:
+            try:
+                there = self.index.locate(index) is segment
+            except IndexUnavailable:
+                return False
             term = self.index.term_at(index)
-            if term is not None and index >= self.index.first_index:
-                known = Damage(index=index, term=term, length=length, certain=True, torn=False)
-                self.damaged.setdefault(index, known)
+            if not there or term is None:
+                return False
+            known = Damage(
+                index=index,
+                term=term,
+                length=length,
+                file_name=segment.file_name,
+                position=start,
+                certain=True,
+                torn=False,
+            )
+            self.damaged.setdefault(index, known)
+            return True
 
 
 def _tidy(files: FileLayer, directory: Path, config: LogConfig, found: Recovered) -> list[str]:

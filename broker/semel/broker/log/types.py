@@ -26,6 +26,11 @@ class Damage:
     term: int
     length: int
     """Bytes of the frame."""
+    file_name: str
+    """The segment in which it lies, and no other entry ever will at that place: one that replaces
+    it goes to another segment."""
+    position: int
+    """Byte offset of the frame in it."""
     certain: bool
     """True: the entry was durable here. False: nothing proves that, so it is not acknowledged
     before it is mended."""
