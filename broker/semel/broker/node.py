@@ -179,6 +179,7 @@ class BrokerNode:
             self.identity,
         )
         self.replica.on_role_changed = self.registration.report_now
+        self.replica.on_level_raised = self._on_level_raised
         replica.on_members_changed = self._on_members_changed
         self._follow_members()
         self._start(self.registration.run())
@@ -237,7 +238,7 @@ class BrokerNode:
             start_task=self._keep,
         )
         replica.on_snapshot_offer = self.catch_up.on_offer
-        produce = ProduceHandler(replica)
+        self._produce = produce = ProduceHandler(replica)
         replica.on_mastership_lost = produce.on_mastership_lost
         peer_port = PeerPort(
             replica,
@@ -246,7 +247,6 @@ class BrokerNode:
             levels=replica.levels,
             level_needed=lambda: replica.level_needed,
         )
-        replica.on_level_raised = produce.on_level_raised
         interceptor = ServerInterceptor(levels=replica.levels())
         server = grpc.aio.server(interceptors=[interceptor], options=SERVER_OPTIONS)
         fetch = FetchHandler(replica)
@@ -335,6 +335,10 @@ class BrokerNode:
             del self.replica.links[peer]
             task.cancel()
         self._follow_members()
+        self.registration.report_now()
+
+    def _on_level_raised(self) -> None:
+        self._produce.on_level_raised()
         self.registration.report_now()
 
     def _on_members_changed(self) -> None:

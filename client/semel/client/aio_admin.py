@@ -36,6 +36,7 @@ from semel.client.redriving import (
 from semel.client.resets import OffsetReset, Shift, Target
 from semel.client.restoring import RestorePlan, RestoreResult, RestoreWork
 from semel.client.session import Session
+from semel.client.upgrading import Upgrade, upgrade
 from semel.client.verify import Verification, VerifyProgress
 
 
@@ -332,6 +333,12 @@ class AsyncAdmin:
         """Moves mastership to a voter, 0 for whoever is furthest; returns the master's number."""
         work = MembershipWork(self._session.cluster)
         return await self._session.await_run(work.transfer(group, node))
+
+    async def upgrade(self, level: int | None = None, *, dry_run: bool = False) -> Upgrade:
+        """Raises the feature level of the whole cluster, for good. See `Admin.upgrade`."""
+        found = await self.inspect_cluster()
+        work = upgrade(self._session.cluster, found, level=level, dry_run=dry_run)
+        return await self._session.await_run(work)
 
     async def drain_node(self, node: int, *, seconds: float = 60.0) -> DrainResult:
         """Keeps a node from being master for a while. See `Admin.drain_node`."""

@@ -30,6 +30,7 @@ from semel.client.transaction_core import merged
 from semel.client.transaction_model import TransactionInfo
 from semel.protos.errors import SemelError, TimedOut, Unavailable
 from semel.protos.ids import GroupId
+from semel.protos.levels import UNTOLD_MAX
 from semel.protos.v1 import broker_pb2, controller_pb2, transactions_pb2
 
 PATIENCE_S: Final = 2.0
@@ -48,6 +49,10 @@ class ControllerReport(Described):
     """Why it did not answer; empty when it did."""
     version: str
     """Empty when it did not say."""
+    level: int = 0
+    """Feature level of the metadata, by the word of the one in office; 0 when it did not say."""
+    level_max: int = 0
+    """The highest feature level that it knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,10 @@ class NodeReport(Described):
     producers: int = 0
     """Rows of the sequence table."""
     version: str = ""
+    level: int = 0
+    """Feature level of the group's log, by the word of its master; 0 when it did not say."""
+    level_max: int = 0
+    """The highest feature level that its program knows."""
     muted: bool = False
     electable: bool = True
     damaged: int = 0
@@ -183,7 +192,18 @@ async def _controller(cluster: Cluster, address: str) -> ControllerReport:
         )
     except SemelError as error:
         return ControllerReport(address=address, trouble=_why(error), version="")
-    return ControllerReport(address=address, trouble="", version=reply.version)
+    return ControllerReport(
+        address=address,
+        trouble="",
+        version=reply.version,
+        level=reply.levels.active,
+        level_max=_level_max(reply),
+    )
+
+
+def _level_max(reply: Any) -> int:
+    """Who does not tell may know less than this."""
+    return int(reply.levels.max) if reply.HasField("levels") else UNTOLD_MAX
 
 
 def _why(error: SemelError) -> str:
@@ -232,6 +252,8 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         queues=reply.queues,
         producers=reply.producers,
         version=reply.version,
+        level=reply.levels.active,
+        level_max=_level_max(reply),
         muted=reply.muted,
         electable=reply.electable,
         damaged=reply.damaged,

@@ -37,6 +37,7 @@ from semel.client.redriving import (
 from semel.client.resets import OffsetReset, Shift, Target
 from semel.client.restoring import RestorePlan, RestoreResult, RestoreWork
 from semel.client.session import Session
+from semel.client.upgrading import Upgrade, upgrade
 from semel.client.verify import Verification, VerifyProgress
 from semel.protos.errors import TimedOut
 
@@ -349,6 +350,17 @@ class Admin:
         No write is refused meanwhile. Raises InvalidRequest, Unavailable.
         """
         return self._session.run(MembershipWork(self._session.cluster).transfer(group, node))
+
+    def upgrade(self, level: int | None = None, *, dry_run: bool = False) -> Upgrade:
+        """Raises the feature level of every broker group and of the metadata, for good.
+
+        By default to the highest that every node and controller knows; with `dry_run` only says
+        what would be done. Raises Unavailable when somebody does not answer, UnsupportedVersion
+        when somebody does not know `level`; nothing is changed then.
+        """
+        found = self.inspect_cluster()
+        work = upgrade(self._session.cluster, found, level=level, dry_run=dry_run)
+        return self._session.run(work)
 
     def drain_node(self, node: int, *, seconds: float = 60.0) -> DrainResult:
         """Keeps a node from being master for a while, so that it can be restarted; 0 ends that.

@@ -1,4 +1,4 @@
-"""`semel cluster status|add-group|grow|transfer|restore`."""
+"""`semel cluster status|add-group|grow|transfer|upgrade|restore`."""
 
 from __future__ import annotations
 
@@ -217,3 +217,39 @@ def restore(
 
 def _named(nodes: tuple[int, ...]) -> str:
     return ", ".join(f"node {node}" for node in nodes)
+
+
+@cluster.command(
+    epilog="""\b
+Examples:
+  semel cluster upgrade --dry-run    # what would be raised, and who stands in the way
+  semel cluster upgrade              # to the highest level that everybody knows
+  semel cluster upgrade --level 5
+
+Nodes of a newer version behave like the older ones, and can be taken back, until this is said.
+There is no way back afterwards. Order of an upgrade: controllers, brokers, this, clients."""
+)
+@click.option("--level", type=click.IntRange(1), help="[default: the highest that all know]")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show what would be done.")
+@client_options
+def upgrade(level: int | None, dry_run: bool, bootstrap: str, as_json: bool) -> None:
+    """Raises the feature level of everything, for good.
+
+    That is of every broker group and of the controllers' metadata. Refused while any node or
+    controller does not answer, or does not know the level. May be
+    repeated.
+    """
+    with open_client(bootstrap) as client:
+        done = client.admin.upgrade(level, dry_run=dry_run)
+    below = [f"group {group.group} from level {group.level}" for group in done.groups]
+    if done.metadata < done.level:
+        below.append(f"the metadata from level {done.metadata}")
+    verb = "would be raised" if dry_run else "raised"
+    text = (
+        f"{verb} to feature level {done.level}: {', '.join(below)}"
+        if below
+        else f"everything is at feature level {done.level}"
+    )
+    if done.newer:
+        text += f"; {', '.join(done.newer)} could do more once all others are upgraded"
+    render.Output(as_json=as_json).show({"changes": done.changes, **done.as_dict()}, text)

@@ -285,6 +285,39 @@ def _versions(found: Inspection) -> Iterator[Finding]:
             )
 
 
+def _levels(found: Inspection) -> Iterator[Finding]:
+    """Programs that know more than what they work on is at, and programs that know less."""
+    known = {f"broker {n.node}": n.level_max for n in found.nodes if not n.trouble}
+    known |= {f"controller {c.address}": c.level_max for c in found.controllers if not c.trouble}
+    common, newest = min(known.values(), default=0), max(known.values(), default=0)
+    for subject, most in known.items():
+        if most < newest:
+            yield Finding(
+                severity="warning",
+                check="level-behind",
+                subject=subject,
+                text=f"knows feature levels up to {most}, others up to {newest}",
+                advice="upgrade it; until then the cluster stays at what everybody knows",
+            )
+    active = {
+        f"group {group.id}": master.level
+        for group in found.status.groups
+        if (master := found.master(group.id)) is not None and master.level
+    }
+    in_office = max((each.level for each in found.controllers), default=0)
+    if in_office:
+        active["the metadata"] = in_office
+    for subject, level in active.items():
+        if level < common:
+            yield Finding(
+                severity="note",
+                check="level-not-raised",
+                subject=subject,
+                text=f"is at feature level {level}, every program knows {common}",
+                advice="when you are sure that you stay with this version: semel cluster upgrade",
+            )
+
+
 def _topics(found: Inspection) -> Iterator[Finding]:
     for topic in found.status.unfinished:
         yield Finding(
@@ -387,6 +420,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     _disks,
     _clocks,
     _versions,
+    _levels,
     _topics,
     _consumers,
     _producers,

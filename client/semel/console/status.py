@@ -61,8 +61,18 @@ def drawn(found: Inspection) -> Any:
         ],
     )
     topics = render.plural(status.topics, "topic")
-    head = f"cluster {status.cluster_id[:16]} · semel {status.version} · {topics}"
+    head = f"cluster {status.cluster_id[:16]} · semel {status.version}{_level(found)} · {topics}"
     return Group(Text(head, "bold"), _verdict(found), controllers, table)
+
+
+def _level(found: Inspection) -> str:
+    """The feature levels of logs and metadata, as far as they are known."""
+    levels = {node.level for node in found.nodes} | {each.level for each in found.controllers}
+    levels.discard(0)
+    if not levels:
+        return ""
+    low, high = min(levels), max(levels)
+    return f" · feature level {low}" if low == high else f" · feature levels {low} to {high}"
 
 
 def _verdict(found: Inspection) -> Any:

@@ -35,7 +35,7 @@ from semel.controller.routes import RouteTable
 from semel.controller.store import MetadataStore
 from semel.controller.topics import TopicService
 from semel.protos import compat
-from semel.protos.errors import NotMaster, SemelError, Unavailable, UnsupportedVersion
+from semel.protos.errors import NotMaster, SemelError, Unavailable
 from semel.protos.levels import check_member, own_levels
 from semel.protos.rpc import client_interceptors
 from semel.protos.v1.controller_pb2 import ControllerStatus
@@ -192,10 +192,9 @@ class Duty:
             for group_id in self.registry.group_ids():
                 active = self.registry.level(group_id)
                 if active is None or active < level:
-                    raise UnsupportedVersion(
-                        f"broker group {group_id} is not known to be at feature level {level}:"
-                        " raise it first",
-                        level=level,
+                    raise Unavailable(
+                        f"broker group {group_id} has not reported feature level {level} yet: raise"
+                        " it first, then ask again"
                     )
             await unbroken(self.office.raise_level(level))
         return self.office.level

@@ -39,6 +39,8 @@ def _node(number: int, **fields: Any) -> NodeReport:
         "role": "slave",
         "queues": 4,
         "version": "1.0",
+        "level": 6 if number == 1 else 0,
+        "level_max": 6,
         "disk_free_bytes": 50,
         "disk_total_bytes": 100,
         "clock_doubt_ms": 1.0,
@@ -89,7 +91,14 @@ def _whole() -> Inspection:
     return Inspection(
         status=status,
         controllers=[
-            ControllerReport(address=address, trouble="", version="1.0") for address in addresses
+            ControllerReport(
+                address=address,
+                trouble="",
+                version="1.0",
+                level=6 if address == "c:1" else 0,
+                level_max=6,
+            )
+            for address in addresses
         ],
         nodes=nodes,
         consumers=[
@@ -188,6 +197,9 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
         lambda found: _with_node(found, 1, serving=False, role="candidate"),
     ),
     ("warning", "one-node-group", "group 1", _alone),
+    ("warning", "level-behind", "broker 2", lambda found: _with_node(found, 2, level_max=5)),
+    ("note", "level-not-raised", "group 1", lambda found: _with_node(found, 1, level=5)),
+    ("note", "level-not-raised", "the metadata", _controller(0, level=5)),
     ("note", "rack-unknown", "group 1", _racks("a", "b", "")),
     ("warning", "rack-crowded", "group 1", _elsewhere("c", "a", "b", "b")),
     ("error", "queues-missing", "group 1", lambda found: _with_node(found, 1, queues=3)),

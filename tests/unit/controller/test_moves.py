@@ -15,7 +15,9 @@ from semel.controller.moves import MoveService
 from semel.controller.store import MemoryStore, Transaction
 from semel.protos import compat, errors
 from semel.protos.errors import SemelError, Unavailable
+from semel.protos.levels import own_levels
 from semel.protos.v1 import controller_pb2 as pb
+from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.metadata_pb2 import MOVE_STAGE_DECIDED, MoveRecord, MoveStage
 from tests.unit.controller.cluster import Client, Cluster, raised_by, running_cluster
 from tests.unit.controller.moving import MESSAGES, MovingBroker, add_groups, key_of
@@ -304,6 +306,34 @@ async def test_a_move_that_its_source_refuses_is_given_up_and_one_that_may_pass_
         await move(cluster.client, 1)
         (status,) = await settled(cluster)
         assert "never with this queue" in status.trouble
+        assert check_whole([source, target], await topic_of(cluster)) == 2
+
+
+async def test_a_queue_goes_only_to_a_group_that_knows_the_rules_it_lived_by(
+    tmp_path: Path,
+) -> None:
+    """What stays undecided of a queue may be written in records that a lower level has not."""
+    async with running_cluster(tmp_path) as cluster:
+        source, target = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+
+        async def told(broker: MovingBroker, levels: Levels) -> None:
+            await cluster.client.call("ReportNode", broker.report(levels=levels))
+
+        for at, of_target, kind in (
+            (own_levels(active=6), own_levels(active=5), errors.UnsupportedVersion),
+            (own_levels(active=3), own_levels(active=3), errors.UnsupportedVersion),
+            (own_levels(active=0), own_levels(active=4), errors.UnsupportedVersion),
+            (own_levels(active=4), own_levels(active=0), errors.Throttled),
+        ):
+            await told(source, at)
+            await told(target, of_target)
+            assert isinstance(await raised_by(move(cluster.client)), kind)
+        assert await statuses(cluster.client) == []
+        await told(source, own_levels(active=4))
+        await told(target, own_levels(active=5))
+        await move(cluster.client)
+        assert await settled(cluster) == []
         assert check_whole([source, target], await topic_of(cluster)) == 2
 
 

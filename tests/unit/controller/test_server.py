@@ -12,8 +12,10 @@ import grpc.aio
 import pytest
 
 from semel.controller.changes import Changes
+from semel.controller.office import Office
 from semel.controller.routes import RouteTable
 from semel.controller.server import ControllerService
+from semel.controller.store import MemoryStore
 from semel.protos.errors import (
     DataDirectoryError,
     InvalidRequest,
@@ -23,8 +25,9 @@ from semel.protos.errors import (
     UnknownGroup,
     UnknownProducer,
     UnknownTopic,
+    UnsupportedVersion,
 )
-from semel.protos.levels import LEVEL_MAX
+from semel.protos.levels import LEVEL_MAX, own_levels
 from semel.protos.v1 import broker_pb2
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.broker_pb2_grpc import MembersServicer, add_MembersServicer_to_server
@@ -385,3 +388,38 @@ async def test_a_master_elsewhere_is_asked_to_hand_over_to_the_preferred_rack(
         (asked,) = handing.asked[:1]
         assert (asked.group_id, asked.node_id) == (1, 2)
         assert asked.cluster_id == cluster.node.cluster_id
+
+
+async def test_a_node_that_is_older_than_the_metadata_is_not_taken_in(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (node,) = await cluster.add_group(1)
+        older = node.report(levels=own_levels(LEVEL_MAX - 1))
+        for report in older, node.report(levels=None):
+            error = await raised_by(cluster.client.call("ReportNode", report))
+            assert isinstance(error, UnsupportedVersion)
+            assert f"upgrade node {node.node_id}" in error.message
+
+
+async def test_the_metadatas_level_rises_once_every_group_has_it(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await Office.take(store, now_us=1, level_max=4)
+    async with running_cluster(tmp_path, store) as cluster:
+        (node,) = await cluster.add_group(1)
+
+        async def ask(level: int, *, dry_run: bool = False) -> Any:
+            request = pb.RaiseMetadataLevelRequest(level=level, dry_run=dry_run)
+            return await cluster.client.call("RaiseMetadataLevel", request)
+
+        await cluster.client.call("ReportNode", node.report(levels=own_levels(active=4)))
+        assert (await ask(3)).level == 4, "there is no way back"
+        assert (await ask(LEVEL_MAX, dry_run=True)).level == 4
+        error = await raised_by(ask(LEVEL_MAX))
+        assert isinstance(error, Unavailable)
+        assert "broker group 1 has not reported" in error.message
+        error = await raised_by(ask(LEVEL_MAX + 1, dry_run=True))
+        assert isinstance(error, UnsupportedVersion)
+        await cluster.client.call("ReportNode", node.report(levels=own_levels(active=LEVEL_MAX)))
+        for _ in range(2):
+            assert (await ask(LEVEL_MAX)).level == LEVEL_MAX
+        status = await cluster.client.call("GetClusterStatus", pb.ClusterStatusRequest())
+        assert status.levels.active == LEVEL_MAX
