@@ -103,9 +103,16 @@ def first_failure(
 
 def explain(seed: int, *, theme: str | None = None, more: tuple[str, ...] = ()) -> str:
     """A failing seed, shrunk, with its trace."""
-    small = shrink(_plan(seed, theme=theme, more=more), lambda plan: run_plan(plan)[0] is None)
+    plan = _plan(seed, theme=theme, more=more)
+    _, first, _ = run_plan(plan)
+    small = shrink(plan, lambda plan: _kind(run_plan(plan)[1]) == _kind(first))
     _, error, trace = run_plan(small, traced=True)
     return "\n".join([describe(small), *trace[-_TRACE_LINES:], error])
+
+
+def _kind(error: str) -> str:
+    """Of a failure: a smaller plan that fails in another way tells another story."""
+    return error[:12]
 
 
 def main(arguments: list[str] | None = None, *, name: str = "sim") -> int:

@@ -47,6 +47,8 @@ class FeedQueue:
         """How long after its append a message is given out."""
         self.due: float | None = None
         """With a delay: when the next batch may be fetched; None while it was not looked at."""
+        self.clock_us = 0
+        """With a delay: so far at least is the brokers' clock ahead of the monotonic one here."""
         self.asked = False
         """Part of a poll that is under way."""
         self.buffered = 0

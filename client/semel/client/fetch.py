@@ -474,8 +474,12 @@ class _FetchLink:
     def _wait_until_due(self, queue: FeedQueue, stored: memoryview) -> None:
         """The next batch of a queue with a delay was looked at."""
         appended_us = decode_broker_header(stored).append_time_us
-        left_s = (appended_us - time.time_ns() // 1000) / 1e6 + queue.delay_ms / 1000
-        left_s = min(max(left_s, 0.0), queue.delay_ms / 1000)
+        now_us = time.monotonic_ns() // 1000
+        # It was appended before now. What that says of the brokers' clock is kept, so that all of a
+        # backlog is late once, and not each of its batches, when the clock here is behind.
+        queue.clock_us = max(queue.clock_us, appended_us - now_us)
+        log_us = max(time.time_ns() // 1000, now_us + queue.clock_us)
+        left_s = max(appended_us - log_us + queue.delay_ms * 1000, 0) / 1e6
         queue.due = time.monotonic() + left_s
         asyncio.get_running_loop().call_later(left_s + TIMER_S, self.wake)
 

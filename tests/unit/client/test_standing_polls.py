@@ -9,12 +9,20 @@ import pytest
 from semel.client import fetch
 from semel.client.fetch import STANDING_BYTES, _FetchLink
 from semel.client.shared_memory import BUSY_BYTES
-from semel.protos.ids import GroupId
+from semel.protos.batch import BrokerHeader
+from semel.protos.ids import GroupId, Offset, Term
 from semel.protos.streams import encode_fetch_reply
 from semel.protos.v1 import broker_pb2
 from tests.unit.client.test_feed import KEY, Box, Nowhere, stored
 
 FETCH_BYTES = 1 << 20
+
+
+def appended(at_us: int) -> memoryview:
+    """The beginning of a batch that was stored then."""
+    return memoryview(
+        BrokerHeader(base_offset=Offset(0), append_time_us=at_us, term=Term(1)).encode()
+    )
 
 
 class Wire:
@@ -166,6 +174,30 @@ async def test_an_answer_to_nothing_leaves_nothing_behind() -> None:
     box.answer(77, b"a", at=0, more=True)
     assert box.link._polls == {}
     assert box.taken() == []
+
+
+@pytest.mark.parametrize("behind_us", [0, 1_000_000, 3_600_000_000])
+async def test_a_clock_that_is_behind_makes_a_backlog_late_once(
+    monkeypatch: pytest.MonkeyPatch, behind_us: int
+) -> None:
+    """Of its batches, those that were stored soon after the first one are due soon after it."""
+    box = Linked()
+    queue, delay_ms = box.queue, 300
+    queue.delay_ms = delay_ms
+    first_us, now_us = 1_700_000_000_000_000, 5_000_000  # just appended, by the monotonic clock
+    monkeypatch.setattr(fetch.time, "monotonic", lambda: now_us / 1e6)
+    monkeypatch.setattr(fetch.time, "monotonic_ns", lambda: now_us * 1000)
+    started_us = now_us
+    monkeypatch.setattr(
+        fetch.time, "time_ns", lambda: (first_us - behind_us + now_us - started_us) * 1000
+    )
+    dues = []
+    for number in range(5):
+        box.link._wait_until_due(queue, appended(first_us + 5_000 * number))
+        assert queue.due is not None
+        dues.append(queue.due - started_us / 1e6)
+        now_us = max(now_us, round(queue.due * 1e6))
+    assert dues == pytest.approx([0.3 + 0.005 * number for number in range(5)])
 
 
 @pytest.mark.parametrize(
