@@ -1,7 +1,8 @@
 """Keeper, file and kernel of one writer, in memory, which notice what must not happen.
 
 A write while somebody else is at the file or a sync is under way; a report that is early, twice or
-out of order; anything after a failure. The test says when the kernel is done, and when the loop,
+out of order; an ID that calls durable what is not, or does not know of what is; anything after a
+failure. The test says when the kernel is done, and when the loop,
 which is the test's thread, hears of it.
 """
 
@@ -38,6 +39,8 @@ class Machine:
         self.by_thread = 0
         """Syncs that the thread did itself."""
         self.fail_write = self.fail_start = self.fail_sync = False
+        self.slowest = 1 << 30
+        """An ID must know of what was durable so many entries before it."""
         self.pause_s = 0.0
         """How long each operation takes."""
         self._writes: deque[Write] = deque()
@@ -167,6 +170,11 @@ class Machine:
             for slot in range(len(ids) // ID_BYTES):
                 found = decode_id(ids, slot, self._segment.seed)
                 assert found is not None
+                durable = {index for index, _ in self._durable}
+                if not durable.issuperset(range(1, found.durable_before + 1)):
+                    self.wrong.append("an ID calls durable what is not")
+                if not found.index - self.slowest <= found.durable_before < found.index:
+                    self.wrong.append("an ID forgets what is durable")
                 self._dirty.append((found.index, found.term))
 
     def sync(self) -> None:

@@ -82,6 +82,24 @@ def test_what_comes_meanwhile_is_one_group_that_begins_before_the_report() -> No
         assert began_at == [2, 2]
 
 
+def test_an_id_tells_what_was_durable_when_it_was_written_and_no_more() -> None:
+    """What is found after a crash rests on that: an entry that is called durable and is not there
+    would halt the node. Not even the group that has just begun counts."""
+    with running() as machine:
+        active = machine.writer.active
+        machine.slowest = 1
+        machine.append(SMALL)
+        machine.append(SMALL)  # gathers, and begins before the first is reported
+        assert (active.durable_index, active.written_index) == (1, 2)
+        machine.tell()
+        assert (active.durable_index, active.written_index) == (2, 3)
+        machine.append(SMALL)
+        machine.tell()
+        assert (active.durable_index, active.written_index) == (3, 4)
+        machine.tell()
+        assert (active.durable_index, active.written_index) == (4, 4)
+
+
 def test_what_a_report_leads_to_is_taken_up_behind_it() -> None:
     with running() as machine:
         on_durable = machine.writer._on_durable
