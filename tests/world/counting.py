@@ -33,6 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -212,9 +213,9 @@ class Count:
             sys.settrace(self.trace)
             run_carrier(carrier)
 
-        def counted_before(files: NodeFiles, kind: str) -> None:
+        def counted_before(files: NodeFiles, kind: str, *path: Path) -> None:
             self.count(f"{kind} of")
-            before(files, kind)
+            before(files, kind, *path)
 
         def counted_sync_by_kernel(file: _NodeFile) -> None:
             self.count("sync of")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ WHOLE = b"".join(PARTS)
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Random]:
+def short(monkeypatch: pytest.MonkeyPatch) -> Random:
     """Every write and read does a part only, and at least a byte."""
     chance = Random(1)
     pwritev, pwrite, pread = os.pwritev, os.pwrite, os.pread
@@ -44,7 +44,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Random]:
     monkeypatch.setattr(os, "pwritev", short_pwritev)
     monkeypatch.setattr(os, "pwrite", short_pwrite)
     monkeypatch.setattr(os, "pread", short_pread)
-    yield chance
+    return chance
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4_096, 5_000])
@@ -153,6 +153,6 @@ def test_a_full_disk_is_called_so_whatever_meets_it(
             return real(target, *arguments, **options)
         raise OSError(error, os.strerror(error))
 
-    with monkeypatch.context() as patched, pytest.raises(DiskFull, match="no room on the disk"):
-        patched.setattr(os, call, full)
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(DiskFull, match="no room on the disk"):
         act(tmp_path / "node")
