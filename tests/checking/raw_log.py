@@ -314,6 +314,8 @@ def _fold_staged(result: Fold, index: int, payload: memoryview) -> None:
     except CorruptBatch as error:
         result.problems.append(f"entry {index}: {error.message}")
         return
+    if (int(header.topic_id), int(header.queue_id)) in result.parents.values():
+        return  # refused when it is applied, as one that is sent twice
     result.staged.on_batch(StagedBatch(header, bytes(payload[BROKER_HEADER_BYTES:]), index))
 
 
@@ -447,6 +449,7 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord, time_us: int
             queue = _queue(control.delete_queue.queue)
             _take_rows(result, queue)
             result.delayed.on_deleted(queue)
+            result.staged.on_gone(queue)
             if result.places is not None:
                 result.places.on_deleted(queue)
         case "trim":
@@ -540,6 +543,7 @@ def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> Non
             result.producers[queue, producer_id] = _Producer(row.epoch, row.session, row.last)
     elif did is Did.FORWARDED:
         _take_rows(result, queue)
+        result.staged.on_gone(queue)
 
 
 def _fold_split(result: Fold, split: control_pb2.SplitQueue) -> None:

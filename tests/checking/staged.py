@@ -67,6 +67,13 @@ class Staged:
                 winners = tuple(winner.stager_id for winner in pin.winners)
                 self.pins.setdefault((pin.transaction_id, pin.attempt), (pin.epoch, winners))
 
+    def on_gone(self, queue: tuple[int, int]) -> None:
+        """The queue is deleted, or has moved to another group: what was staged for it and is not
+        pinned is to be staged again, wherever it is."""
+        for place in [place for place in self.sessions if tuple(map(int, place[1])) == queue]:
+            del self.sessions[place]
+            self.batches.pop(place, None)
+
     def publish(
         self, record: transaction_records_pb2.PublishTransaction
     ) -> Iterator[tuple[QueueKey, int, list[StagedBatch]] | str]:

@@ -266,3 +266,22 @@ def test_what_is_published_after_a_move_is_dated_like_the_newest_copy(dated_us: 
         return
     with pytest.raises(Violation, match="the copy of queue"):
         pair.check()
+
+
+def test_what_was_staged_goes_when_its_queue_moves_away() -> None:
+    """It is staged again, here after the queue has come back."""
+    pair = Pair()
+    teller = pair.source = Teller()
+    pair.target.history = teller.history
+    teller.stage(b"x")
+    for job, source, target in ((JOB, teller, pair.target), (JOB + 1, pair.target, teller)):
+        pair.step(target, "BEGIN", job)
+        pair.step(source, "SEAL", job)
+        pair.step(target, "ACTIVATE", job)
+        pair.step(source, "FORWARD", job)
+    teller.open(2, REF)
+    teller.stage(*VALUES, session=2)
+    teller.pin()
+    teller.publish()
+    teller.sent()
+    pair.check()

@@ -11,6 +11,7 @@ from semel.broker.state import batch_record_parts
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.frames import RecordKind
 from semel.protos.ids import Offset, Term
+from semel.protos.v1 import common_pb2
 from semel.protos.v1 import transaction_records_pb2 as records
 from tests.checking.exactly_once import Violation, check
 from tests.checking.history import Outcome, Send, digest_of
@@ -27,23 +28,28 @@ class Teller(Run):
 
     def __init__(self, *, queues: bool = True) -> None:
         super().__init__(queues=queues)
-        self.staged = -1
-        self.step(
-            open_stager=records.OpenStager(
-                transaction_id=NAME, stager_id=STAGER, session=1, ttl_ms=1_000, queues=[REF]
-            )
-        )
+        self.open(1, REF)
 
     def step(self, **step: object) -> None:
         record = records.TransactionRecord(**step)  # type: ignore[arg-type]
         self.control(transaction=record)
 
-    def stage(self, *values: bytes, session: int = 1, previous: int | None = None) -> None:
+    def open(self, session: int, *refs: common_pb2.QueueRef) -> None:
+        self.staged = -1
+        self.step(
+            open_stager=records.OpenStager(
+                transaction_id=NAME, stager_id=STAGER, session=session, ttl_ms=1_000, queues=refs
+            )
+        )
+
+    def stage(
+        self, *values: bytes, session: int = 1, previous: int | None = None, queue: int = 0
+    ) -> None:
         previous = self.staged if previous is None else previous
         batch = encode_batch(
             Columns(values=pa.array(values, pa.binary())),
             topic_id=7,
-            queue_id=0,
+            queue_id=queue,
             producer_id=STAGER,
             epoch=1,
             session=session,
@@ -68,8 +74,15 @@ class Teller(Run):
             )
         )
 
-    def publish(self, *, attempt: int = 1, base_offset: int = 0, messages: int = 3) -> None:
-        part = records.PublishedPart(queue=REF, base_offset=base_offset, messages=messages)
+    def publish(
+        self,
+        *,
+        attempt: int = 1,
+        base_offset: int = 0,
+        messages: int = 3,
+        ref: common_pb2.QueueRef = REF,
+    ) -> None:
+        part = records.PublishedPart(queue=ref, base_offset=base_offset, messages=messages)
         self.step(
             publish=records.PublishTransaction(
                 transaction_id=NAME, epoch=0, attempt=attempt, parts=[part]
@@ -97,6 +110,20 @@ class Teller(Run):
         except Violation as violation:
             return str(violation)
         return ""
+
+
+def test_what_is_staged_for_a_queue_after_it_was_split_is_refused() -> None:
+    """And staged for its child, by another session of the same stager."""
+    run = Teller()
+    run.split()
+    run.stage(*VALUES)
+    child = common_pb2.QueueRef(topic_id=7, queue_id=1)
+    run.open(2, child)
+    run.stage(*VALUES, session=2, queue=1)
+    run.pin()
+    run.publish(ref=child)
+    run.sent()
+    assert run.problems() == ""
 
 
 def _whole(run: Teller) -> None:
