@@ -2,9 +2,10 @@
 
     python -m tests.integration.crashing_consumer BOOTSTRAP TOPIC GROUP STEP
 
-Every third message is rejected, the others count as processed. STEP is `copies` (before they are
-sent), `commit` (they are durable, the progress is not), `mark` (the progress is durable, and no
-mark says so), or `never`: then it reads to the end, prints what it processed, and returns.
+Every third message is rejected, the others count as processed. STEP is `copies` (before anything is
+done for them), `record` (it is durable that they may be stored, and none is), `commit` (they are
+durable, the progress is not), or `never`: then it reads to the end, prints what it processed, and
+returns.
 `forgetful` does the same with a planted bug: it does not look for what an earlier owner has copied.
 """
 
@@ -15,13 +16,13 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from semel.client import RetryPolicy, connect
+from semel.client import RetryPolicy, connect, retrying
 from semel.client.commits import Commits
 from semel.client.relay import Relay
 from semel.client.retrying import Retrying
 
 
-async def die(*_: Any, **__: Any) -> NoReturn:
+def die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")
 
@@ -33,20 +34,20 @@ def sort_out(bootstrap: str, topic: str, group: str, step: str) -> list[int]:
     real = {
         "copies": (Retrying, "publish"),
         "commit": (Commits, "store"),
-        "mark": (Relay, "resolve"),
+        "record": (Relay, "send"),
     }
     if step == "forgetful":
 
         async def nothing(*_: Any) -> list[Any]:
             return []
 
-        Relay.take_over = nothing  # type: ignore[method-assign]
+        retrying.settle = nothing  # type: ignore[attr-defined]
     elif step != "never":
         owner, name = real[step]
         before = getattr(owner, name)
 
-        async def at_step(*arguments: Any) -> Any:
-            return await (die() if armed[0] else before(*arguments))
+        def at_step(*arguments: Any) -> Any:
+            return die() if armed[0] else before(*arguments)
 
         setattr(owner, name, at_step)
     policy = RetryPolicy(steps_ms=())

@@ -11,8 +11,7 @@ import pytest
 
 from semel.client import Client, LetterFilter, Message, RetryPolicy, connect_async
 from semel.client.core import letters
-from semel.client.redriving import DeadLetters
-from semel.client.relay import Relay
+from semel.client.redriving import DeadLetters, _Lock
 from semel.console.main import run
 from semel.protos.errors import ProducerFenced, UnknownTopic
 from tests.integration.cluster import Cluster
@@ -81,7 +80,7 @@ def test_one_some_and_all_come_back_once(client: Client, topic: str) -> None:
     assert message.origin.topic == topic
 
 
-@pytest.mark.parametrize("step", ["ledger", "mark"])
+@pytest.mark.parametrize("step", ["ledger", "record"])
 def test_a_run_that_was_cut_short_is_finished_by_the_next(
     client: Client, topic: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +101,7 @@ def test_a_run_that_was_cut_short_is_finished_by_the_next(
         if step == "ledger":
             patched.setattr("semel.client.redriving._Run._write_down", cut)
         else:
-            patched.setattr(Relay, "resolve", _second(Relay.resolve, cut))
+            patched.setattr(_Lock, "release", cut)
         with pytest.raises(Cut):
             client.admin.redrive(name)
     assert calls == [1]
@@ -113,17 +112,6 @@ def test_a_run_that_was_cut_short_is_finished_by_the_next(
     assert result.recovered == (12 if step == "ledger" else 0)
     assert values_of(back(client, topic)) == values
     assert client.admin.redrive(name).already == 12
-
-
-def _second(real: Any, instead: Any) -> Any:
-    """The first call does the real thing, the second something else."""
-    calls = [0]
-
-    async def call(*arguments: Any) -> None:
-        calls[0] += 1
-        await (real if calls[0] == 1 else instead)(*arguments)
-
-    return call
 
 
 def test_a_run_that_remembers_nothing_would_be_noticed(
@@ -145,26 +133,95 @@ def test_of_two_runs_the_later_one_ends_the_earlier(
     client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = give_up(client, topic, "race", 12)
-    session = client._session
-    real = Relay.send
-    other: list[int] = []
+    later = Later(client, "race")
+    real = _Lock.store
 
-    async def send(self: Relay, copies: Any) -> Any:
-        if not other:
-            other.append(0)
-            monkeypatch.setattr(Relay, "send", real)
-            run_ = DeadLetters(session.cluster, session.runtime, "race").redrive(
-                LetterFilter(), to="origin", dry_run=False, note=lambda _: None
-            )
-            other[0] = (await run_).redriven
-        return await real(self, copies)
+    async def store(lock: _Lock, record: bytes) -> None:
+        await real(lock, record)
+        if record:
+            await later.run(monkeypatch, "store", real)
 
-    monkeypatch.setattr(Relay, "send", send)
+    monkeypatch.setattr(_Lock, "store", store)
     with pytest.raises(ProducerFenced, match="later redrive"):
         client.admin.redrive("race")
-    assert other == [12]
+    assert later.redriven == [12]
     assert values_of(back(client, topic)) == values
     assert client.admin.redrive("race").redriven == 0
+
+
+class Later:
+    """Another redrive of the same letters, in the middle of the first."""
+
+    def __init__(self, client: Client, group: str) -> None:
+        self._session = client._session
+        self._group = group
+        self.redriven: list[int] = []
+
+    async def run(self, monkeypatch: pytest.MonkeyPatch, name: str, real: Any) -> None:
+        """Once; the first run's interruption is taken away before it begins."""
+        monkeypatch.setattr(_Lock, name, real)
+        session = self._session
+        done = await DeadLetters(session.cluster, session.runtime, self._group).redrive(
+            LetterFilter(), to="origin", dry_run=False, note=lambda _: None
+        )
+        self.redriven.append(done.redriven)
+
+
+def test_the_ledger_is_read_when_no_earlier_run_can_add_to_it(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that has counted what is to do, and is slow to begin, meets another one's work."""
+    values = give_up(client, topic, "ledger", 12)
+    other = Later(client, "ledger")
+    real = _Lock.acquire
+
+    async def acquire(lock: _Lock) -> bytes:
+        await other.run(monkeypatch, "acquire", real)
+        return await real(lock)
+
+    monkeypatch.setattr(_Lock, "acquire", acquire)
+    result = client.admin.redrive("ledger")
+    assert (other.redriven, result.redriven, result.already) == ([12], 0, 12)
+    assert values_of(back(client, topic)) == values
+
+
+def test_an_older_run_that_wakes_up_brings_nothing_back(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sleeps between taking its lock and its first record."""
+    values = give_up(client, topic, "sleeper", 12)
+    other = Later(client, "sleeper")
+    real = _Lock.acquire
+
+    async def acquire(lock: _Lock) -> bytes:
+        record = await real(lock)
+        await other.run(monkeypatch, "acquire", real)
+        return record
+
+    monkeypatch.setattr(_Lock, "acquire", acquire)
+    with monkeypatch.context() as patched:
+        ledger = DeadLetters._ledger
+
+        async def of_before(*_: Any) -> set[tuple[int, int]]:
+            return set()
+
+        # Whatever the older one read of the ledger, its lock is gone.
+        patched.setattr(DeadLetters, "_ledger", _first_two(of_before, ledger))
+        with pytest.raises(ProducerFenced, match="later redrive"):
+            client.admin.redrive("sleeper")
+    assert other.redriven == [12]
+    assert values_of(back(client, topic)) == values
+
+
+def _first_two(instead: Any, real: Any) -> Any:
+    """The first call and the last of three are exchanged: those of the outer run."""
+    calls = [0]
+
+    async def call(*arguments: Any) -> Any:
+        calls[0] += 1
+        return await (real if calls[0] in (2, 3) else instead)(*arguments)
+
+    return call
 
 
 async def test_only_the_group_gets_what_is_brought_back_to_it(

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from semel.client import Client, Producer, SendFuture, connect
-from semel.client.relay import Copy, Relay, relay_id
-from semel.protos.errors import InvalidRequest, UnknownQueue, UnknownTopic
+from semel.client.relay import Copy, Relay, settle
+from semel.protos.errors import InvalidRequest, ProducerFenced, UnknownQueue, UnknownTopic
 from semel.spark_connector.options import Topics
 from semel.spark_connector.view import describe
 from tests.integration.cluster import Cluster
@@ -278,29 +278,22 @@ def test_what_waits_in_a_queue_is_read_before_its_children_are(calm: Client) -> 
 
 
 def test_copies_of_a_dead_owner_are_found_in_a_queue_that_was_split(calm: Client) -> None:
-    """What a relay left unresolved stays where it was sent, and its mark goes to the children."""
+    """What a relay has sent stays where it was sent; what it sends then goes to the children."""
     calm.admin.create_topic("copies", queues=1)
     session = calm._session
 
     async def owners() -> None:
-        producer_id = await relay_id(session.cluster, "split-relay")
-
-        def owner(epoch: int) -> Relay:
-            return Relay(session.cluster, session.runtime, "split-relay", producer_id, epoch)
-
-        old = owner(1)
-        assert await old.take_over(["copies"]) == []
-        await old.wait(await old.send([Copy("copies", b"k", b"left", [], 1)]))
+        old = Relay(session.cluster, "split-relay")
+        await old.prepare(["copies"], afresh=True)
+        attempt = old.attempt(1)
+        await old.wait(old.send([Copy("copies", b"k", b"left", [], 1)]))
         await session.admin.split_queue("copies", 0, 2)
-        new = owner(2)
-        assert [m.value for m in await new.take_over(["copies"])] == [b"left"]
-        await new.wait(await new.send([Copy("copies", b"k", b"more", [], 1)]))
-        old.close()
-        newer = owner(3)
-        found = await newer.take_over(["copies"])
+        await old.wait(old.send([Copy("copies", b"k", b"more", [], 1)]))
+        found = await settle(session.cluster, session.runtime, attempt)
         assert sorted(m.value or b"" for m in found) == [b"left", b"more"]
-        await newer.resolve()
-        assert await owner(4).take_over(["copies"]) == [], "a mark says that they are committed"
+        with pytest.raises(ProducerFenced):
+            await old.wait(old.send([Copy("copies", b"k", b"late", [], 1)]))
+        old.close()
 
     session.run(owners())
 

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from tests.world.parts.deliveries import (
-    PLANTS,
     PROCESSED,
     REJECTED,
     RETRIED,
@@ -16,11 +15,24 @@ from tests.world.parts.deliveries import (
     main,
     run_delivery,
 )
+from tests.world.planted_copies import PLANTS
 
 SEEDS = 6
-RARE = {"dead letter": 60, "sorter crash": 1, "lock released": 10}
-FOUND_BY = {"forgets copies": (1, 11), "commits first": (6, 14)}
-"""Seeds that are tried first: those that found the planted bug when it was planted."""
+RARE = {"dead letter": 60, "sorter crash": 1, "lock released": 10, "copies skipped": 1}
+FOUND_BY: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "forgets copies": ((0,), ()),
+    "commits first": ((0,), ()),
+    "ends nobody": ((0,), ("redrive",)),
+    "intends late": ((0,), ()),
+    "looks where it would copy": ((0,), ("policies",)),
+    "forgets the older copies": ((3,), ("policies",)),
+    "trusts rows": ((3,), ()),
+    "reads the ledger first": ((0,), ("redrive",)),
+    "redrives without a record": ((3,), ("redrive",)),
+    "writes down first": ((5,), ("redrive",)),
+}
+"""Seeds that are tried first, those that found the planted bug when it was planted; and what the
+plans have besides."""
 
 
 @pytest.mark.timeout(300)
@@ -43,15 +55,25 @@ def test_a_lock_that_is_acquired_again_while_it_is_taken_over_stays_usable(seed:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    for seed in (*FOUND_BY[name], *range(60)):
-        failure = run_delivery(seed, plant=PLANTS[name]())[1]
+    seeds, more = FOUND_BY[name]
+    for seed in (*seeds, *range(60)):
+        failure = run_delivery(seed, *more, plant=PLANTS[name]())[1]
         if failure.startswith("deliveries: "):
             return
     pytest.fail(f"{name} survived")
 
 
 @pytest.mark.parametrize(
-    "more", [("retries",), ("moves",), ("retries", "moves", "delays")], ids=",".join
+    "more",
+    [
+        ("retries",),
+        ("moves",),
+        ("retries", "moves", "delays"),
+        ("policies", "idle"),
+        ("redrive", "splits"),
+        ("policies", "idle", "moves", "redrive", "splits"),
+    ],
+    ids=",".join,
 )
 @pytest.mark.timeout(300)
 def test_messages_are_tried_again_or_moved_meanwhile(more: tuple[str, ...]) -> None:
@@ -62,6 +84,8 @@ def test_messages_are_tried_again_or_moved_meanwhile(more: tuple[str, ...]) -> N
         seen += counts
     assert seen[f"message {RETRIED}"] > 20 or "retries" not in more
     assert seen["move: activated"] or "moves" not in more
+    assert seen["letter brought back"] or "redrive" not in more
+    assert seen["producer expired"] > 100 or "idle" not in more
 
 
 PLACE = (0, 1)

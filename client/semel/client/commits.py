@@ -95,7 +95,7 @@ class Commits:
                 problem = error
                 if isinstance(error, LockLost):
                     lost.append(one.span)
-        await self._on_durable({one.queue: one.to for one in committed})
+        self._on_durable({one.queue: one.to for one in committed})
         return Settled([one.span for one in committed], lost, problem)
 
     async def progress(self, spans: Sequence[Span]) -> list[Progress]:
@@ -134,7 +134,7 @@ class Commits:
         while self._behind:
             behind, self._behind = self._behind, {}
             refused = await self.store(behind)
-            await self._on_durable(behind)
+            self._on_durable(behind)
             for queue, error in refused.items():
                 logger.info("brokers not told group=%s error=%s", self._group, error.message)
                 if error.retriable and self._locks.holds(queue):
@@ -165,7 +165,11 @@ class Commits:
     ) -> dict[FeedQueue, SemelError]:
         request = broker_pb2.CommitRequest(group=self._group)
         for queue, offset in offsets:
-            request.commits.add(queue=queue_ref(queue.key), token=queue.token, offset=offset)
+            commit = request.commits.add(
+                queue=queue_ref(queue.key), token=queue.token, offset=offset
+            )
+            if self._retrying is not None:
+                self._retrying.renew_record(commit, queue, offset)
         try:
             reply = await self._cluster.call_master(group_id, "Commit", request)
         except SemelError as error:
@@ -219,11 +223,10 @@ class Commits:
             self._locks.on_lost(one.queue.key, one.queue.token)
         return ready, lost, problem
 
-    async def _on_durable(self, offsets: Mapping[FeedQueue, int]) -> None:
+    def _on_durable(self, offsets: Mapping[FeedQueue, int]) -> None:
         if self._retrying is not None:
-            await asyncio.gather(
-                *(self._retrying.on_committed(queue, to) for queue, to in offsets.items())
-            )
+            for queue, to in offsets.items():
+                self._retrying.on_committed(queue, to)
 
 
 def _lost(span: Span) -> LockLost:

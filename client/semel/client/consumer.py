@@ -218,12 +218,12 @@ class ConsumerCore:
             await self._store(queue, offset)
         if self._retrying is not None:
             queue.delay_ms = self._retrying.delay_ms_of(queue.topic)
-            covered = await self._retrying.take_over(queue, offset)
+            covered = await self._retrying.take_over(queue, offset, grant.metadata)
             if covered > offset:
                 if self._stored is not None:
                     await self._stored.move(queue, offset, covered)
                 await self._store(queue, covered)
-                await self._retrying.on_committed(queue, covered)
+                self._retrying.on_committed(queue, covered)
                 queue.begin_at(covered)
 
     async def _set_back(self, queue: FeedQueue, offset: int) -> None:

@@ -3,39 +3,58 @@
 How it works. A dead letter is brought back as a new message of the topic it came from (or of its
 group's first retry topic, which no other group reads), with its own key, value and headers. Which
 ones were brought back stands in a topic beside the dead letters, `….redriven`: the *ledger*, whose
-messages name queues and offsets. Copy and ledger are kept together by a relay (`relay.py`), one for
-each dead-letter topic: copies first, then the ledger, then a mark. A run that takes over adds to
-the ledger what an earlier one copied and did not write down, and goes on; run twice, the second
-finds nothing to do. Two runs at a time: the later one ends the earlier.
+messages name queues and offsets. Copy and ledger are kept together by a relay (`relay.py`): what a
+round is about to copy stands in a record, then come the copies, then the ledger. The record is
+metadata of a consumer group of its own on the ledger's queue, under the token of its lock.
 
-Rounds are small, so that a window of the sequence table holds all batches of one.
+A run that begins takes that lock, so that an earlier one can write no record any more; ends what
+the record tells of; and only then reads the ledger, to which it adds what was copied and not
+written down. Run twice, the second finds nothing to do. Two runs at a time: the later one ends the
+earlier.
 
 Not here: how letters come to be (`retrying.py`), the console (`console/dlq.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from semel.client.admin import AdminCore
 from semel.client.cluster import Cluster
 from semel.client.config import ReaderConfig
 from semel.client.core import letters
+from semel.client.core.copies import read_record, record_bytes
 from semel.client.core.letters import Origin
-from semel.client.core.routing import TopicRoute
+from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.message import Message
 from semel.client.model import Described
 from semel.client.pulling import await_ready
 from semel.client.reader import ReaderCore
-from semel.client.relay import Copy, Relay, new_owner
-from semel.client.retrying import UNLIMITED
+from semel.client.relay import Copy, Relay, settle
+from semel.client.retrying import METADATA_ONLY, UNLIMITED
 from semel.client.runtime import Runtime
-from semel.protos.errors import InvalidRequest, ProducerFenced, UnknownTopic
+from semel.protos.errors import (
+    FencedError,
+    InvalidRequest,
+    ProducerFenced,
+    SemelError,
+    UnknownTopic,
+    from_detail,
+)
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import broker_pb2
 
+GROUP: Final = "semel.redrive"
+"""Consumer group whose locks and records redrives have; nobody joins it."""
+MEMBER: Final = "redrive"
+"""All runs are the same member: a lock goes from one to the next at once."""
+LOCK_MS: Final = 24 * 3600 * 1000
+"""The longest there is. It holds up nobody: who comes next takes it."""
 ROUND_LETTERS: Final = 500
 ROUND_BYTES: Final = 4 << 20
 PROGRESS_S: Final = 0.2
@@ -174,7 +193,7 @@ class DeadLetters:
             return run.result(dry_run=True)
         try:
             await run.carry_out()
-        except ProducerFenced:
+        except FencedError:
             raise ProducerFenced(
                 f"a later redrive of topic {topic!r} has begun; what this one brought back stays"
             ) from None
@@ -222,6 +241,59 @@ class DeadLetters:
             reader.close()
 
 
+class _Lock:
+    """What one run may do alone: the lock of a group of its own on a queue of the ledger, and the
+    record beside that group's offset. Who acquires it ends whoever had it."""
+
+    def __init__(self, cluster: Cluster, queue: QueueRoute) -> None:
+        self._cluster = cluster
+        self._queue = queue
+        self._token = 0
+        self._version = 0
+
+    async def acquire(self) -> bytes:
+        """The record that an earlier run has left. Raises SemelError."""
+        request = broker_pb2.AcquireLocksRequest(
+            group=GROUP,
+            member_id=MEMBER,
+            queues=[queue_ref(self._queue.key)],
+            lock_ms=LOCK_MS,
+            session_ms=LOCK_MS,
+        )
+        (grant,) = (await self._call("AcquireLocks", request)).grants
+        if not grant.token:
+            raise from_detail(grant.error)
+        self._token = grant.token
+        return bytes(grant.metadata)
+
+    async def store(self, record: bytes) -> None:
+        """Raises LockLost when a later run has begun."""
+        self._version += 1
+        request = broker_pb2.CommitRequest(group=GROUP)
+        request.commits.add(
+            queue=queue_ref(self._queue.key),
+            token=self._token,
+            offset=METADATA_ONLY,
+            metadata=record,
+            metadata_version=self._version,
+        )
+        for outcome in (await self._call("Commit", request)).outcomes:
+            if outcome.HasField("error"):
+                raise from_detail(outcome.error)
+
+    async def release(self) -> None:
+        """Nothing is open any more; whoever comes next need not look."""
+        with contextlib.suppress(SemelError):
+            await self.store(b"")
+            request = broker_pb2.ReleaseLocksRequest(group=GROUP, member_id=MEMBER)
+            request.locks.add(queue=queue_ref(self._queue.key), token=self._token)
+            await self._call("ReleaseLocks", request)
+
+    async def _call(self, method: str, request: Any) -> Any:
+        home = self._cluster.routes.home(self._queue)
+        return await self._cluster.call_master(home, method, request)
+
+
 class _Run:
     """One redrive of one topic."""
 
@@ -256,21 +328,15 @@ class _Run:
             dry_run=dry_run,
         )
 
-    async def look(self, done: set[tuple[int, int]]) -> set[str]:
-        """Counts what is to be brought back; the topics where an earlier run, which may have been
-        told to go elsewhere, may have left copies of that."""
+    async def look(self, done: set[tuple[int, int]]) -> None:
+        """Counts what is to be brought back."""
         self._start_counting()
         self._total = 0
-        possible: set[str] = set()
         async for message in self._source._read(self._topic):
             self._total += 1
             target = await self._target_of(message, done)
             if target:
                 self._count(target)
-                letter = letters.read(message.headers)
-                assert letter.origin is not None
-                possible |= {letter.origin.topic, letters.retry_topic(letter.group, 1)}
-        return {topic for topic in possible if await self._source.exists(topic)}
 
     def _start_counting(self) -> None:
         self._targets = {}
@@ -298,30 +364,36 @@ class _Run:
         self._targets[target] = self._targets.get(target, 0) + 1
 
     async def carry_out(self) -> None:
+        """Raises LockLost when a later run has begun."""
         source, cluster = self._source, self._source._cluster
-        targets = await self.look(await source._ledger(self._topic))
+        await self.look(await source._ledger(self._topic))
         ledger = letters.redriven_topic(self._topic)
         if not await source.exists(ledger):
             settings: dict[str, int | None] = {"retention_ms": UNLIMITED}
             await AdminCore(cluster).create_topic(ledger, 1, settings, True, None)
-        name = f"semel.redrive:{(await cluster.topic(self._topic)).topic_id:x}"
-        producer_id, epoch = await new_owner(cluster, name)
-        relay = Relay(cluster, source._runtime, name, producer_id, epoch)
+            del source._fetched[ledger]  # another run may have made it, and written to it
+        lock = _Lock(cluster, (await cluster.topic(ledger, refresh=True)).every[0])
+        left = read_record(await lock.acquire()).attempt
+        relay = Relay(cluster, f"semel.redrive:{(await cluster.topic(self._topic)).topic_id:x}")
         try:
-            left = await relay.take_over([*sorted(targets), ledger])
-            # Read after the fences: nobody writes to it any more.
+            copied: set[tuple[int, int]] = set()
+            if left is not None:
+                stored = await settle(cluster, source._runtime, left)
+                copied = {place for m in stored if (place := _copied_from(m, self._topic))}
+            # Read once no earlier run can do anything any more, else it could add to it afterwards.
             done = await source._ledger(self._topic)
-            copied = {place for m in left if (place := _copied_from(m, self._topic))}
             if copied - done:
                 self._recovered = len(copied - done)
+                await relay.prepare([ledger], afresh=True)
                 await self._write_down(relay, ledger, copied - done)
-            await relay.resolve()
-            done |= copied
-            await self._rounds(relay, ledger, done)
+            await self._rounds(relay, lock, ledger, done | copied)
+            await lock.release()
         finally:
             relay.close()
 
-    async def _rounds(self, relay: Relay, ledger: str, done: set[tuple[int, int]]) -> None:
+    async def _rounds(
+        self, relay: Relay, lock: _Lock, ledger: str, done: set[tuple[int, int]]
+    ) -> None:
         total = self._total
         self._start_counting()
         round_: list[tuple[Message, str]] = []
@@ -333,15 +405,15 @@ class _Run:
                 round_.append((message, target))
                 size += len(message.value)
             if len(round_) >= ROUND_LETTERS or size >= ROUND_BYTES:
-                await self._bring_back(relay, ledger, round_)
+                await self._bring_back(relay, lock, ledger, round_)
                 round_, size = [], 0
             self._tell(total)
-        await self._bring_back(relay, ledger, round_)
+        await self._bring_back(relay, lock, ledger, round_)
         self._noted = 0.0
         self._tell(total)
 
     async def _bring_back(
-        self, relay: Relay, ledger: str, round_: Sequence[tuple[Message, str]]
+        self, relay: Relay, lock: _Lock, ledger: str, round_: Sequence[tuple[Message, str]]
     ) -> None:
         if not round_:
             return
@@ -358,22 +430,25 @@ class _Run:
             )
             for message, target in round_
         ]
-        await relay.wait(await relay.send(copies))
+        # The round before this one is in the ledger, and over.
+        await relay.prepare([ledger, *(target for _, target in round_)], afresh=True)
+        await lock.store(record_bytes((), relay.attempt(1), 0))
+        await relay.wait(relay.send(copies))
         await self._write_down(relay, ledger, {(m.queue, m.offset) for m, _ in round_})
-        await relay.resolve()
         for _, target in round_:
             self._count(target)
 
     async def _write_down(
         self, relay: Relay, ledger: str, places: Iterable[tuple[int, int]]
     ) -> None:
+        """An entry is written when its copies are durable: it is true, whoever writes it."""
         by_queue: dict[int, list[int]] = {}
         for queue, offset in sorted(places):
             by_queue.setdefault(queue, []).append(offset)
         entries = [{"queue": queue, "offsets": found} for queue, found in by_queue.items()]
         value = json.dumps(entries).encode()
         entry = Copy(ledger, None, value, [], time.time_ns() // 1000)
-        await relay.wait(await relay.send([entry]))
+        await relay.wait(relay.send([entry]))
 
     def _tell(self, total: int) -> None:
         now = time.monotonic()

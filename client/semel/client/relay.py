@@ -1,48 +1,41 @@
 """Copies messages from one queue to other topics, so that none is lost and none comes twice.
 
 How it works. What was copied is remembered elsewhere (a group's committed offset, a database, a
-topic), and no crash must come between the two unnoticed. So copies are sent by a named producer of
-that queue's own, in three steps:
+ledger), and no crash must come between the two unnoticed. So copies are sent by a producer with an
+id that nobody else ever has, and its caller writes down beforehand what it is about to do:
 
-    1. send      the copies are durable in their topics
-    2. (caller)  progress behind the copied messages is durable
-    3. resolve   an empty batch behind the copies says so: a *position mark*
+    1. prepare   the producer is known in all topics, and where their queues end
+    2. (caller)  the *attempt* (producer, topics, ends) is durable under a fencing token
+    3. send      the copies are durable in their topics
+    4. (caller)  progress behind the copied messages is durable, and the attempt is over
 
-Whoever takes over fences the producer with a higher epoch. From then on nothing of an older owner
-can land, and the queue's window shows what it left: batches behind the last mark are *unresolved*.
-They are read back; those whose originals the progress does not cover were copied by an owner that
-died between 1 and 2, and must not be copied, nor processed, again.
+Whoever takes over finds the attempt that is not over. `settle` ends its producer with a higher
+epoch: from then on nothing of it can land. Then it reads, from those ends on, what the producer has
+stored. Nothing is guessed from windows, rows that may expire, or settings of today.
 
 Sequences are the relay's own rising numbers, shared by its topics: originals may be copied again
 (after an operator's reset), and must not be taken for duplicates then.
 
 Invariants
 1. A copy is submitted once by one owner; whoever is in doubt gives up the ownership and takes over
-   again, under a higher epoch.
-2. Epochs follow ownership: for a queue of a consumer group the fencing token of its lock is the
-   epoch, so that the locks' order is the fences' order.
-3. Batches behind a mark are few (callers bound what they send before they `resolve`), so that the
-   window of 64 holds them all.
-4. A queue that was split keeps its batches: they are looked for there, and a mark behind them
-   stands in one of the queues that it was split into.
+   again, under a new token.
+2. No copy is sent to a topic that the durable attempt does not name.
+3. A relay's epoch rises only while nothing of it is under way.
 
-Where it ends. A crash between 2 and 3, followed by a reset of the progress before anybody took
-over: what the last copies were made of looks unresolved, and is left out of that one reprocessing.
-A row that expired (seven idle days) shows nothing: only a crash between 1 and 2 that nobody came
-back from for so long is not noticed.
+Where it ends. What a topic's retention has dropped cannot be found any more: the original of such a
+copy counts as not copied.
 
-Not here: whose messages, and where to (`retrying.py`, `redriving.py`).
+Not here: whose messages, and where to (`retrying.py`, `redriving.py`), the bytes of an attempt
+(`core/copies.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -51,34 +44,38 @@ from semel.client.cluster import Cluster
 from semel.client.config import ProducerConfig, ReaderConfig
 from semel.client.core.batching import Chunk, Rows, row_sizes
 from semel.client.core.letters import Headers
-from semel.client.core.routing import TopicRoute
+from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.futures import await_settled
 from semel.client.identity import Identity
 from semel.client.intake import Intake
 from semel.client.message import Message
+from semel.client.offsets import list_offsets
 from semel.client.producer import ProducerCore
 from semel.client.producer_topic import ProducerTopic
 from semel.client.pulling import await_ready
 from semel.client.reader import ReaderCore
 from semel.client.runtime import Runtime
-from semel.protos import compat
 from semel.protos.batch import COPY_BYTES_MAX, MESSAGE_BYTES_MAX
 from semel.protos.columns import Columns
-from semel.protos.errors import OffsetOutOfRange, QueueSealed, UnknownQueue, UnknownTopic
-from semel.protos.ids import GroupId, ProducerId, QueueKey
-from semel.protos.queue_refs import queue_ref
+from semel.protos.errors import (
+    Closed,
+    DedupStateExpired,
+    OffsetOutOfRange,
+    ProducerFenced,
+    QueueSealed,
+    UnknownQueue,
+    UnknownTopic,
+)
+from semel.protos.ids import ProducerId, QueueKey
 from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
+from semel.protos.v1.copies_pb2 import CopyAttempt, CopyTarget, CopyTargetQueue
 
 logger = logging.getLogger(__name__)
 
+FIRST_EPOCH: Final = 1
 SESSION: Final = 1
-WINDOW_WARNING: Final = 60
-"""So many unresolved batches are near the end of what a queue remembers."""
 READ_S: Final = 10.0
-RESOLVE_S: Final = 2.0
-"""How long a mark is waited for; without it the next owner reads a little more."""
 NAME_CHARACTERS_MAX: Final = 249
-_OPEN_ID: Final = b"semel-relay"
 
 
 class Copy(NamedTuple):
@@ -92,20 +89,20 @@ class Copy(NamedTuple):
     message_id: bytes | None = None
 
 
-async def relay_id(cluster: Cluster, name: str) -> ProducerId:
-    """The producer id of a relay; always the same. Raises SemelError."""
-    request = controller_pb2.OpenProducerRequest(name=name, open_id=_OPEN_ID)
-    return ProducerId((await cluster.controller("OpenProducer", request)).producer_id)
+class _OneUse(Identity):
+    """An id that nobody else has: its epoch is its owner's own affair."""
 
+    floor = 0
+    """The highest epoch that some queue has refused."""
 
-async def new_owner(cluster: Cluster, name: str) -> tuple[ProducerId, int]:
-    """Id of a relay, and an epoch above all before: for one whose owners the controllers order.
-
-    Raises SemelError.
-    """
-    request = controller_pb2.OpenProducerRequest(name=name, open_id=os.urandom(16))
-    reply = await cluster.controller("OpenProducer", request)
-    return ProducerId(reply.producer_id), reply.epoch
+    async def _fence(
+        self, queues: list[QueueRoute], session: int, timeout_s: float, *, after_expiry: bool
+    ) -> list[broker_pb2.ProducerRow]:
+        try:
+            return await super()._fence(queues, session, timeout_s, after_expiry=after_expiry)
+        except DedupStateExpired as error:
+            self.floor = max(self.floor, error.epoch_floor)
+            raise
 
 
 class _RelayProducer(ProducerCore):
@@ -127,13 +124,6 @@ class _RelayProducer(ProducerCore):
         self._route(topic, chunk, 0)
         return chunk
 
-    def mark(self, name: str, queues: Iterable[int], position: int) -> Chunk:
-        """Moves the last sequence of some queues of an open topic. Raises like `submit`."""
-        topic = self._opened(name)
-        wanted = {heir.key for queue in queues for heir in topic.route.heirs_of(queue)}
-        lanes = [lane for lane in topic.lanes if lane.key in wanted]
-        return self._mark(topic, lanes, position)
-
     def _opened(self, name: str) -> ProducerTopic:
         failure = self.intake.failure()
         if failure is not None:
@@ -147,109 +137,98 @@ class _RelayProducer(ProducerCore):
 class Relay:
     """One owner's copies out of one queue. Lives on the I/O thread."""
 
-    def __init__(
-        self, cluster: Cluster, runtime: Runtime, name: str, producer_id: ProducerId, epoch: int
-    ) -> None:
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        """`name` is for people: the producer is told apart by its id."""
         self._cluster = cluster
-        self._runtime = runtime
-        self._identity = Identity.given(cluster, name, producer_id, epoch)
+        self._name = name
+        self._producer_id = ProducerId(0)
+        self._epoch = FIRST_EPOCH
         self._core: _RelayProducer | None = None
         self._position = 0
         """Next number to give."""
-        self._unresolved: dict[str, set[int]] = {}
-        """Queues, by topic, with copies behind their last mark."""
+        self._targets: dict[str, CopyTarget] = {}
+        self._closed = False
 
-    async def take_over(self, topics: Sequence[str]) -> list[Message]:
-        """Ends older owners on all queues of the topics; returns the unresolved copies.
+    async def prepare(self, topics: Iterable[str], *, afresh: bool) -> None:
+        """Copies may go to these topics from now on, as far as the caller makes `attempt` durable.
 
-        Raises ProducerFenced when a newer owner exists; UnknownTopic.
+        `afresh`: the attempt before this is over; the next one looks no further back than now.
+        Raises SemelError; then nothing is on its way that was not before.
         """
-        found: list[Message] = []
-        for topic in topics:
-            try:
-                rows = await self._fence(topic, refresh=False)
-            except (UnknownQueue, UnknownTopic):
-                rows = await self._fence(topic, refresh=True)
-            for row in rows:
-                self._position = max(self._position, row.last_sequence + 1)
-                batches = _behind_last_mark(row)
-                if not batches:
-                    continue
-                if len(batches) >= WINDOW_WARNING:
-                    logger.warning(
-                        "very many copies are unresolved topic=%s queue=%s batches=%s",
-                        topic,
-                        row.queue.queue_id,
-                        len(batches),
-                    )
-                self._unresolved.setdefault(topic, set()).add(row.queue.queue_id)
-                start = batches[0].base_offset
-                end = batches[-1].base_offset + batches[-1].count
-                messages = await self._read(topic, row.queue.queue_id, start, end)
-                found += [m for m in messages if m.producer_id == self._identity.producer_id]
-        return found
+        if afresh:
+            self._targets = {}
+        missing = [topic for topic in dict.fromkeys(topics) if topic not in self._targets]
+        if missing:
+            await self._open(missing)
+            self._targets.update({topic: await self._ends_of(topic) for topic in missing})
 
-    async def _fence(self, topic: str, *, refresh: bool) -> list[broker_pb2.ProducerRow]:
-        """Rows of the open queues, and those of split ones behind which no mark came."""
-        timeout_s = self._cluster.config.request_timeout_ms / 1000
-        route = await self._cluster.topic(topic, refresh=refresh)
+    async def _open(self, topics: Sequence[str]) -> None:
+        if not self._producer_id:
+            request = controller_pb2.OpenProducerRequest(open_id=os.urandom(16))
+            reply = await self._cluster.controller("OpenProducer", request)
+            self._producer_id = ProducerId(reply.producer_id)
         while True:
+            core = self._core or self._begin_core()
             try:
-                rows = await self._identity.fence(
-                    list(route.queues), SESSION, timeout_s, after_expiry=True
-                )
-            except QueueSealed as error:
-                split = control_pb2.SplitQueue.FromString(error.split_record)
-                route = route.after_split(split)
-                self._cluster.routes.on_split(topic, split)
-                continue
-            return rows + await self._rows_of_split_queues(route, rows)
+                for topic in topics:
+                    await core.open_topic(topic)
+            except (DedupStateExpired, ProducerFenced):
+                floor = core.identity.floor if isinstance(core.identity, _OneUse) else 0
+                if floor < self._epoch or self._targets:
+                    raise
+                self._end_core()
+                self._epoch = floor + 1
+            else:
+                self._check_open()
+                return
 
-    async def _rows_of_split_queues(
-        self, route: TopicRoute, open_rows: Sequence[broker_pb2.ProducerRow]
-    ) -> list[broker_pb2.ProducerRow]:
-        """They cannot be fenced and do not change any more."""
-        by_group: dict[GroupId, broker_pb2.DescribeProducersRequest] = {}
-        for queue in route.sealed:
-            request = by_group.setdefault(
-                queue.group_id,
-                broker_pb2.DescribeProducersRequest(
-                    producer_id=self._identity.producer_id, windows=True, confirmed=True
-                ),
-            )
-            request.queues.append(queue_ref(queue.key))
-        replies = await asyncio.gather(
-            *(
-                self._cluster.call_master(group_id, "DescribeProducers", request)
-                for group_id, request in by_group.items()
-            )
+    def _begin_core(self) -> _RelayProducer:
+        self._check_open()
+        identity = _OneUse.given(self._cluster, self._name, self._producer_id, self._epoch)
+        config = ProducerConfig(source_positions=True, after_expiry="restart")
+        intake = Intake(config, wake=lambda: None, open_topic=None)
+        core = _RelayProducer(self._cluster, self._name, config, intake, identity=identity)
+        self._core = core
+        core.start()
+        return core
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("what was to be copied belongs to another owner by now")
+
+    async def _ends_of(self, name: str) -> CopyTarget:
+        route = await self._cluster.topic(name)
+        found = await list_offsets(self._cluster, list(route.every))
+        return CopyTarget(
+            topic=name,
+            topic_id=route.topic_id,
+            queues=[
+                CopyTargetQueue(queue_id=queue, end=offsets.log_end_offset)
+                for queue, offsets in sorted(found.items())
+            ],
         )
-        rows = [row for reply in replies for row in reply.rows]
-        known = {row.queue.queue_id: row for row in (*open_rows, *rows)}
-        return [row for row in rows if not _marked_later(row, route, known)]
 
-    async def _read(self, topic: str, queue: int, start: int, end: int) -> list[Message]:
-        """Rows `[start, end)` of a queue, as far as they exist. Raises SemelError."""
-        reader = ReaderCore(self._cluster, self._runtime, ReaderConfig())
-        found: list[Message] = []
-        try:
-            with contextlib.suppress(OffsetOutOfRange):  # trimmed away since
-                await reader.open(topic, [queue], {queue: start}, {queue: end})
-                while not reader.puller.finished:
-                    await await_ready(reader.feed, READ_S)
-                    found += reader.puller.messages(1_000)
-        finally:
-            reader.close()
-        return found
+    def attempt(self, end: int) -> CopyAttempt:
+        """What must be durable before `send`: copies of messages below `end` go to the topics that
+        were prepared."""
+        return CopyAttempt(
+            producer_id=self._producer_id,
+            epoch=self._epoch,
+            end=end,
+            targets=self._targets.values(),
+        )
 
-    async def send(self, copies: Sequence[Copy]) -> list[Chunk]:
-        """Puts copies on their way in the order given; `wait` for them.
+    def send(self, copies: Sequence[Copy]) -> list[Chunk]:
+        """Puts copies on their way in the order given, one chunk a topic; `wait` for them.
 
-        Raises ProducerFenced when a newer owner exists, UnknownTopic; then nothing is on its way.
+        Raises ProducerFenced when a newer owner exists, UnknownTopic; then some may be on their
+        way.
         """
-        core = await self._open({copy.topic for copy in copies})
         chunks = []
         for topic in dict.fromkeys(copy.topic for copy in copies):
+            self._check_open()
+            assert self._core is not None
+            assert topic in self._targets
             some = [copy for copy in copies if copy.topic == topic]
             columns = Columns.from_arrow(
                 [copy.value for copy in some],
@@ -260,10 +239,7 @@ class Relay:
             )
             positions = np.arange(self._position, self._position + len(some), dtype=np.int64)
             self._position += len(some)
-            chunk = core.submit(topic, columns, positions)
-            queues = {part.queue.queue_id for part in chunk.parts or ()}
-            self._unresolved.setdefault(topic, set()).update(queues)
-            chunks.append(chunk)
+            chunks.append(self._core.submit(topic, columns, positions))
         return chunks
 
     async def wait(self, chunks: Sequence[Chunk]) -> None:
@@ -275,43 +251,94 @@ class Relay:
                 if outcome.error is not None:
                     raise outcome.error
 
-    async def resolve(self) -> None:
-        """Says that progress behind all copies is durable, as far as it can be said in time.
-
-        Raises nothing of the cluster's: what is left out costs the next owner a longer look.
-        """
-        if not self._unresolved:
-            return
-        try:
-            async with compat.timeout(RESOLVE_S):
-                core = await self._open(set(self._unresolved))
-                unresolved, self._unresolved = self._unresolved, {}
-                marks = []
-                for topic, queues in unresolved.items():
-                    marks.append(core.mark(topic, queues, self._position))
-                    self._position += 1
-                await self.wait(marks)
-        except Exception as error:  # whatever it was, the progress is durable
-            logger.info("copies stay unresolved error=%s", error)
-
-    async def _open(self, topics: set[str]) -> _RelayProducer:
-        if self._core is None:
-            config = ProducerConfig(source_positions=True, after_expiry="restart")
-            intake = Intake(config, wake=lambda: None, open_topic=None)
-            self._core = _RelayProducer(
-                self._cluster, self._identity.name, config, intake, identity=self._identity
-            )
-            self._core.start()
-        core = self._core
-        for topic in sorted(topics):
-            await core.open_topic(topic)
-        return core
-
     def close(self) -> None:
         """Ends it at once; what is on its way may still land."""
+        self._closed = True
+        self._end_core()
+
+    def _end_core(self) -> None:
         if self._core is not None:
             self._core.close()
             self._core = None
+
+
+async def settle(cluster: Cluster, runtime: Runtime, attempt: CopyAttempt) -> list[Message]:
+    """Ends an attempt for good; the copies it has stored. May be repeated. Raises SemelError."""
+    found: list[Message] = []
+    for target in attempt.targets:
+        try:
+            route = await _end_producer(cluster, target, attempt)
+            if route is not None:
+                found += await _stored_by(cluster, runtime, route, target, attempt.producer_id)
+        except UnknownTopic:
+            continue  # deleted, with the copies
+    return found
+
+
+async def _end_producer(
+    cluster: Cluster, target: CopyTarget, attempt: CopyAttempt
+) -> TopicRoute | None:
+    """Nothing of the producer's can land in the topic any more; its queues, None if there is
+    another topic of that name."""
+    epoch = attempt.epoch + 1
+    timeout_s = cluster.config.request_timeout_ms / 1000
+    route = await cluster.topic(target.topic, refresh=True)
+    while route.topic_id == target.topic_id:
+        identity = Identity.given(cluster, "", ProducerId(attempt.producer_id), epoch)
+        try:
+            await identity.fence(list(route.queues), SESSION, timeout_s, after_expiry=True)
+        except QueueSealed as error:
+            split = control_pb2.SplitQueue.FromString(error.split_record)
+            route = route.after_split(split)
+            cluster.routes.on_split(target.topic, split)
+        except DedupStateExpired as error:  # in some queue its row is gone
+            epoch = max(epoch, error.epoch_floor) + 1
+        except ProducerFenced as error:  # somebody else ends it, too
+            epoch = max(epoch, error.current_epoch) + 1
+        except UnknownQueue:
+            route = await cluster.topic(target.topic, refresh=True)
+        else:
+            return route
+    return None
+
+
+async def _stored_by(
+    cluster: Cluster, runtime: Runtime, route: TopicRoute, target: CopyTarget, producer_id: int
+) -> list[Message]:
+    """Messages of a producer, from the recorded ends on. Sealed queues are among those read."""
+    ends = {queue.queue_id: queue.end for queue in target.queues}
+    while True:
+        known = await list_offsets(cluster, list(route.every))
+        starts = {
+            number: max(ends.get(number, 0), offsets.log_start_offset)
+            for number, offsets in known.items()
+        }
+        if any(start > ends.get(number, 0) for number, start in starts.items()):
+            logger.warning("copies may be trimmed, and are made again topic=%s", route.name)
+        until = {
+            number: known[number].log_end_offset
+            for number, start in starts.items()
+            if start < known[number].log_end_offset
+        }
+        if not until:
+            return []
+        starts = {number: starts[number] for number in until}
+        reader = ReaderCore(cluster, runtime, ReaderConfig())
+        found: list[Message] = []
+        try:
+            await reader.open(route.name, list(starts), starts, until)
+            while not reader.puller.finished:
+                await await_ready(reader.feed, READ_S)
+                found += [
+                    message
+                    for message in reader.puller.messages(1_000)
+                    if message.producer_id == producer_id
+                ]
+        except OffsetOutOfRange:
+            continue  # trimmed meanwhile: look from there
+        finally:
+            reader.close()
+        return found
 
 
 def _ids_of(copies: Sequence[Copy]) -> list[bytes | None] | None:
@@ -320,34 +347,8 @@ def _ids_of(copies: Sequence[Copy]) -> list[bytes | None] | None:
     return ids if any(each is not None for each in ids) else None
 
 
-def _marked_later(
-    row: broker_pb2.ProducerRow, route: TopicRoute, known: Mapping[int, broker_pb2.ProducerRow]
-) -> bool:
-    """A queue that descends from the row's has a mark of its own: progress behind everything that
-    was sent before is durable."""
-    lineage = {row.queue.queue_id}
-    for queue in route.every:
-        number = queue.key.queue_id
-        if queue.parent in lineage:
-            lineage.add(number)
-            window = known[number].window if number in known else ()
-            if any(not entry.count and entry.base_offset >= 0 for entry in window):
-                return True
-    return False
-
-
-def _behind_last_mark(row: broker_pb2.ProducerRow) -> list[broker_pb2.WindowEntry]:
-    batches: list[broker_pb2.WindowEntry] = []
-    for entry in row.window:
-        if entry.count:
-            batches.append(entry)
-        else:
-            batches.clear()
-    return batches
-
-
 def relay_name(purpose: str, scope: str, key: QueueKey) -> str:
-    """Name of the producer that copies out of one queue; a re-created topic has another id."""
+    """What people are shown as the producer that copies out of one queue."""
     name = f"semel.{purpose}:{key.topic_id:x}:{key.queue_id}:{scope}"
     if len(name) <= NAME_CHARACTERS_MAX:
         return name

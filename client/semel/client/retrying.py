@@ -6,19 +6,24 @@ that is exactly once). The members of a group read its retry topics like any oth
 has one delay, and batches are in the order in which they were stored, so the first one is always
 the first one due, and nothing but its lock is held while it waits (`fetch.py`).
 
-Whoever acquires a queue finds the copies that an owner made and could not commit: their originals
-are *skipped*, neither given out nor copied again.
+What a queue's owner is about to copy stands in a *record* beside the group's offset, stored before
+the first copy leaves, under the token of the lock. Each later commit leaves of it what is not over.
+Who acquires the queue is told it, and finds the copies that an owner made and could not commit:
+their originals are *skipped*, neither given out nor copied again.
 
 Invariants
 1. A message that was given out is copied only by the commit that covers it, and once.
 2. What is noted and not committed is given out again, to whoever holds the queue then.
 3. Notes between two commits of a queue are bounded by NOTES_MAX and NOTES_BYTES_MAX.
+4. A record is numbered, and says all that is unresolved at that number: of two that are under way
+   at a time the broker keeps the later one.
 
 Not here: headers (`core/letters.py`), bringing dead letters back (`redriving.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from dataclasses import dataclass
@@ -29,12 +34,22 @@ from semel.client.cluster import Cluster
 from semel.client.config import RetryPolicy
 from semel.client.core import letters
 from semel.client.core.batching import Chunk
+from semel.client.core.copies import read_record, record_bytes
 from semel.client.feed_queue import FeedQueue
 from semel.client.message import Message
-from semel.client.relay import Copy, Relay, relay_id, relay_name
+from semel.client.relay import Copy, Relay, relay_name, settle
 from semel.client.runtime import Runtime
-from semel.protos.errors import InvalidRequest, LockLost, TopicExists, UnknownTopic
-from semel.protos.ids import ProducerId, QueueKey
+from semel.protos.errors import (
+    InvalidRequest,
+    LockLost,
+    TopicExists,
+    UnknownTopic,
+    from_detail,
+)
+from semel.protos.ids import QueueKey
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import broker_pb2
+from semel.protos.v1.control_pb2 import QueueCommit
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +58,8 @@ NOTES_BYTES_MAX: Final = 8 << 20
 RETRY_RETENTION_MS: Final = 30 * 24 * 3600 * 1000
 """Of a retry topic; longer than any step, since a message that waits must not be trimmed."""
 UNLIMITED: Final = -1
+METADATA_ONLY: Final = -1
+"""In place of an offset: a commit of metadata alone."""
 
 
 @dataclass(slots=True)
@@ -50,19 +67,34 @@ class _Note:
     message: Message
     reason: str
     rejected: bool
-    sent: Chunk | None = None
-    """Its copy is on its way, or durable."""
+    sending: asyncio.Task[None] | None = None
+    """It is being copied, or is copied; nothing else may copy it."""
+    chunk: Chunk | None = None
+    """What its copy is part of, once that is on its way."""
 
 
-class _QueueNotes:
+class _Held:
     """One held queue."""
 
-    def __init__(self, queue: FeedQueue, relay: Relay) -> None:
+    def __init__(self, queue: FeedQueue, relay: Relay, *, recorded: bool) -> None:
         self.queue = queue
         self.relay = relay
         self.notes: dict[int, _Note] = {}
         """By offset. The caller's thread adds, the I/O thread takes away."""
         self.bytes = 0
+        self.end = 0
+        """One past the last message that was, or is to be, copied by this owner."""
+        self.sending: asyncio.Task[None] | None = None
+        """The newest; each waits for the one before it."""
+        self.recorded = recorded
+        """There may be a record at the broker: the next commit is to renew it."""
+        self.version = 0
+        """Number of the newest record."""
+
+    def record(self, progress: int) -> bytes:
+        """All that is unresolved once the group's progress is there."""
+        attempt = self.relay.attempt(self.end) if self.end > progress else None
+        return record_bytes(self.queue.skip, attempt, progress)
 
 
 class Retrying:
@@ -76,8 +108,7 @@ class Retrying:
         self._runtime = runtime
         self._group = group
         self._dead_letters = policy.dead_letter or letters.dead_letter_topic(group)
-        self._ids: dict[QueueKey, ProducerId] = {}
-        self._queues: dict[QueueKey, _QueueNotes] = {}
+        self._queues: dict[QueueKey, _Held] = {}
 
     # --- topics ---------------------------------------------------------------------------------
 
@@ -121,6 +152,10 @@ class Retrying:
         steps = self.policy.steps_ms
         return steps[min(step, len(steps)) - 1] if step and steps else 0
 
+    def _targets(self, topic: str) -> list[str]:
+        """Where copies of its messages may go."""
+        return list(dict.fromkeys([self._next_topic(topic), self._dead_letters]))
+
     def _next_topic(self, topic: str) -> str:
         """Where a message goes that failed once more."""
         step = self.step_of(topic)
@@ -128,25 +163,19 @@ class Retrying:
 
     # --- ownership ------------------------------------------------------------------------------
 
-    async def take_over(self, queue: FeedQueue, start: int) -> int:
-        """The queue is ours from `start` on: ends older owners' copying, finds what they left.
+    async def take_over(self, queue: FeedQueue, start: int, metadata: bytes) -> int:
+        """The queue is ours from `start` on: ends older owners' copying, finds what they left, as
+        their record says.
 
-        Returns the first offset to read; sets what is to be skipped behind it. Raises SemelError,
-        ProducerFenced when there is a newer owner.
+        Returns the first offset to read; sets what is to be skipped behind it. Raises SemelError.
         """
         key = queue.key
-        name = relay_name("retry", self._group, key)
-        if key not in self._ids:
-            self._ids[key] = await relay_id(self._cluster, name)
-        relay = Relay(self._cluster, self._runtime, name, self._ids[key], queue.token)
-        targets = dict.fromkeys([self._next_topic(queue.topic), self._dead_letters])
-        try:
-            left = await relay.take_over(list(targets))
-        except UnknownTopic:
-            await self.open()  # somebody deleted one
-            left = await relay.take_over(list(targets))
-        sources = {letters.read(message.headers).source_offset for message in left}
-        queue.skip = {offset for offset in sources if offset >= start}
+        record = read_record(metadata)
+        copied = set(record.copied)
+        if record.attempt is not None and record.attempt.end > start:
+            stored = await settle(self._cluster, self._runtime, record.attempt)
+            copied |= {letters.read(message.headers).source_offset for message in stored}
+        queue.skip = {offset for offset in copied if offset >= start}
         if queue.skip:
             logger.info(
                 "copies of an earlier owner are skipped group=%s topic=%s queue=%s messages=%s",
@@ -158,7 +187,8 @@ class Retrying:
         newer = self._queues.get(key)
         if newer is None or newer.queue.token < queue.token:
             # Else the lock was lost and acquired again meanwhile, and this came too late.
-            self._queues[key] = _QueueNotes(queue, relay)
+            relay = Relay(self._cluster, relay_name("retry", self._group, key))
+            self._queues[key] = _Held(queue, relay, recorded=bool(metadata))
         return self.covered(queue, start)
 
     def drop(self, queue: FeedQueue) -> None:
@@ -186,7 +216,7 @@ class Retrying:
                 f" more: offset {message.offset} is given out again"
             )
         earlier = found.notes.get(message.offset)
-        if earlier is not None and earlier.sent is not None:
+        if earlier is not None and earlier.sending is not None:
             return
         size = len(message.value)
         full = len(found.notes) >= NOTES_MAX or found.bytes + size > NOTES_BYTES_MAX
@@ -216,32 +246,76 @@ class Retrying:
         A cancelled call leaves the copies on their way; the next one waits for them.
         """
         found = self._queues.get(queue.key)
-        if found is None:
+        if found is None or found.queue is not queue:
             return
         noted = sorted(at for at in list(found.notes) if at < offset)
-        fresh = [at for at in noted if found.notes[at].sent is None]
+        fresh = [found.notes[at] for at in noted if found.notes[at].sending is None]
         if fresh:
-            copies = [self._copy(found.notes[at]) for at in fresh]
-            chunks = await found.relay.send(copies)
-            by_topic = {chunk.topic: chunk for chunk in chunks}
-            for at, copy in zip(fresh, copies, strict=True):
-                found.notes[at].sent = by_topic[copy.topic]
-        waiting = [found.notes[at].sent for at in noted]
-        await found.relay.wait(list(dict.fromkeys(chunk for chunk in waiting if chunk)))
+            # From here on they count as copied: another commit, at the same time or after this one
+            # was cancelled, must not copy them again.
+            found.sending = self._cluster.spawn(
+                self._send(found, found.sending, fresh), "semel-consumer-copy"
+            )
+            for note in fresh:
+                note.sending = found.sending
+        notes = [found.notes[at] for at in noted]
+        for task in dict.fromkeys(note.sending for note in notes):
+            assert task is not None
+            await asyncio.shield(task)
+        chunks = dict.fromkeys(note.chunk for note in notes)
+        await found.relay.wait([chunk for chunk in chunks if chunk is not None])
 
-    async def on_committed(self, queue: FeedQueue, offset: int) -> None:
-        """Progress up to `offset` is durable; nothing that fails here does harm."""
+    async def _send(
+        self, found: _Held, before: asyncio.Task[None] | None, notes: list[_Note]
+    ) -> None:
+        """Puts copies on their way, once it is durable that they may be stored."""
+        if before is not None:
+            await before
+        targets = self._targets(found.queue.topic)
+        afresh = found.end <= found.queue.done
+        try:
+            await found.relay.prepare(targets, afresh=afresh)
+        except UnknownTopic:
+            await self.open()  # somebody deleted one
+            await found.relay.prepare(targets, afresh=afresh)
+        found.end = max(found.end, *(note.message.offset + 1 for note in notes))
+        await self._store_record(found)
+        copies = [self._copy(note) for note in notes]
+        chunks = {chunk.topic: chunk for chunk in found.relay.send(copies)}
+        for note, copy in zip(notes, copies, strict=True):
+            note.chunk = chunks[copy.topic]
+
+    async def _store_record(self, found: _Held) -> None:
+        """The record is durable, under the token of the lock. Raises SemelError."""
+        queue = found.queue
+        request = broker_pb2.CommitRequest(group=self._group)
+        commit = request.commits.add(
+            queue=queue_ref(queue.key), token=queue.token, offset=METADATA_ONLY
+        )
+        found.recorded = True
+        self.renew_record(commit, queue, queue.done)
+        reply = await self._cluster.call_master(queue.group_id, "Commit", request)
+        for outcome in reply.outcomes:
+            if outcome.HasField("error"):
+                raise from_detail(outcome.error)
+
+    def renew_record(self, commit: QueueCommit, queue: FeedQueue, progress: int) -> None:
+        """A commit that makes `progress` durable leaves of the record what is not over then."""
+        found = self._queues.get(queue.key)
+        if found is not None and found.queue is queue and found.recorded:
+            found.version += 1
+            commit.metadata = found.record(progress)
+            commit.metadata_version = found.version
+
+    def on_committed(self, queue: FeedQueue, offset: int) -> None:
+        """Progress up to `offset` is durable."""
         found = self._queues.get(queue.key)
         if found is None or found.queue is not queue:
             return
-        done = [at for at in list(found.notes) if at < offset]
-        for at in done:
+        for at in [at for at in list(found.notes) if at < offset]:
             found.bytes -= len(found.notes.pop(at).message.value)
-        skipped = {at for at in queue.skip if at < offset}
-        queue.skip -= skipped
-        open_copies = queue.skip or any(note.sent for note in list(found.notes.values()))
-        if (done or skipped) and not open_copies:
-            await found.relay.resolve()
+        queue.skip -= {at for at in queue.skip if at < offset}
+        found.recorded = found.recorded and bool(found.record(offset))
 
     def on_seek(self, queue: FeedQueue, offset: int) -> None:
         """Messages from `offset` on are given out again, but for those that are copied already."""
@@ -249,7 +323,7 @@ class Retrying:
         if found is None:
             return
         for at in [at for at in list(found.notes) if at >= offset]:
-            if found.notes[at].sent is not None:
+            if found.notes[at].sending is not None:
                 queue.skip.add(at)
             else:
                 found.bytes -= len(found.notes.pop(at).message.value)

@@ -3,7 +3,11 @@
 How it works. *Sorters* consume in a group, decide by chance what becomes of each message, and note
 what they decided before and after the commit. They crash, sleep beyond their sessions and locks,
 and come back; the nemesis strikes as ever. At the end an *auditor* reads the dead letters, and
-`judge` compares. The part `retries` has them try some messages again, some time later.
+`judge` compares. The part `retries` has them try some messages again, some time later; `policies`
+gives each of a sorter's lives a retry policy of its own, so that a group's members differ and each
+takes over what another policy has left; `idle` forgets producers while they are busy, as idle days
+do, and strangers fence them; `redrive` brings dead letters back to the group while more of them
+come, two programs at a time, which end each other.
 
 What must hold for each message of the topic
 1. It was decided about at least once: nothing is skipped.
@@ -13,6 +17,7 @@ What must hold for each message of the topic
    one, a dead letter.
 4. A dead letter was rejected by somebody; what is none was processed by somebody; a further attempt
    was asked for by somebody.
+5. A dead letter is brought back once at most, and once for certain by a redrive that ends well.
 
 Not here: what holds for all runs (`../invariants.py`), faults (`../nemesis.py`).
 """
@@ -22,32 +27,35 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
-from semel.client import RetryPolicy
+from semel.broker.state import expired
+from semel.client import RetryPolicy, redriving
 from semel.client.core import letters
 from semel.client.feed_queue import FeedQueue
-from semel.client.relay import Relay
 from semel.client.retrying import Retrying
-from semel.protos.errors import LockLost, UnknownTopic
+from semel.protos.errors import LockLost, ProducerFenced, UnknownTopic
 from tests.checking.raw_log import Fold
 from tests.world import soak
 from tests.world.clients import AUDITS, READS, TOPIC, ClientHost, Member
 from tests.world.loop import PROCESS
-from tests.world.plan import Plan, make_plan, with_clients
+from tests.world.plan import Plan, Step, make_plan, with_clients, with_steps
 from tests.world.registry import Part, add_part, program, random_of, with_parts
 from tests.world.run import Run, run_plan
 from tests.world.world import World
 
 GROUP = "sorting"
 REJECTED, PROCESSED, RETRIED = "rejected", "processed", "to be tried again"
-LEFT_OUT = ("expiry", "fence all")
-"""Strangers that fence or forget a relay's producers: that is outside the promise."""
 STEPS_MAX = 2
 DEAD_LETTERS = letters.dead_letter_topic(GROUP)
+GRAVEYARD = "graveyard"
+"""Where some policies bring dead letters."""
+STRIKES_MAX = 6
+"""Of sorters that die or freeze while they copy: a run has to end."""
+STEPS = ((0,), (150,), (150, 400), (500, 0))
 RETRIES = tuple(letters.retry_topic(GROUP, step) for step in range(1, STEPS_MAX + 1))
 
 Place: TypeAlias = tuple[int, int]
@@ -71,26 +79,36 @@ class Decisions:
         self.attempts_max = 1
         self.dead: list[Place] | None = None
         """Origins of the dead letters, once they are read."""
+        self.letters: list[str] = []
+        """Where those are that can be brought back."""
+        self.back: Counter[str] = Counter()
+        """Which were brought back, as the copies say."""
 
 
 class Sorter(Member):
     """A consumer that rejects some messages."""
 
     stage = READS
-    topics = (DEAD_LETTERS, *RETRIES)
+    topics = (DEAD_LETTERS, GRAVEYARD, *RETRIES)
 
     def __init__(self, world: World, name: str, lock_ms: int, decisions: Decisions) -> None:
         super().__init__(world, name, lock_ms)
         self.decisions = decisions
         self.steps_ms: tuple[int, ...] = ()
+        self.changes_policy = False
+        """Each of its lives has another one."""
 
     async def work(self, client: Any) -> None:
+        dead_letter = ""
+        if self.changes_policy:
+            self.steps_ms = self.random.choice(((), *STEPS))
+            dead_letter = self.random.choice(("", GRAVEYARD))
         async with client.consumer(
             GROUP,
             TOPIC,
             lock_ms=self.lock_ms,
             session_ms=800,
-            retry=RetryPolicy(steps_ms=self.steps_ms, queues=2),
+            retry=RetryPolicy(steps_ms=self.steps_ms, queues=2, dead_letter=dead_letter),
         ) as consumer:
             while not (self.stopping and self.caught_up()):
                 await self._sort(consumer)
@@ -102,6 +120,8 @@ class Sorter(Member):
         decided: list[tuple[Place, int, str]] = []
         try:
             for message in messages:
+                if letters.read(message.headers).redriven:
+                    continue  # it was decided about
                 origin, attempt = message.origin, message.attempt
                 place = origin.queue, origin.offset
                 where = message.topic, message.queue, message.offset
@@ -111,6 +131,8 @@ class Sorter(Member):
                     consumer.reject(message, self.name)
                 elif decision == RETRIED:
                     consumer.retry(message, self.name)
+                    if attempt > len(self.steps_ms):
+                        decision = REJECTED  # by the policy
                 decided.append((place, attempt, decision))
                 self.decisions.made[place][attempt].add(decision)
             if not self.stopping and self.random.random() < 0.05:
@@ -139,6 +161,33 @@ class Sorter(Member):
         """It is done when everything is sorted, not before."""
 
 
+class Redriver(ClientHost):
+    """Brings dead letters back, again and again."""
+
+    topics = (letters.redriven_topic(DEAD_LETTERS),)
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.left = 8
+        """How often it is to begin at least."""
+
+    async def work(self, client: Any) -> None:
+        while self.left > 0 or not self.stopping:
+            await self.pause(0.15)
+            self.left -= 1
+            try:
+                found = await client.admin.redrive(GROUP, to="group")
+            except (ProducerFenced, UnknownTopic) as error:
+                self.world.count(f"redrive: {type(error).__name__}")
+            else:
+                self.world.seen["letter brought back"] += found.redriven
+                self.world.seen["letter found brought back"] += found.recovered
+        self.done = True
+
+    async def wind_up(self) -> None:
+        """It goes on for as often as it is to."""
+
+
 class Auditor(ClientHost):
     """Reads the dead letters when everything is over."""
 
@@ -147,19 +196,40 @@ class Auditor(ClientHost):
     def __init__(self, world: World, name: str, decisions: Decisions) -> None:
         super().__init__(world, name)
         self.decisions = decisions
+        self.redrives = False
+        """Brings the last letters back itself."""
 
     async def work(self, client: Any) -> None:
         while not (self.stopping and self.quiet()):
             await asyncio.sleep(0.1)
-        dead: list[Place] = []
-        try:
-            async with client.reader(DEAD_LETTERS, end="latest") as reader:
-                async for message in reader:
-                    dead.append((message.origin.queue, message.origin.offset))
-        except UnknownTopic:
-            self.world.count("no sorter ever began")
-        self.decisions.dead = dead
+        dead = [
+            message
+            for topic in (DEAD_LETTERS, GRAVEYARD)
+            async for message in self._messages(client, topic)
+        ]
+        if self.redrives:
+            with suppress(UnknownTopic):
+                await client.admin.redrive(GROUP, to="group")
+            tags = [
+                letters.read(message.headers).redriven
+                async for message in self._messages(client, RETRIES[0])
+            ]
+            self.decisions.back = Counter(tag for tag in tags if tag)
+            self.decisions.letters = [
+                f"{DEAD_LETTERS}/{message.queue}/{message.offset}"
+                for message in dead
+                if message.topic == DEAD_LETTERS
+            ]
+        self.decisions.dead = [(one.origin.queue, one.origin.offset) for one in dead]
         self.done = True
+
+    async def _messages(self, client: Any, topic: str) -> AsyncIterator[Any]:
+        try:
+            async with client.reader(topic, end="latest") as reader:
+                async for message in reader:
+                    yield message
+        except UnknownTopic:
+            self.world.count("no dead-letter topic")
 
     async def wind_up(self) -> None:
         """It is done when it has read them, not before."""
@@ -180,6 +250,11 @@ def judge(decisions: Decisions, stored: set[Place]) -> str:
     for (place, attempt), copies in sorted(decisions.copies.items()):
         if len(copies) > 1:
             return f"attempt {attempt} at {_name(place)} is there more than once: {sorted(copies)}"
+    for tag, count in sorted(decisions.back.items()):
+        if count > 1:
+            return f"dead letter {tag} was brought back {count} times"
+    if decisions.back and (missing := set(decisions.letters) - decisions.back.keys()):
+        return f"dead letters were not brought back: {sorted(missing)}"
     for place in sorted(stored | set(dead)):
         found = _judge(decisions, place, dead[place])
         if found:
@@ -228,16 +303,23 @@ def sorter(run: Run, host: str) -> Sorter:
     decisions = run.shared(Decisions)
     made = Sorter(run.world, host, run.plan.lock_ms, decisions)
     made.caught_up = lambda: run.is_read(GROUP, (TOPIC, *RETRIES))
-    if "retries" in run.plan.parts:
-        random = random_of(run.plan, "retries")
-        made.steps_ms = random.choice(((0,), (150,), (150, 400), (500, 0)))
-        decisions.attempts_max = len(made.steps_ms) + 1
+    if {"retries", "redrive"} & set(run.plan.parts):
+        made.steps_ms = random_of(run.plan, "retries").choice(STEPS)
+    made.changes_policy = "policies" in run.plan.parts
+    decisions.attempts_max = len(made.steps_ms) + 1 if not made.changes_policy else STEPS_MAX + 1
     return made
 
 
 @program("auditor", host="z")
 def auditor(run: Run, host: str) -> Auditor:
-    return Auditor(run.world, host, run.shared(Decisions))
+    made = Auditor(run.world, host, run.shared(Decisions))
+    made.redrives = "redrive" in run.plan.parts
+    return made
+
+
+@program("redriver", host="v")
+def redriver(run: Run, host: str) -> Redriver:
+    return Redriver(run.world, host)
 
 
 def with_deliveries(plan: Plan) -> Plan:
@@ -245,27 +327,94 @@ def with_deliveries(plan: Plan) -> Plan:
 
 
 def inside_the_promise(plan: Plan) -> Plan:
-    """Nothing is trimmed before it is read, and nobody fences or forgets a relay's producers."""
+    """Nothing is trimmed before it is read."""
+    return dataclasses.replace(plan, retention_bytes=0)
+
+
+def with_idle_days(plan: Plan) -> Plan:
+    """Rows expire while their producers are busy, floors rise, and strangers fence producers that
+    are at work: what a relay knows of its copies must not depend on any row."""
+    random = random_of(plan, "idle")
+    kinds = ("expiry",) * 3 + ("fence all", "client crash")
+    steps = [
+        Step(round(random.uniform(0, plan.duration_s), 6), kind, random.getrandbits(32))
+        for kind in random.choices(kinds, k=random.choice((4, 8, 12)))
+    ]
     return dataclasses.replace(
-        plan,
-        steps=tuple(step for step in plan.steps if step.kind not in LEFT_OUT),
-        retention_bytes=0,
-        producers_max=100,
-        producer_idle_ms=7 * 24 * 3_600_000,
+        with_deliveries(with_steps(plan, steps)),
+        producers_max=random.choice((1, 2)),
+        producer_idle_ms=random.choice((50, 100, 400)),
     )
 
 
-@contextmanager
-def count_skips(run: Run) -> Iterator[None]:
-    take_over = Retrying.take_over
+def few_are_remembered(run: Run) -> AbstractContextManager[object]:
+    """A queue remembers two expired rows, and of the others the floor."""
+    return patch.object(expired, "REMEMBERED_MAX", 2)
 
-    async def observed(retrying: Retrying, queue: FeedQueue, start: int) -> int:
-        covered = await take_over(retrying, queue, start)
+
+@contextmanager
+def struck_while_copying(run: Run) -> Iterator[None]:
+    """Programs die and freeze at the worst moments: between record and copies, and right behind
+    those."""
+    take_over, store, send = Retrying.take_over, Retrying._store_record, Retrying._send
+    acquire, intend = redriving._Lock.acquire, redriving._Lock.store
+    write_down = redriving._Run._write_down
+    random, world = random_of(run.plan, "copies"), run.world
+
+    left = STRIKES_MAX
+
+    async def strike(when: str) -> None:
+        nonlocal left
+        if not left or random.random() > 0.3:
+            return
+        left -= 1
+        process = PROCESS.get()
+        if random.random() < 0.6:
+            (name,) = (name for name, each in world.hosts.items() if each is process)
+            world.fault(f"{'sorter' if name[0] == 'q' else 'redriver'} died {when}")
+            world.crash(name, when)
+        else:
+            world.fault(f"somebody froze {when}")
+            world.loop.stop_process(process, world.now + random.uniform(0.9, 2.0))
+        await asyncio.sleep(0)
+
+    async def acquired(self: Any) -> bytes:
+        await strike("before its lock")
+        return await acquire(self)
+
+    async def intended(self: Any, record: bytes) -> None:
+        await intend(self, record)
+        await strike("before its copies")
+
+    async def wrote_down(self: Any, *about: Any) -> None:
+        await strike("behind its copies")
+        await write_down(self, *about)
+
+    async def observed(self: Retrying, queue: FeedQueue, start: int, metadata: bytes) -> int:
+        covered = await take_over(self, queue, start, metadata)
+        world.seen["copies looked for"] += bool(metadata)
         if queue.skip or covered > start:
-            run.world.count("copies skipped")
+            world.count("copies skipped")
         return covered
 
-    with patch.object(Retrying, "take_over", observed):
+    async def stored(self: Retrying, found: Any) -> None:
+        await store(self, found)
+        await strike("before its copies")
+
+    async def sent(self: Retrying, *about: Any) -> None:
+        await send(self, *about)
+        if random.random() < 0.5:
+            await asyncio.sleep(random.uniform(0, 0.03))  # some are stored by then
+        await strike("behind its copies")
+
+    with (
+        patch.object(Retrying, "take_over", observed),
+        patch.object(Retrying, "_store_record", stored),
+        patch.object(Retrying, "_send", sent),
+        patch.object(redriving._Lock, "acquire", acquired),
+        patch.object(redriving._Lock, "store", intended),
+        patch.object(redriving._Run, "_write_down", wrote_down),
+    ):
         yield
 
 
@@ -275,7 +424,7 @@ add_part(
         help="a group rejects messages: each is processed or a dead letter",
         add=with_deliveries,
         leave_out=inside_the_promise,
-        exchange=count_skips,
+        exchange=struck_while_copying,
     )
 )
 add_part(
@@ -284,6 +433,33 @@ add_part(
         help="and tries some of them again, some time later",
         add=with_deliveries,
         leave_out=inside_the_promise,
+    )
+)
+
+
+add_part(
+    Part(
+        name="redrive",
+        help="and its dead letters are brought back while more of them come",
+        add=lambda plan: with_clients(with_deliveries(plan), ("redriver 1", "redriver 2")),
+        leave_out=inside_the_promise,
+    )
+)
+add_part(
+    Part(
+        name="policies",
+        help="and each life of a sorter has another retry policy",
+        add=with_deliveries,
+        leave_out=inside_the_promise,
+    )
+)
+add_part(
+    Part(
+        name="idle",
+        help="a group rejects messages while rows of producers expire and floors rise",
+        add=with_idle_days,
+        leave_out=inside_the_promise,
+        exchange=few_are_remembered,
     )
 )
 
@@ -300,44 +476,6 @@ def run_delivery(
     """What was seen, and what failed; empty for nothing."""
     result, failure, _ = run_plan(plan_of(seed, *more), plant=plant or nullcontext())
     return result.seen if result else Counter(), failure
-
-
-# --- planted bugs
-
-
-def forgets_copies() -> AbstractContextManager[object]:
-    """An owner does not look for what an earlier one copied."""
-    take_over = Relay.take_over
-
-    async def bad(relay: Relay, topics: Sequence[str]) -> list[Any]:
-        await take_over(relay, topics)
-        return []
-
-    return patch.object(Relay, "take_over", bad)
-
-
-def commits_first() -> AbstractContextManager[object]:
-    """Progress is stored before the copies are made."""
-    publish = Retrying.publish
-
-    async def nothing(retrying: Retrying, queue: FeedQueue, offset: int) -> None:
-        pass
-
-    async def late(retrying: Retrying, queue: FeedQueue, offset: int) -> None:
-        await publish(retrying, queue, offset)
-        await on_committed(retrying, queue, offset)
-
-    on_committed = Retrying.on_committed
-    plants = ExitStack()
-    plants.enter_context(patch.object(Retrying, "publish", nothing))
-    plants.enter_context(patch.object(Retrying, "on_committed", late))
-    return plants
-
-
-PLANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "forgets copies": forgets_copies,
-    "commits first": commits_first,
-}
 
 
 def main(arguments: list[str]) -> int:

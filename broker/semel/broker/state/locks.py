@@ -10,7 +10,8 @@ Invariants
 2. A commit counts only under the current token while that lock is held.
 3. Progress falls by a reset only.
 4. Metadata is what the newest commit under the newest token said, by the owner's own numbers: a
-   commit that was under way for long takes nothing back. A reset ends it.
+   commit that was under way for long takes nothing back. It outlives a reset: what it
+   tells of is done or under way, wherever the group goes on.
 
 Not here: membership and assignment (the controller), timeouts (`lock_clock.py`).
 """
@@ -231,7 +232,6 @@ class ConsumerGroups:
             state.token += 1
             state.owner = ""
             state.committed_offset = record.offset
-            state.metadata = b""
             token = state.token
         return OffsetReset(group=record.group, queue_key=key, token=token, error=error)
 
