@@ -171,6 +171,8 @@ class BrokerHost:
         """It has left its group, and is not started again."""
         self.away_s = 0.0
         """How long it stays away after the next death, if above 0."""
+        self._instead: tuple[BrokerConfig, SimFiles] | None = None
+        """What another machine at this address is, and the disk of this one meanwhile."""
         self.on_send: Callable[[Message, Replica], None] = lambda *_: None
         self.on_started: Callable[[BrokerHost], None] = lambda _: None
         world.crashes[self.name] = self._on_crash
@@ -180,18 +182,46 @@ class BrokerHost:
         """Of a node that has opened its data; None otherwise."""
         if self.process is None or not self.process.alive or self.node is None:
             return None
-        return getattr(self.node, "replica", None)
+        return None if self._instead else getattr(self.node, "replica", None)
+
+    @property
+    def alive(self) -> bool:
+        """A process runs, served or not."""
+        return self.process is not None and self.process.alive
 
     def start(self) -> None:
         """What a supervisor does. Nothing while it runs, or once it has left."""
-        if self.retired or (self.process is not None and self.process.alive):
+        if self.retired or (self.process is not None and self.process.alive) or self._instead:
             return
+        self._after_death()
+        self._begin()
+
+    def begin_as(self, config: BrokerConfig, files: SimFiles) -> None:
+        """Another machine has this one's address; only while it is down."""
+        self._after_death()
+        self._instead = config, self.disk.files
+        self.disk.files = files
+        self._begin()
+
+    def end_as_itself(self) -> None:
+        """The other machine is gone, and this one starts."""
+        if self._instead is None:
+            return
+        self.world.crash(self.name, "the stranger has left")
+        _, self.disk.files = self._instead
+        self._instead = None
+        self.start()
+
+    def _after_death(self) -> None:
+        """What the end of the last process has left on the disk."""
         if self.starts:
             if self.power_lost:
                 self.disk.after_power_cut()
             else:
                 self.disk.after_kill()
         self.power_lost = False
+
+    def _begin(self) -> None:
         self.starts += 1
         self.node = self.context = None
 
@@ -209,7 +239,8 @@ class BrokerHost:
     async def _main(self) -> None:
         process = self.process
         assert process is not None
-        node = self.node = SimBroker(self, process, self.config)
+        config = self.config if self._instead is None else self._instead[0]
+        node = self.node = SimBroker(self, process, config)
         try:
             await node.__aenter__()
         except (SemelError, OSError) as error:
@@ -218,6 +249,8 @@ class BrokerHost:
             self.world.crash(self.name, self.refused)
             return
         self.refused = ""
+        if self._instead is not None:
+            return
         self.world.tell(f"serves from index {node.replica.log.first_index}")
         self.context = copy_context()
         self.on_started(self)

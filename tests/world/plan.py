@@ -312,7 +312,7 @@ def _rotten_tail(plan: Plan, random: Random) -> Plan:
     )
 
 
-_NEEDS_PEERS = frozenset({"rot", "misdirected write", "lost directory"})
+NEEDS_PEERS = frozenset({"rot", "misdirected write", "lost directory"})
 """What is lost so must be known to somebody else."""
 
 
@@ -464,7 +464,7 @@ def over_groups(
 ) -> Plan:
     """The plan over these broker groups with these steps and clients, too, and without the client
     that knows the first group only."""
-    old = [step for step in plan.steps if max(groups) > 1 or step.kind not in _NEEDS_PEERS]
+    old = [step for step in plan.steps if max(groups) > 1 or step.kind not in NEEDS_PEERS]
     first = 1 if groups[0] > 1 else 1 + groups[0]
     kept = [name for name in plan.clients if name.split()[0] != "hasty" and name not in clients]
     return replace(

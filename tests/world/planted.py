@@ -9,6 +9,8 @@ Not here: how many seeds each may take (`test_world.py`).
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 from semel.broker import replica as replica_module
+from semel.broker import standing as standing_module
 from semel.broker.log import checkpoint as checkpoint_module
 from semel.broker.log import hard_state as hard_state_module
 from semel.broker.log import recovery as recovery_module
@@ -28,6 +31,7 @@ from semel.broker.raft import RaftCore
 from semel.broker.replica import Replica
 from semel.broker.routes_copy import RoutesCopy
 from semel.broker.server import moves as serving_moves
+from semel.broker.standing import Standing
 from semel.broker.state import make_slice
 from semel.broker.state.codec import Reader
 from semel.broker.state.coordination import Coordination
@@ -35,6 +39,7 @@ from semel.broker.state.delays import DelayedQueue, Delays
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import SequenceTable
 from semel.broker.state.rows import ENTRY, Row
+from semel.client import restoring as restoring_module
 from semel.client.core import sequences as sequences_module
 from semel.client.shared_memory import Region, Slot
 from semel.controller.office import Office
@@ -291,6 +296,60 @@ def forgets_to_sync_checkpoints() -> Any:
 
 def votes_after_losing_its_disk() -> Any:
     return patch.object(RaftCore, "set_muted", lambda self, muted: None)
+
+
+@contextmanager
+def founds_with_a_majority_of_empty_nodes(*, strangers: bool = False) -> Iterator[None]:
+    """Who is empty, and finds a majority empty, takes the group for new: silence says nothing."""
+    original = Standing._catch_up
+
+    async def _catch_up(self: Any) -> None:
+        empty = {self._config.node_id}
+        while not self._replica.core.commit_index:
+            answers = await standing_module._ask_all(self._peers())
+            if not strangers:
+                answers = {n: a for n, a in answers.items() if not self._identity.stranger(n, a)}
+            if any(answer.commit_index or answer.log_end_index for answer in answers.values()):
+                break
+            empty.update(answers)
+            if len(empty) > len(self._config.members) // 2:
+                return
+            await asyncio.sleep(0.1)
+        await original(self)
+
+    with patch.object(Standing, "_catch_up", _catch_up):
+        yield
+
+
+def counts_strangers() -> Any:
+    """Whoever answers at a member's address, and has nothing, is an empty member."""
+    return founds_with_a_majority_of_empty_nodes(strangers=True)
+
+
+@contextmanager
+def founders_of_one_begin_again() -> Iterator[None]:
+    """Who was told to found a group of one, and is empty, is that group."""
+    original = Standing._catch_up
+
+    async def _catch_up(self: Any) -> None:
+        if len(self._config.members) != 1:
+            await original(self)
+
+    with patch.object(Standing, "_catch_up", _catch_up):
+        yield
+
+
+@contextmanager
+def restores_without_the_survivors() -> Iterator[None]:
+    """All empty nodes count at once: they are a majority without those who have something."""
+    original = restoring_module._plan
+
+    def _plan(*arguments: Any) -> Any:
+        plan = original(*arguments)
+        return dataclasses.replace(plan, counted=plan.counted + plan.fed, fed=())
+
+    with patch.object(restoring_module, "_plan", _plan):
+        yield
 
 
 def writes_without_its_office() -> Any:

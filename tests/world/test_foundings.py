@@ -1,0 +1,40 @@
+"""Whole clusters in which more nodes are empty than may be: no group is founded a second time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.world import planted
+from tests.world.planted import Plant
+from tests.world.soak import first_failure, run_seeds
+
+SEEDS = 16
+
+
+@pytest.mark.timeout(300)
+def test_no_group_is_founded_twice_under_faults() -> None:
+    seen, failures, _ = run_seeds(range(SEEDS), more=("foundings",))
+    assert not failures
+    for fault in (
+        "founder away since the founding",
+        "founding record lost",
+        "group begun anew",
+        "lost directory beside a late founder",
+        "lost directory of a founder",
+        "stranger at a member's address",
+    ):
+        assert seen[fault], f"never: {fault}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("plant", "seeds"),
+    [
+        (planted.founds_with_a_majority_of_empty_nodes, 10),
+        (planted.counts_strangers, 10),
+        (planted.founders_of_one_begin_again, 20),
+        (planted.restores_without_the_survivors, 20),
+    ],
+)
+def test_a_planted_bug_of_foundings_is_found(plant: Plant, seeds: int) -> None:
+    assert first_failure(range(seeds), plant, more=("foundings",))
