@@ -10,7 +10,6 @@ Not here: how many seeds each may take (`test_world.py`).
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +38,6 @@ from semel.broker.state.delays import DelayedQueue, Delays
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import SequenceTable
 from semel.broker.state.rows import ENTRY, Row
-from semel.client import restoring as restoring_module
 from semel.client.core import sequences as sequences_module
 from semel.client.shared_memory import Region, Slot
 from semel.controller.office import Office
@@ -339,17 +337,15 @@ def founders_of_one_begin_again() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def restores_without_the_survivors() -> Iterator[None]:
-    """All empty nodes count at once: they are a majority without those who have something."""
-    original = restoring_module._plan
+def removes_its_mark_before_it_has_caught_up() -> Any:
+    """A crash while it is fed makes a node forget that it has forgotten."""
+    original = Standing._catch_up
 
-    def _plan(*arguments: Any) -> Any:
-        plan = original(*arguments)
-        return dataclasses.replace(plan, counted=plan.counted + plan.fed, fed=())
+    async def _catch_up(self: Any) -> None:
+        self._drop_mark()
+        await original(self)
 
-    with patch.object(restoring_module, "_plan", _plan):
-        yield
+    return patch.object(Standing, "_catch_up", _catch_up)
 
 
 def writes_without_its_office() -> Any:

@@ -18,6 +18,7 @@ def test_no_group_is_founded_twice_under_faults() -> None:
     for fault in (
         "founder away since the founding",
         "founding record lost",
+        "death while it is fed",
         "group begun anew",
         "lost directory beside a late founder",
         "lost directory of a founder",
@@ -33,7 +34,7 @@ def test_no_group_is_founded_twice_under_faults() -> None:
         (planted.founds_with_a_majority_of_empty_nodes, 10),
         (planted.counts_strangers, 10),
         (planted.founders_of_one_begin_again, 20),
-        (planted.restores_without_the_survivors, 20),
+        (planted.removes_its_mark_before_it_has_caught_up, 20),
     ],
 )
 def test_a_planted_bug_of_foundings_is_found(plant: Plant, seeds: int) -> None:

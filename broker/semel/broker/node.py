@@ -157,10 +157,9 @@ class BrokerNode:
         standing = self._standing = Standing(
             config, replica, self._files, self.identity, hard_state
         )
-        empty = log.last_index == 0 and hard_state.load() is None
-        lost = self._log_lost
+        log_lost = self._log_lost
         if await loop.run_in_executor(
-            self.readers, lambda: standing.begin(empty=empty, lost=lost, joins=joins)
+            self.readers, lambda: standing.begin(log_lost=log_lost, joins=joins)
         ):
             replica.core.set_muted(True)
         standing.on_refounded = self._on_refounded

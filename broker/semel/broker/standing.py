@@ -172,21 +172,24 @@ class Standing:
 
     # --- the start
 
-    def begin(self, *, empty: bool, lost: bool, joins: str = "") -> bool:
+    def begin(self, *, log_lost: bool, joins: str = "") -> bool:
         """BLOCKING, before any message: true for a node that nobody counts; it must be muted then.
 
-        `empty`: there is neither log nor hard state; `lost`: the log's directory was gone; `joins`
-        is the founding of the group that the node is to join. Raises DataDirectoryError.
+        `log_lost`: the directory of the log was gone; `joins` is the founding of the group that the
+        node is to join. Raises DataDirectoryError.
         """
         identity = self._identity
+        last_index, saved = self._replica.log.last_index, self._hard_state.load()
+        has_history = last_index > 0 or (saved is not None and saved[0] > 0)
         if self._config.found:
-            self._begin_by_order(self._config.found, empty=empty)
+            self._begin_by_order(self._config.found, has_history=has_history)
             return False
         mark = read_file(self._files, self._mark)
-        if not (identity.founding or empty):
+        if has_history and not identity.founding:
             identity.found(BEFORE_FOUNDINGS)  # the directory is from before foundings had names
         if mark is None:
-            if identity.founding and not (empty or lost):
+            lost = log_lost or (saved is None and not last_index)
+            if identity.founding and not lost:
                 return False
             mark = _MARK_LOST if identity.founding else _MARK_TEXT
             replace_file(self._files, self._mark, [mark])
@@ -199,9 +202,9 @@ class Standing:
             identity.found(joins)
         return True
 
-    def _begin_by_order(self, founding: str, *, empty: bool) -> None:
+    def _begin_by_order(self, founding: str, *, has_history: bool) -> None:
         """An operator says that the group begins with this node, and that nothing is lost by it."""
-        if self._identity.founding or not empty:
+        if self._identity.founding or has_history:
             raise DataDirectoryError(
                 f"{self._config.data} belongs to a group that was founded before: --found is for "
                 "the first start of an empty directory; start this node without it"

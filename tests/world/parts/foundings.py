@@ -5,9 +5,10 @@ How it works. A plan gets one of these stories. *Two empty nodes*: a node of thr
 it counts, so it has nothing; the other two serve. Then one of them loses its disk and the other,
 which has all that was acknowledged, is away: who is left is empty, and must wait. *Stranger*: one
 of three is away for a moment, then another one, with a node of another cluster at its address,
-while the third loses its disk. *Lost founder*: a group of one grows to three, and its founder loses
-its disk. *Majority lost*: two of three disks are lost, not the one that has everything, and an
-operator has the group restored.
+while the third loses its disk. *Dies while it is fed*: the same without the stranger, and the third
+dies again before it has caught up. *Lost founder*: a group of one grows to three, and its founder
+loses its disk. *Majority lost*: two of three disks are lost, not the one that has everything, and
+an operator has the group restored.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.unit.log.sim_files import SimFiles
 from tests.world.loop import Killed
 from tests.world.nemesis import Nemesis
 from tests.world.nodes import BrokerHost
+from tests.world.operator import Operator
 from tests.world.plan import NEEDS_PEERS, Plan, Step, with_steps
 from tests.world.registry import Part, add_part, fault, random_of
 from tests.world.run import Run
@@ -35,6 +37,7 @@ LATE: Final = "two empty nodes"
 FOUNDER: Final = "lost founder"
 MAJORITY: Final = "majority lost"
 STRANGER: Final = "stranger"
+FED: Final = "dies while it is fed"
 AWAY_S: Final = 1.2
 _SPOILS: Final = NEEDS_PEERS | {"replace node", "grow"}
 """Faults that take disks or members from a group that has none to lose."""
@@ -43,7 +46,7 @@ _STRANGE_DATA: Final = Path("/sim/stranger")
 
 def with_foundings(plan: Plan) -> Plan:
     random = random_of(plan, "foundings")
-    story = random.choice((LATE, STRANGER, FOUNDER, MAJORITY))
+    story = random.choice((LATE, STRANGER, FED, FOUNDER, MAJORITY))
     at = random.uniform(0.3, 0.8)
     times = [at + 0.3 * number for number in range(2, 9)] if story == FOUNDER else [at]
     steps = [Step(round(one, 6), story, random.getrandbits(32)) for one in times]
@@ -55,7 +58,7 @@ def with_foundings(plan: Plan) -> Plan:
         size=1 if story == FOUNDER else 3,
         more_groups=(),
         victim=1 if story == FOUNDER else random.randrange(1, 4),
-        duration_s=max(plan.duration_s, max(times) + AWAY_S + 0.5),
+        duration_s=max(plan.duration_s, max(times) + 2 * AWAY_S + 0.5),
     )
 
 
@@ -160,6 +163,33 @@ def stranger(nemesis: Nemesis) -> None:
     nemesis.world.later(0.5, strike)
 
 
+@fault(FED)
+def dies_while_it_is_fed(nemesis: Nemesis) -> None:
+    """It cannot have caught up: the one that is away would have to agree to that."""
+    (group,) = nemesis.run.groups
+    behind, lost, keeper = nemesis.random.sample(list(group.hosts.values()), 3)
+    behind.away_s = 2 * AWAY_S
+    nemesis.die(behind, "long absence")
+
+    def strike() -> None:
+        if nemesis.run.healing or behind.replica is not None or keeper.replica is None:
+            return
+        lose(nemesis, lost, "lost directory")
+        strike_again()
+
+    def strike_again() -> None:
+        if nemesis.run.healing or behind.replica is not None:
+            return
+        if lost.replica is None or not lost.replica.log.last_index:
+            nemesis.world.later(0.02, strike_again)
+        elif lost.replica.muted:
+            keeper.away_s = AWAY_S
+            nemesis.die(keeper, "long absence")
+            nemesis.die(lost, "death while it is fed")
+
+    nemesis.world.later(0.3, strike)
+
+
 @fault(FOUNDER)
 def lost_founder(nemesis: Nemesis) -> None:
     (group,) = nemesis.run.groups
@@ -200,7 +230,12 @@ def majority_lost(nemesis: Nemesis) -> None:
         found = await client.admin.restore_group(group.group_id, timeout=5.0)
         nemesis.world.seen["group begun anew"] += found.changed
 
-    nemesis.run.operator.ask("restored a group", restore)
+    # The usual one may be at work on something that waits for this group.
+    operator = Operator(nemesis.world, "o2")
+    operator.bootstrap = nemesis.run.bootstrap
+    operator.ask("restored a group", restore)
+    nemesis.run.clients.append(operator)
+    operator.start()
 
 
 add_part(
