@@ -14,6 +14,7 @@ import signal
 import sqlite3
 import sys
 import time
+from contextlib import closing
 from typing import NoReturn
 
 from semel.client import SqlOffsets, connect
@@ -47,16 +48,16 @@ class Dying(sqlite3.Connection):
 def add_up(bootstrap: str, topic: str, group: str, database: str, step: str) -> None:
     """Runs until nothing comes any more, or to the step."""
     store = SqlOffsets(lambda: sqlite3.connect(database, timeout=30))
-    results = sqlite3.connect(database, timeout=30, factory=Dying)
-    results.execute("CREATE TABLE IF NOT EXISTS results (number INTEGER)")
-    results.commit()
     transactions = 0
     with (
+        closing(sqlite3.connect(database, timeout=30, factory=Dying)) as results,
         connect(bootstrap) as client,
         client.consumer(
             group, topic, offset_store=store, member_id="m", session_ms=3_000
         ) as consumer,
     ):
+        results.execute("CREATE TABLE IF NOT EXISTS results (number INTEGER)")
+        results.commit()
         while messages := consumer.poll(7, timeout=1 if transactions else 15):
             transactions += 1
             armed = transactions == 5

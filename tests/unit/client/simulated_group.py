@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +58,8 @@ class SimulatedGroup:
     refused: SemelError | None = None
     """What commits are refused with."""
     before_commit: Callable[[], None] = lambda: None
+    opened: ExitStack = field(default_factory=ExitStack)
+    """What ends with the test."""
     membership: controller_pb2.GroupMembershipReply = field(
         default_factory=lambda: controller_pb2.GroupMembershipReply(
             member_id="m", generation=1, heartbeat_ms=1_000_000

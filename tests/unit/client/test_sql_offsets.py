@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +28,10 @@ PLACE = Place("g", "c" * 32, "orders", 2**63 - 1, 3)
 
 
 @pytest.fixture
-def connect(tmp_path: Path) -> Callable[[], sqlite3.Connection]:
-    return lambda: sqlite3.connect(tmp_path / "offsets.db")
+def connect(tmp_path: Path) -> Iterator[Callable[[], sqlite3.Connection]]:
+    """Connections to one database, which end with the test."""
+    with ExitStack() as opened:
+        yield lambda: opened.enter_context(closing(sqlite3.connect(tmp_path / "offsets.db")))
 
 
 def test_the_new_owner_learns_the_offset_and_the_old_one_is_refused(
@@ -103,6 +106,9 @@ class Owners(RuleBasedStateMachine):
         """Next offset in memory, by token."""
         self.newest = 0
 
+    def teardown(self) -> None:
+        self.connection.close()
+
     @rule()
     def take_over(self) -> None:
         self.newest += 1
@@ -158,7 +164,8 @@ def test_the_paramstyle_of_a_driver_is_found_and_that_of_none_must_be_given() ->
     class Special(sqlite3.Connection):
         pass
 
-    assert paramstyle_of(sqlite3.connect(":memory:", factory=Special)) == "qmark"
+    with closing(sqlite3.connect(":memory:", factory=Special)) as special:
+        assert paramstyle_of(special) == "qmark"
     with pytest.raises(InvalidRequest, match="paramstyle="):
         paramstyle_of(object())
 
@@ -166,9 +173,9 @@ def test_the_paramstyle_of_a_driver_is_found_and_that_of_none_must_be_given() ->
 def test_a_connection_that_commits_by_itself_is_refused_or_begun() -> None:
     with pytest.raises(InvalidRequest, match="autocommit"):
         begin(SimpleNamespace(autocommit=True))
-    by_hand = sqlite3.connect(":memory:", isolation_level=None)
-    begin(by_hand)
-    assert by_hand.in_transaction
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as by_hand:
+        begin(by_hand)
+        assert by_hand.in_transaction
 
 
 @pytest.mark.parametrize(
@@ -183,8 +190,8 @@ def test_what_the_database_raises_is_told_as_its_own(tmp_path: Path) -> None:
     store = SqlOffsets(lambda: sqlite3.connect(tmp_path / "no" / "file"))
     with pytest.raises(Unavailable, match="OperationalError: unable to open"):
         store.claim(PLACE, 1, 0, "m")
-    full = sqlite3.connect(tmp_path / "x.db")
-    full.execute("CREATE TABLE semel_offsets (other INTEGER)")
-    full.commit()
+    with closing(sqlite3.connect(tmp_path / "x.db")) as full:
+        full.execute("CREATE TABLE semel_offsets (other INTEGER)")
+        full.commit()
     with pytest.raises(Unavailable, match="no such column"):
         SqlOffsets(lambda: sqlite3.connect(tmp_path / "x.db")).claim(PLACE, 1, 0, "m")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ class Worker:
 
     def __init__(self, group: SimulatedGroup, path: Any, **options: Any) -> None:
         self.group = group
-        self.database = sqlite3.connect(path)
+        self.database = group.opened.enter_context(closing(sqlite3.connect(path)))
         self.database.execute("CREATE TABLE IF NOT EXISTS results (queue INT, offset INT)")
         self.database.commit()
         store = SqlOffsets(lambda: sqlite3.connect(path))
@@ -59,8 +60,10 @@ class Worker:
 
 
 @pytest.fixture
-def group() -> SimulatedGroup:
-    return SimulatedGroup()
+def group() -> Iterator[SimulatedGroup]:
+    simulated = SimulatedGroup()
+    with simulated.opened:
+        yield simulated
 
 
 @pytest.fixture
