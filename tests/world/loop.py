@@ -83,9 +83,13 @@ class SimTask(asyncio.Task[Any]):
 
 
 def _make_task(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], context: Any = None
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, Any],
+    context: Any = None,
+    **options: Any,
 ) -> SimTask:
-    task = SimTask(coroutine, loop=loop, context=context)
+    """`options`: the name, which Python before 3.13.3 sets afterwards."""
+    task = SimTask(coroutine, loop=loop, context=context, **options)
     process = PROCESS.get(None) if context is None else context.get(PROCESS)
     if process is not None:
         process.tasks.append(task)

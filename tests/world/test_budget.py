@@ -5,6 +5,10 @@ must lie between their least and their most. What may rise with the messages of 
 comparing a run of small batches with one of large ones. Bugs are planted: each check must find its
 own.
 
+Pythons differ by two lines of a hundred (3.12 and newer execute fewer of a comprehension) and by
+one byte of ten (objects are of other sizes): the bounds of these two are wide enough for each, and
+all else is the same on all of them.
+
 A budget that is exceeded is a mistake, or is raised with a reason. One that is far from used up is
 lowered: the test says so too.
 
@@ -51,7 +55,7 @@ STORED: Budget = {
     "bodies copied by the master": (3, 3),  # off the connection, out of the request, into the entry
     "bodies copied by the slaves": (4, 4),  # each: off the connection, out of the message
     "bytes in small pieces by the master": (130_000, 160_000),
-    "bytes in small pieces by the slaves": (125_000, 152_000),
+    "bytes in small pieces by the slaves": (118_000, 152_000),
     "write of the master": (2, 2),  # the entry, and its ID
     "write of the slaves": (4, 4),
     "sync of the master": (1, 1),
@@ -73,7 +77,7 @@ FETCHED: Budget = {
     "lines of the master": (70, 105),
     "lines of the slaves": (-15, 30),
     "bodies copied by the master": (1, 1),  # into the answer
-    "bytes in small pieces by the master": (7_000, 11_000),
+    "bytes in small pieces by the master": (6_500, 11_000),
     "bytes in small pieces by the slaves": (-2_000, 1_500),  # a report more or less
     "sends to peers of the master": (-0.1, 0.1),
     "sends to peers of the slaves": (-0.1, 0.1),
@@ -154,10 +158,6 @@ that has a pass of maintenance more than another one makes five of a slave."""
 
 Costs = Mapping[str, Cost]
 """By phase."""
-counted_here = pytest.mark.skipif(
-    sys.version_info[:2] != (3, 11), reason="the budgets were counted with CPython 3.11"
-)
-"""Another version executes other lines of a comprehension, and has objects of other sizes."""
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,6 @@ def bytes_a_message(few: Cost, many: Cost) -> dict[str, float]:
     }
 
 
-@counted_here
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_batch_stays_within_its_budget(measured: dict[int, Costs], phase: str) -> None:
     cost = measured[MANY][phase]
@@ -209,7 +208,6 @@ def test_only_bytes_rise_with_the_messages_of_a_batch(measured: dict[int, Costs]
     assert not rising(measured[FEW], measured[MANY])
 
 
-@counted_here
 @pytest.mark.parametrize("phase", PHASES)
 def test_what_each_message_adds_stays_within_its_budget(
     measured: dict[int, Costs], phase: str
@@ -226,7 +224,6 @@ def planted(patch: pytest.MonkeyPatch, owner: type, name: str, code: str) -> Non
     patch.setattr(owner, name, namespace[name])
 
 
-@counted_here
 def test_a_planted_loop_over_messages_is_found(
     measured: dict[int, Costs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +260,6 @@ def bulk_pieces(self, topic, values, *arguments):
     }
 
 
-@counted_here
 def test_a_planted_copy_of_a_body_is_found_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(
         monkeypatch,
@@ -295,7 +291,6 @@ def append_piece(self, intake, piece, *arguments):
     assert "1 by the client, semel/client/planted.py:4" in cost.copies
 
 
-@counted_here
 def test_planted_objects_without_a_line_are_found(
     measured: dict[int, Costs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,7 +310,6 @@ def judge_batch(self, header, *arguments, **options):
     assert outside(BYTES_A_MESSAGE[ARRAY], found).keys() == {MASTER}
 
 
-@counted_here
 def test_a_planted_send_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(
         monkeypatch,
