@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ settings.register_profile("semel", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("semel")
 
 
+PYTHONS = "SEMEL_TEST_PYTHONS"
+"""Set by `./run test` (tests/pythons)."""
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.SelectorEventLoop,
     "uvloop": uvloop.new_event_loop,
@@ -42,6 +45,18 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("both_loops"):
         return LOOPS
     return {"asyncio": LOOPS["asyncio"]}
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Which Pythons are tested; each loop is tested on all of them."""
+    others = [line.split(" ")[0] for line in os.environ.get(PYTHONS, "").splitlines()]
+    this = ".".join(map(str, sys.version_info[:3]))
+    return f"Pythons: all tests on {this}; tests/pythons on {', '.join(others) or 'no other one'}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs on other Pythons begins first: it takes longest, and the others do not wait."""
+    items.sort(key=lambda item: "/pythons/" not in item.nodeid)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -119,6 +119,17 @@ def test_nothing_new_is_raised_where_a_group_of_exceptions_is_handled() -> None:
     assert found == {}
 
 
+def test_parts_are_written_by_the_one_who_knows_the_loops() -> None:
+    """`writelines` of some of asyncio's transports never pauses the writer."""
+    found = [
+        str(path.relative_to(ROOT))
+        for part in PORTIONS
+        for path in tracked(f"{part}/*.py")
+        if ".writelines" in path.read_text()
+    ]
+    assert found == ["protos/semel/protos/compat.py"]
+
+
 def test_a_planted_await_in_such_a_block_is_found() -> None:
     planted = "async def f():\n try:\n  pass\n except* OSError:\n  await g()\n"
     assert raised_anew(planted) == [5]

@@ -52,10 +52,12 @@ def python_that(bin_directory: Path, name: str, refuses: str) -> Path:
     )
 
 
-def run(clone: Path, bin_directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(
+    clone: Path, bin_directory: Path, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["/bin/sh", str(clone / "run"), *arguments],
-        env={"PATH": str(bin_directory), "HOME": os.environ.get("HOME", "/")},
+        env={"PATH": str(bin_directory), "HOME": os.environ.get("HOME", "/"), **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -80,7 +82,7 @@ def test_without_python_it_says_so_in_one_line(clone: Path, bin_directory: Path)
     result = run(clone, bin_directory, "env")
     assert result.returncode == 1
     assert result.stderr.splitlines() == [
-        "error: Semel needs Python 3.11 or newer: install it, or name one in SEMEL_PYTHON"
+        "error: Semel needs a Python 3.11 to 3.14: install one, or name one in SEMEL_PYTHON"
     ]
 
 
@@ -89,7 +91,57 @@ def test_an_old_python_and_a_dead_shim_are_passed_over(clone: Path, bin_director
     program(bin_directory / "python3.13", "#!/bin/sh\necho 'no such version' >&2\nexit 127\n")
     program(bin_directory / "python3.12", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     result = run(clone, bin_directory, "env")
-    assert "Python 3.11 or newer" not in result.stderr
+    assert "Semel needs a Python" not in result.stderr
+
+
+def test_a_python_that_is_not_supported_is_refused_by_name(
+    clone: Path, bin_directory: Path
+) -> None:
+    for version in ("3, 10, 1", "3, 15, 0"):
+        other = f"import sys; sys.version_info = ({version}); exec(sys.argv.pop(1))"
+        text = f'#!/bin/sh\nshift\nexec {sys.executable} -c "{other}" "$@"\n'
+        chosen = program(bin_directory / "other", text)
+        result = run(clone, bin_directory, "env", SEMEL_PYTHON=str(chosen))
+        assert result.stderr.splitlines() == [
+            f"error: SEMEL_PYTHON={chosen} is no Python that Semel runs on:"
+            " name a Python 3.11 to 3.14"
+        ]
+
+
+def test_a_python_of_another_version_has_an_environment_of_its_own(
+    clone: Path, bin_directory: Path
+) -> None:
+    """`.venv` stays the environment of the Python that was the first."""
+    python = clone / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    program(python, "#!/bin/sh\necho 3.13.7\n")
+    chosen = program(bin_directory / "other", "#!/bin/sh\necho 3.12.9\n")
+    (clone / ".venv-3.12.9" / "bin").mkdir(parents=True)
+    own = program(clone / ".venv-3.12.9" / "bin" / "python", "#!/bin/sh\n")
+    (clone / ".venv-3.12.9" / "semel-stamp").write_text(stamp_of(clone))
+    result = run(clone, bin_directory, "env", SEMEL_PYTHON=str(chosen))
+    assert (result.stdout, result.stderr) == (f"{own}\n", "")
+
+
+def test_the_tests_are_told_of_every_other_python_once(clone: Path, bin_directory: Path) -> None:
+    """Whether it is on the PATH or pyenv's; one without an environment is told, too."""
+    for directory in (".venv", ".venv-3.12.9"):
+        (clone / directory / "bin").mkdir(parents=True)
+        (clone / directory / "semel-stamp").write_text(stamp_of(clone))
+    told = '*cpu_count*) echo 2 ;; -c*) echo 3.11.7 ;; *) echo "$SEMEL_TEST_PYTHONS" ;;'
+    program(clone / ".venv" / "bin" / "python", f'#!/bin/sh\ncase "$*" in {told} esac\n')
+    program(clone / ".venv-3.12.9" / "bin" / "python", "#!/bin/sh\n")
+    program(bin_directory / "python3.11", "#!/bin/sh\necho 3.11.7\n")
+    program(bin_directory / "python3.12", "#!/bin/sh\necho 3.12.9\n")
+    for version in ("3.12.9", "3.13.1"):
+        (clone / "pyenv" / "versions" / version / "bin").mkdir(parents=True)
+        file = clone / "pyenv" / "versions" / version / "bin" / f"python{version[:4]}"
+        program(
+            file, f'#!/bin/sh\ncase "$2" in import\\ sys*) echo {version} ;; *) exit 1 ;; esac\n'
+        )
+    result = run(clone, bin_directory, "test", PYENV_ROOT=str(clone / "pyenv"), HOME="/no")
+    assert result.stdout.splitlines() == [f"3.12.9 {clone}/.venv-3.12.9/bin/python", "3.13.1 "]
+    assert "/python3.13 cannot make a virtual environment" in result.stderr
 
 
 def test_where_no_environment_can_be_made_it_uses_what_is_there(
@@ -128,7 +180,17 @@ def test_a_second_call_sets_nothing_up(clone: Path, bin_directory: Path) -> None
     python = clone / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     program(python, "#!/bin/sh\necho the kept one\n")
-    stamp = subprocess.run(
+    (clone / ".venv" / "semel-stamp").write_text(stamp_of(clone))
+    result = run(clone, bin_directory, "env")
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{python}\n", "")
+    assert run(clone, bin_directory, "semel", "up").stdout == "the kept one\n"
+    (clone / "requirements" / "dev.txt").write_text("# changed\n")
+    assert run(clone, bin_directory, "env").returncode == 1
+
+
+def stamp_of(clone: Path) -> str:
+    """Of an environment that needs nothing."""
+    return subprocess.run(
         [
             "/bin/sh",
             "-c",
@@ -138,12 +200,6 @@ def test_a_second_call_sets_nothing_up(clone: Path, bin_directory: Path) -> None
         text=True,
         check=True,
     ).stdout
-    (clone / ".venv" / "semel-stamp").write_text(stamp)
-    result = run(clone, bin_directory, "env")
-    assert (result.returncode, result.stdout, result.stderr) == (0, f"{python}\n", "")
-    assert run(clone, bin_directory, "semel", "up").stdout == "the kept one\n"
-    (clone / "requirements" / "dev.txt").write_text("# changed\n")
-    assert run(clone, bin_directory, "env").returncode == 1
 
 
 def fingerprint() -> str:

@@ -297,10 +297,11 @@ class Intake:
         if not count:
             return intake, []
         sizes = message_sizes(columns)
-        largest = int(sizes.max())
+        row = int(np.argmax(sizes))
+        largest = int(sizes[row])
         if largest > intake.message_bytes_max:
             raise MessageTooLarge(
-                f"message {int(sizes.argmax())} of the call has {largest} bytes;"
+                f"message {row} of the call has {largest} bytes;"
                 f" the limit for topic {topic!r} is {intake.message_bytes_max}",
                 limit_bytes=intake.message_bytes_max,
             )

@@ -339,9 +339,9 @@ def _check_message_sizes(columns: Columns | FewRows, limit: int) -> None:
     if columns.headers is not None:
         lists, names, _, values, _ = header_buffers(columns.headers)
         sizes += np.diff(names[lists]) + np.diff(values[lists])
-    largest = int(sizes.max())
+    row = int(np.argmax(sizes))
+    largest = int(sizes[row])
     if largest > limit:
-        row = int(sizes.argmax())
         raise MessageTooLarge(
             f"message {row} of the batch has {largest} bytes; the limit is {limit}",
             limit_bytes=limit,
