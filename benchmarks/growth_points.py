@@ -5,8 +5,9 @@ always the same ones: how fast 1 KiB messages are produced to a fresh topic of f
 one awaited message of 1 KiB takes, memory, a snapshot, a restart. All that was written before the
 awaited ones is synced first: otherwise they measure a disk that is busy with the load before them.
 
-A snapshot is provoked as a slave does that has fallen behind: by asking the master for a checkpoint
-of its newest index; size and times are the node's own metrics.
+A snapshot is provoked as a slave does that has fallen behind: by asking the master, as another
+member of its group, for a checkpoint of its newest index; size and times are the node's own
+metrics.
 
 Not here: what grows (`growers.py`), which points, promises (`curves.py`).
 """
@@ -130,9 +131,17 @@ class Site:
 
     def _checkpoint(self, node: Node) -> int:
         """Has a broker write one, unless it has done so anyway; its bytes."""
-        index = self.cluster.status(node, timeout=SERVE_S).applied_index
+        status = self.cluster.status(node, timeout=SERVE_S)
+        other = next(each for each in status.members if each.node.node_id != status.node_id)
+        caller = raft_pb2.PeerCaller(
+            cluster_id=status.cluster_id,
+            group_id=status.group_id,
+            node_id=other.node.node_id,
+            founding_id=status.founding_id,
+            to_node_id=status.node_id,
+        )
         with grpc.insecure_channel(node.address, options=CHANNEL_OPTIONS) as channel:
-            request = raft_pb2.PullCheckpointRequest(index=index)
+            request = raft_pb2.PullCheckpointRequest(index=status.applied_index, caller=caller)
             call = raft_pb2_grpc.SnapshotsStub(channel).PullCheckpoint(request, timeout=SERVE_S)
             try:
                 first = next(call)
