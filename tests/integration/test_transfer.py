@@ -273,7 +273,7 @@ async def test_a_cluster_moves_to_zookeeper_by_two_commands(
     assert json.loads(exported.stdout)["cluster_id"] == cluster_id
     imported = console("import", file, "--metadata", place)
     assert imported.returncode == 0, imported.stderr
-    assert imported.stdout == f"1 entries of cluster {cluster_id} imported\n"
+    assert imported.stdout == f"2 entries of cluster {cluster_id} imported\n"
     config = ControllerConfig(data=own, listen="127.0.0.1:0", metadata=place)
     async with ControllerNode(config) as node:
         assert node.cluster_id == cluster_id

@@ -31,6 +31,7 @@ from semel.protos.errors import (
     LockLost,
     ProducerFenced,
     SemelError,
+    UnsupportedVersion,
 )
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
@@ -88,6 +89,8 @@ class ClientHost:
         """The run draws to its end: begin nothing new."""
         self.done = False
         self.restart_s = 0.3
+        self.level_max = world.level_max
+        """Of the program that its next process runs."""
         self.value_bytes = 0
         self.bootstrap = CONTROLLER
         """The controllers' addresses."""
@@ -115,6 +118,7 @@ class ClientHost:
                     request_timeout_ms=4_000,
                     connect_timeout_ms=3_000,
                     keep_routes=False,
+                    level_max=self.level_max,
                 ) as client:
                     await self.work(client)
             except ProducerFenced:
@@ -311,6 +315,8 @@ class Sender(ClientHost):
         except SemelError as error:
             note.error = type(error).__name__
             note.ended_s = world.now
+            if isinstance(error, UnsupportedVersion):
+                note.outcome = Outcome.FAIL
             world.count(f"send: {note.error}")
             if isinstance(error, ProducerFenced):
                 self.fenced = error

@@ -288,6 +288,7 @@ class GroupControllerHost(ControllerHost):
             listen=self.address,
             controller_id=self.number,
             cluster_id=CLUSTER,
+            level_max=self.level_max,
         )
         node = ControllerNode(config, store=GroupStore(self))
         try:

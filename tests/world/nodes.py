@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import Context, copy_context
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class SimLink:
     @property
     def levels(self) -> Levels:
         """Of the program on the peer's machine."""
-        return own_levels(self._host.cluster[self._peer].config.level_max)
+        return own_levels(self._host.cluster[self._peer].level_max)
 
     def send(self, message: Message) -> None:
         """Frames from the cache go at once; others are read in a thread first."""
@@ -157,6 +158,8 @@ class BrokerHost:
         self.node: SimBroker | None = None
         self.context: Context | None = None
         """Of the running process, once it serves."""
+        self.level_max = world.level_max
+        """Of the program that its next process runs."""
         self.starts = 0
         self.power_lost = False
         self.restart_s: Callable[[], float] = lambda: 0.3
@@ -240,6 +243,7 @@ class BrokerHost:
         process = self.process
         assert process is not None
         config = self.config if self._instead is None else self._instead[0]
+        config = replace(config, level_max=self.level_max)
         node = self.node = SimBroker(self, process, config)
         try:
             await node.__aenter__()
@@ -333,6 +337,8 @@ class ControllerHost:
         self.world = world
         self.name = name
         self.table = Table()
+        self.level_max = world.level_max
+        """Of the program that its next process runs."""
         self.starts = 0
         self.crash_in: int | None = None
         """Writes to the store until the process dies in one."""
@@ -354,7 +360,12 @@ class ControllerHost:
         raise Killed
 
     async def _main(self) -> None:
-        config = ControllerConfig(data=Path("/sim/c1"), listen=CONTROLLER, cluster_id=CLUSTER)
+        config = ControllerConfig(
+            data=Path("/sim/c1"),
+            listen=CONTROLLER,
+            cluster_id=CLUSTER,
+            level_max=self.level_max,
+        )
         node = ControllerNode(config, store=SimStore(self))
         await node.__aenter__()
         self.world.tell("controller serves")

@@ -19,6 +19,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from semel.protos.levels import LEVEL_MAX
 from tests.checking.history import Fault, History
 from tests.world.loop import PROCESS, Killed, Process, SimLoop
 from tests.world.network import Network
@@ -47,6 +48,8 @@ class World:
         """The living process of each host."""
         self.crashes: dict[str, Callable[[str], None]] = {}
         """By host: what happens when its process has died, given why."""
+        self.level_max = LEVEL_MAX
+        """Highest feature level of the programs that machines get when they are set up."""
         self.trace: list[str] | None = [] if traced else None
         self._fingerprint = hashlib.blake2b(digest_size=16)
 

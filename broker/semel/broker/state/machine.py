@@ -14,6 +14,9 @@ Invariants
 
 Format. docs/formats/state.md.
 
+It is one file because the fold and the canonical bytes of the whole state change together: a record
+that is folded in one place and forgotten in the other would be lost at the next checkpoint.
+
 Not here: deciding about batches (`judge.py`); where bytes lie on disk (the log).
 """
 

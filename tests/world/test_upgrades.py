@@ -1,0 +1,58 @@
+"""Whole clusters whose machines run older programs at first, and are upgraded under load."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.world import planted
+from tests.world.planted import Plant
+from tests.world.soak import first_failure, run_seeds
+
+SEEDS = range(18, 34)
+RARE = {
+    "at rest": 16,
+    "level raised": 16,
+    "level refused": 20,
+    "machine upgraded": 150,
+    "send: UnsupportedVersion": 200,
+}
+
+
+@pytest.mark.timeout(300)
+def test_a_cluster_is_upgraded_machine_by_machine_and_rises_when_it_is_told() -> None:
+    seen, failures, _ = run_seeds(SEEDS, more=("upgrades", "delays"))
+    assert not failures
+    missing = Counter(RARE) - seen
+    assert not missing, f"too rare, by so many: {dict(missing)}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "others", [("splits",), ("moves",), ("transactions",), ("controllers",)], ids=",".join
+)
+def test_upgrades_beside(others: tuple[str, ...]) -> None:
+    seen, failures, _ = run_seeds(range(30, 34), more=(*others, "upgrades"))
+    assert not failures
+    assert seen["level raised"] >= 4
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("plant", "told", "more", "seeds"),
+    [
+        (planted.a_broker_of_before_delays_is_not_told_apart, "", ("delays",), range(18, 20)),
+        (
+            planted.raises_the_level_at_the_first_use,
+            "which nobody asked",
+            ("transactions",),
+            range(30, 31),
+        ),
+    ],
+    ids=["not told apart", "first use"],
+)
+def test_a_planted_bug_of_levels_is_found(
+    plant: Plant, told: str, more: tuple[str, ...], seeds: range
+) -> None:
+    assert told in first_failure(seeds, plant, more=("upgrades", *more))
