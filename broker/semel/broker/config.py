@@ -13,7 +13,10 @@ from semel.protos.errors import InvalidRequest
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import LEVEL_MAX
 
-_MAY_BE_ZERO = ("level_max", "metrics_port", "peer_port", "stream_port", "scrub_bytes_per_second")
+_MAY_BE_ZERO = (
+    *("level_max", "metrics_port", "peer_port", "stream_port"),
+    *("fetch_shared_bytes_max", "scrub_bytes_per_second"),
+)
 
 FOUNDING_ID = re.compile("[A-Za-z0-9_-]{1,64}")
 LOOPBACK = ("127.", "localhost", "::1")

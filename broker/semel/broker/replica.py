@@ -49,7 +49,7 @@ from semel.broker.halting import halting
 from semel.broker.log import DamagedEntry, HardStateFile, Log
 from semel.broker.members import MemberBook, Members
 from semel.broker.peers import PeerLink
-from semel.broker.proposer import Proposer, RecordParts
+from semel.broker.proposer import AckSink, Proposer, RecordParts
 from semel.broker.raft import (
     EntryMeta,
     HardState,
@@ -273,12 +273,12 @@ class Replica:
             except TimeoutError:
                 raise self.not_master() from None
 
-    def submit_batch(self, header: BatchHeader, data: bytes, stream: object) -> None:
-        """Answers through `stream` (proposer.AckSink)."""
+    def submit_batch(self, header: BatchHeader, data: bytes, sink: AckSink) -> None:
+        """Answers through `sink`."""
         if self.proposer is None:
-            stream.refuse(header, self.not_master())  # type: ignore[attr-defined]
+            sink.refuse(header, self.not_master())
             return
-        self.proposer.submit_batch(header, data, stream)  # type: ignore[arg-type]
+        self.proposer.submit_batch(header, data, sink)
         self._schedule_turn()
 
     async def submit_control(self, record: ControlRecord) -> ApplyResult:

@@ -31,6 +31,7 @@ from semel.protos.v1 import broker_pb2
 PROBLEMS_MAX: Final = 50
 STATUS_S: Final = 2.0
 SILENT_S: Final = 30.0
+"""Longer than a node takes to start."""
 _COMPARED: Final = (
     "log_start_offset",
     "log_end_offset",
@@ -39,7 +40,6 @@ _COMPARED: Final = (
     "digest",
     "table_digest",
 )
-"""Longer than a node takes to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

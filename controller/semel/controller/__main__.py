@@ -102,7 +102,7 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 @click.option(
     "--metrics-port", type=int, help="Serve Prometheus text at /metrics; 0 takes a free port. [off]"
 )
-@click.option("--node-timeout-ms", type=int, help="Silence after which a node is not alive. [2000]")
+@click.option("--node-timeout-ms", type=int, help="Silence after which a node is not alive. [3000]")
 @click.option("--preferred-rack", help="Where groups are to have their masters. [nowhere]")
 @click.option(
     "--preferred-after-ms", type=int, help="How long a slave there must have been fit. [60000]"

@@ -83,7 +83,8 @@ class ReadState:
 
 @value
 class Ready:
-    """What to do now. Everything in it is new since the last one but the five standing facts."""
+    """What to do now. Everything in it is new since the last one but the four standing facts: role,
+    master, term and commit index."""
 
     role: Role
     master_id: NodeId | None

@@ -9,7 +9,7 @@ Invariants
 1. A stream whose bytes make no sense, or which speaks for another node, ends; no node does.
 
 Not here: the sending side (`peers.py`), snapshots' bytes (`snapshots.py`), what a message does
-(`raft/`, `node.py`).
+(`raft/`, `replica.py`).
 """
 
 from __future__ import annotations
