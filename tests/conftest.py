@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 import signal
 import sys
@@ -25,7 +26,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What the tests that run at one time leave on the disk: clusters of up to 700 MB, four at once.
 ROOM_BYTES = 3 << 30
 
-settings.register_profile("semel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "semel", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("semel")
 
 
@@ -47,11 +50,22 @@ def pytest_asyncio_loop_factories(
     return {"asyncio": LOOPS["asyncio"]}
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """Which Pythons are tested; each loop is tested on all of them."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """One seed for all that Hypothesis draws in this run: drawn here, and told, so that a run can
+    be repeated. The processes of xdist take it over with the other options."""
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(1 << 32))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """With which seed, and on which Pythons; both event loops are tested on each."""
     others = [line.split(" ")[0] for line in os.environ.get(PYTHONS, "").splitlines()]
     this = ".".join(map(str, sys.version_info[:3]))
-    return f"Pythons: all tests on {this}; tests/pythons on {', '.join(others) or 'no other one'}"
+    return [
+        f"repeat what is drawn: --hypothesis-seed={config.option.hypothesis_seed}",
+        f"Pythons: all tests on {this}; tests/pythons on {', '.join(others) or 'no other one'}",
+    ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
