@@ -51,6 +51,8 @@ COPIES = "bodies copied by"
 SMALL = "bytes in small pieces by"
 _LARGE = 0.9
 """Of a body: so much was a copy of one."""
+_BELOW = ("/broker/log/files.py", "/broker/log/kernel_sync.py")
+"""What calls the kernel, and takes the place of the simulator."""
 _PRODUCT = ("/semel/broker/", "/semel/client/", "/semel/protos/")
 
 
@@ -149,9 +151,10 @@ class Count:
         code = self._codes.get(name)
         if code is None:
             code = _Code.LIBRARY
-            if any(part in name for part in _PRODUCT):
+            below = name.endswith(_BELOW)
+            if any(part in name for part in _PRODUCT) and not below:
                 code = _Code.PRODUCT
-            elif "/tests/" in name:
+            elif "/tests/" in name or below:
                 code = _Code.SIMULATOR
             self._codes[name] = code
         return code

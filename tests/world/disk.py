@@ -4,7 +4,8 @@ dies at any operation.
 How it works. The bytes lie in the log's own simulated file system (`tests/unit/log/sim_files.py`),
 which keeps a durable image of every file and name beside the present one. A process sees it through
 a `NodeFiles`, which makes each operation take its time: a thread sleeps, the event loop stands
-still, a sync of the kernel (`NodeSyncs`) ends later, unless the process is dead by then. A crash is
+still, a sync of the kernel ends later, unless the process is dead by then. Between the product and
+an open file stand the product's own file layer and the system calls of `kernel.py`. A crash is
 planned as "at the so-manieth operation of this kind": the process dies in it, and the operation is
 done, or not, or (a write) in part. A misdirected write is planned likewise: it succeeds, and its
 bytes lie elsewhere in the file or in another file of the node.
@@ -14,6 +15,7 @@ Not here: which faults happen when (`nemesis.py`).
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +24,12 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from semel.broker.log.files import File
+from semel.broker.log.files import File, OsFile, Syncs, _OsSyncs
 from semel.broker.log.hard_state import BLOCK_BYTES
-from semel.broker.log.kernel_sync import OnDone
+from semel.broker.log.kernel_sync import KernelSyncs
 from semel.protos.errors import DiskFull
 from tests.unit.log.sim_files import SECTOR, SimFile, SimFiles
+from tests.world.kernel import SimAio, SimOs
 from tests.world.loop import Killed, Process
 
 if TYPE_CHECKING:
@@ -50,6 +53,10 @@ class Disk:
         self.random = Random(world.random.getrandbits(64))
         self.stalled_until = 0.0
         self.sync_max_s = 0.006
+        self.system: SimOs | None = None
+        """The system calls by which files are reached; without them only the layer is simulated."""
+        self.system_calls_vary = False
+        """They do a part of what was asked for, and the loop hears late of syncs."""
         self.kernel_syncs = True
         """The kernel syncs for the event loop; else threads do."""
         self.crash_in: int | None = None
@@ -251,6 +258,11 @@ class NodeFiles:
         return self.disk.random.random() < 0.5
 
     def open(self, path: Path, *, create: bool = False) -> File:
+        file = self._open(path, create=create)
+        system = self.disk.system
+        return file if system is None else OsFile(path, system.adopt(file), system)  # type: ignore[arg-type]
+
+    def _open(self, path: Path, *, create: bool) -> _NodeFile:
         if not create:
             if not self.process.alive:
                 raise Killed
@@ -301,8 +313,14 @@ class NodeFiles:
     def boot(self) -> int:
         return self.disk.files.boot()
 
-    def syncs(self, loop: object, file: File) -> NodeSyncs | None:
-        return NodeSyncs(self) if self.disk.kernel_syncs else None
+    def syncs(self, loop: asyncio.AbstractEventLoop, file: File) -> Syncs | None:
+        """What `OsFiles.syncs` gives when its trial has gone well."""
+        system = self.disk.system
+        if system is None or not self.disk.kernel_syncs:
+            return None
+        below = KernelSyncs(SimAio(self, system), loop)
+        loop.add_reader(below._context.fileno, below._on_readable)
+        return _OsSyncs(below)
 
 
 class _NodeFile:
@@ -310,6 +328,7 @@ class _NodeFile:
 
     def __init__(self, layer: NodeFiles, file: SimFile, path: Path) -> None:
         self._layer = layer
+        self.disk = layer.disk
         self._file = file
         self.path = path
         """When it was opened; a spare is renamed later."""
@@ -386,54 +405,3 @@ class _NodeFile:
     def resize(self, length: int) -> None:
         self._layer.before("resize", self.path)
         self._file.resize(length)
-
-
-class NodeSyncs:
-    """The kernel's syncs (`Syncs`) for one process."""
-
-    def __init__(self, layer: NodeFiles) -> None:
-        self._layer = layer
-        self._file: _NodeFile | None = None
-        """Whose sync is under way."""
-        self._due = 0.0
-        self._error: OSError | None = None
-
-    def start(self, file: File, on_done: OnDone) -> None:
-        assert self._file is None
-        assert isinstance(file, _NodeFile)
-        layer = self._layer
-        if not layer.process.alive:
-            raise Killed
-        loop = layer.disk.world.loop
-        self._file, self._due = file, loop.now + layer.disk.latency("sync")
-        loop.call_at(self._due, self._on_due, file, on_done)
-
-    def _on_due(self, file: _NodeFile, on_done: OnDone) -> None:
-        """On the loop, when it turns: one that stands still hears of it later."""
-        if self._file is file:
-            self._end()
-            on_done(self._error)
-
-    def _end(self) -> None:
-        file, self._file, self._error = self._file, None, None
-        assert file is not None
-        try:
-            file.sync_by_kernel()
-        except OSError as error:
-            self._error = error
-        self._layer.disk.world.seen["sync by the kernel"] += 1
-
-    def wait(self) -> OSError | None:
-        """In a thread."""
-        world = self._layer.disk.world
-        thread = world.threads.current
-        assert thread is not None, "the event loop of a node waits for its disk"
-        if self._file is not None:
-            world.count("kernel waited for at the end")
-            thread.sleep(max(0.0, self._due - world.loop.now))
-        if self._file is not None:
-            self._end()
-        return self._error
-
-    def close(self) -> None:
-        assert self._file is None, "a sync is under way"

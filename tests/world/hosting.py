@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from semel.broker.log import files, kernel_sync
 from semel.broker.server import admin
 from tests.world.loop import PROCESS
 from tests.world.rpc import SimChannel, SimServer
@@ -194,6 +195,8 @@ def hosted(world: World) -> Iterator[None]:
     put(asyncio, "run_coroutine_threadsafe", run_coroutine_threadsafe)
     put(grpc.aio, "insecure_channel", channel)
     put(grpc.aio, "server", server)
+    put(files, "os", world.system)
+    put(kernel_sync, "select", world.system)
     put(os, "urandom", chance.token_bytes)
     put(os, "statvfs", lambda _: _ROOM)
     put(admin, "resident_bytes", lambda: 0)

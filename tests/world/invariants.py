@@ -11,7 +11,8 @@ Invariants
 4. State-machine safety: one frame per applied index; a committed one is never truncated.
 5. One durable vote per (node, term); nothing is said in a term that is not durable, and terms never
    fall.
-6. What an acknowledgement names is durable, and what is applied is durable on a quorum.
+6. What an acknowledgement names is durable, and what is applied is durable on a quorum; so is what
+   the writer of a log takes for durable.
 7. A broker obeys no controller's office that is older than one it has obeyed, and its routes never
    fall back.
 8. A node's sequence table, with its windows, is the fold of the log up to where it has applied; so
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import google_crc32c
 
-from semel.broker.log import HardStateFile
+from semel.broker.log import HardStateFile, IndexUnavailable
 from semel.broker.log.hard_state import BLOCK_BYTES, RECORD_STRUCT
 from semel.broker.raft import Message, MessageKind, Role
 from semel.broker.replica import Replica
@@ -193,6 +194,7 @@ class Invariants:
             append(frames, **options)
             try:
                 self.on_append(frames, previous)
+                self._check_writer(host, replica)
             except InvariantError as error:
                 self._fail(error)
 
@@ -374,6 +376,21 @@ class Invariants:
                 f"{host.name} acknowledges entry {one}, which is not durable there",
             )
             self._durable_to[host.number] = one
+
+    def _check_writer(self, host: BrokerHost, replica: Replica) -> None:
+        """What the log's writer calls durable is: its next IDs will say so, and a restart believes
+        them."""
+        store = replica.log._store
+        active = store.writer.active
+        index = active.durable_index
+        try:
+            written_here = store.index.locate(index) is active.segment
+        except IndexUnavailable:
+            return  # truncated; the next segment begins anew
+        require(
+            not written_here or self.is_durable(host, replica, index),
+            f"the writer of {host.name} calls entry {index} durable, which it is not",
+        )
 
     def is_durable(self, host: BrokerHost, replica: Replica, index: int) -> bool:
         """Whether the entry's bytes lie in the disk's durable image."""

@@ -26,6 +26,7 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
+from functools import partial
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.listen: Callable[..., Any]
         self.connect: Callable[..., Any]
         """Both are the network's (`sockets.py`)."""
+        self.readers: dict[object, Callable[[], None]] = {}
+        """What is called when the kernel has news, by whose."""
         self.over = False
         self._dying: list[Process] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -150,6 +153,15 @@ class SimLoop(asyncio.BaseEventLoop):
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._timer_numbers), timer))
         return timer
+
+    def add_reader(  # type: ignore[override]
+        self, fd: Any, callback: Any, *args: Any
+    ) -> None:
+        """Of something that is no descriptor: whoever has news calls what is in `readers`."""
+        self.readers[fd] = partial(callback, *args)
+
+    def remove_reader(self, fd: Any) -> bool:
+        return self.readers.pop(fd, None) is not None
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
         """Cancelled timers are skipped when they come up."""

@@ -54,6 +54,7 @@ def quiet_plan() -> Plan:
     """Three brokers without faults, on a network and disks that cost little simulated time."""
     return replace(
         make_plan(0),
+        system_calls_vary=False,
         size=3,
         steps=(),
         clients=(),

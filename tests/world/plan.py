@@ -119,6 +119,8 @@ class Plan:
     kernel_bytes: int
     """Groups of writes up to this size are synced by the kernel, for the event loop; larger ones by
     the log's thread. 0: all of them, no kernel does."""
+    system_calls_vary: bool = True
+    """Writes and reads do a part only, and the loop hears late of the kernel's syncs."""
     controllers: int = 1
     lease_s: float = 0.0
     """Of several controllers: how long each believes what the store said last."""

@@ -20,7 +20,9 @@ from unittest.mock import patch
 from semel.broker import replica as replica_module
 from semel.broker import standing as standing_module
 from semel.broker.log import checkpoint as checkpoint_module
+from semel.broker.log import files as files_module
 from semel.broker.log import hard_state as hard_state_module
+from semel.broker.log import kernel_sync as kernel_sync_module
 from semel.broker.log import recovery as recovery_module
 from semel.broker.log.active import ActiveSegment
 from semel.broker.log.cleaner import Cleaner
@@ -108,6 +110,66 @@ def forgets_to_sync_its_vote() -> Any:
 def takes_the_page_cache_for_the_disk() -> Any:
     """Entries whose sync has failed count after a restart that syncs them again (ATC'20)."""
     return patch.object(recovery_module._Walk, "_write_again", lambda *_: None)
+
+
+def writes_the_rest_at_the_start() -> Any:
+    """Of a write that the kernel did in part."""
+
+    def _write_rest(self: Any, data: bytes, written: int, offset: int) -> None:
+        view = memoryview(data)
+        while written < len(data):
+            written += files_module.os.pwrite(  # type: ignore[attr-defined]
+                self.descriptor, view[written:], offset
+            )
+
+    return patch.object(files_module.OsFile, "_write_rest", _write_rest)
+
+
+def takes_a_failed_sync_for_one_that_is_done() -> Any:
+    """The library tells an errno as a number without a sign."""
+
+    def _on_result(self: Any, result: int) -> None:
+        self._result = result & 0x7FFF_FFFF_FFFF_FFFF
+
+    return patch.object(kernel_sync_module.KernelSyncs, "_on_result", _on_result)
+
+
+def hears_of_a_sync_when_it_is_woken_for_nothing() -> Any:
+    def _on_readable(self: Any) -> None:
+        self._reap()
+        on_done, self._on_done = self._on_done, None
+        if on_done is not None:
+            self._result = self._result or 0
+            on_done(self._error())
+
+    return patch.object(kernel_sync_module.KernelSyncs, "_on_readable", _on_readable)
+
+
+@contextmanager
+def counts_the_group_that_has_just_begun() -> Iterator[None]:
+    """The next group is written before it is noted that the last one is durable."""
+    original = Writer._report_and_go_on
+
+    def _report_and_go_on(self: Any, group: Any) -> None:
+        active = self.active
+        begin, on_synced = self._begin, active.on_synced
+        due: list[float] = []
+
+        def late_begin(steps: Any) -> Any:
+            error = begin(steps)
+            on_synced(due.pop())
+            return error
+
+        active.on_synced, self._begin = due.append, late_begin
+        try:
+            original(self, group)
+        finally:
+            del active.on_synced, self._begin
+            if due:
+                on_synced(due.pop())
+
+    with patch.object(Writer, "_report_and_go_on", _report_and_go_on):
+        yield
 
 
 def believes_a_vote_that_it_finds() -> Any:

@@ -193,6 +193,8 @@ class Run:
         group.hosts[host.number] = host
         host.streams = plan.streams
         host.disk.kernel_syncs = plan.kernel_bytes > 0
+        host.disk.system = world.system
+        host.disk.system_calls_vary = plan.system_calls_vary
         host.restart_s = lambda: world.random.choice((0.01, 0.1, 0.4))
         return host
 

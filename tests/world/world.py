@@ -21,6 +21,7 @@ from typing import Any
 
 from semel.protos.levels import LEVEL_MAX
 from tests.checking.history import Fault, History
+from tests.world.kernel import SimOs
 from tests.world.loop import PROCESS, Killed, Process, SimLoop
 from tests.world.network import Network
 from tests.world.sockets import SimListener, connect
@@ -36,6 +37,7 @@ class World:
         self.loop = SimLoop()
         self.loop.random = Random(seed)
         self.threads = Threads(self.loop, Random(seed * 2 + 5))
+        self.system = SimOs(self)
         network = self.network = Network(self.loop, Random(self.random.getrandbits(64)))
         self.loop.listen = lambda factory, host, port: SimListener(
             network, factory, host, port or network.free_port()
