@@ -409,17 +409,17 @@ class Nemesis:
             host.disk.fail_in = self.random.randrange(0, 6)
 
     def _strike_in_a_vote(self) -> None:
-        """Whoever saves the next one dies in that, or hears that it failed; and the power stays."""
-        for host in self.hosts:
-            disk = host.disk
-            disk.strike_file = "hard_state"
-            if self.random.random() < 0.5:
-                disk.crash_kind, disk.crash_in = self.random.choice(("write", "sync")), 0
-            else:
-                disk.fail_kind, disk.fail_in = "sync", 0
-        master = self.master()
-        if master is not None:
-            self.die(master, "kill of the master")
+        """The master of now dies when it saves the next term, or hears that its sync failed; and
+        the power stays."""
+        host = self.master()
+        if host is None:
+            return
+        disk = host.disk
+        disk.strike_file = "hard_state"
+        if self.random.random() < 0.5:
+            disk.crash_kind, disk.crash_in = "sync", 0
+        else:
+            disk.fail_kind, disk.fail_in = "sync", 0
 
     def _disk_full(self) -> None:
         """All of it, or (as where nothing is written in place) for what is written to one kind of

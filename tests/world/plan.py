@@ -187,6 +187,7 @@ def _deposed_without_room(plan: Plan, random: Random) -> Plan:
         random,
         steps,
         size=3,
+        victim=random.randrange(1, 4),
         **_USUAL,
         send_mean_s=0.04,
         loss=0.0,
@@ -241,19 +242,28 @@ def _checkpoints(plan: Plan, random: Random) -> Plan:
 
 
 def _page_cache(plan: Plan, random: Random) -> Plan:
-    """Syncs fail everywhere, processes are killed within theirs, and all start again on what the
-    page cache has; then the power fails. Whatever they have believed must be on the disk by then,
-    votes and entries."""
-    steps = []
+    """A master that was cut off learns of a later term, and dies while it saves that. Syncs fail
+    everywhere. All start again on what the page cache has, and then the power fails: whatever they
+    have believed must be on the disk by then, terms, votes and entries."""
     at = random.uniform(0.1, 0.3)
-    while at < 2.0:
-        kinds = ("failing syncs", "strike in a vote", "strike in a vote", "crash in operation")
-        steps += [(at, random.choice(kinds))]
+    steps = [(at, "two masters"), (at + 0.01, "strike in a vote"), (at + 1.2, "heal")]
+    at += random.uniform(1.3, 1.6)
+    for _ in range(4):
+        steps.append((at, random.choice(("failing syncs", "failing syncs", "crash in operation"))))
         at += random.uniform(0.05, 0.3)
         if random.random() < 0.4:
-            steps += [(at, "all lose power")]
+            steps.append((at, "all lose power"))
             at += random.uniform(0.1, 0.4)
-    return _themed(plan, random, [*steps, (at, "all lose power")], **_USUAL, send_mean_s=0.03)
+    steps.append((at, "all lose power"))
+    return _themed(
+        plan,
+        random,
+        steps,
+        size=3,
+        victim=random.randrange(1, 4),
+        **_USUAL,
+        send_mean_s=0.03,
+    )
 
 
 def _lost_disk(plan: Plan, random: Random) -> Plan:

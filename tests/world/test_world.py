@@ -161,7 +161,7 @@ PLANTS: list[tuple[Plant, str | None, int]] = [
     (planted.forgets_to_sync_its_vote, None, 5),
     (planted.hears_of_a_sync_when_it_is_woken_for_nothing, None, 10),
     (planted.judges_before_it_has_applied, None, 10),
-    (planted.judges_without_room_for_its_new_term, "deposed without room", 10),
+    (planted.judges_without_room_for_its_new_term, "deposed without room", 15),
     (planted.lets_log_time_fall, None, 20),
     (planted.mends_in_memory_only, "late rot", 5),
     (planted.moves_on_after_a_mere_read, None, 30),
