@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.protos.ids import NodeId
 from tests.checking.moves import Did
-from tests.world.clients import Loader, Member
+from tests.world.clients import TOPIC, Loader, Member
 from tests.world.network import Weather
 from tests.world.nodes import broker_address
 from tests.world.operator import brief_topic, fence_all
@@ -95,6 +95,11 @@ class Nemesis:
         """Any broker group."""
         groups = self.run.groups
         return groups[0] if len(groups) == 1 else self.random.choice(groups)
+
+    @property
+    def topics(self) -> list[str]:
+        """The one of all programs, and those that some of them make."""
+        return [TOPIC, *self.run.made_topics]
 
     def master(self) -> BrokerHost | None:
         """Of any broker group, if it has one."""

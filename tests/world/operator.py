@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from semel.protos.errors import QueueMoved, QueueSealed, SemelError
+from semel.protos.errors import QueueMoved, QueueSealed, SemelError, UnknownTopic
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 from tests.world.clients import TOPIC, ClientHost
@@ -88,6 +88,20 @@ async def _fence_queues(cluster: Any) -> None:
                     name=row.name,
                 ),
             )
+
+
+async def open_queue(client: Any, topics: Sequence[str], choice: float) -> tuple[str, Any]:
+    """Any queue of the topics that is open when the operator comes to it, with its topic. The first
+    one exists; half of the choices are for it."""
+    cluster = client._session.cluster
+    lots = [topics[0]] * max(1, len(topics) - 1) + [*topics[1:]]
+    topic = lots[int(choice * 7_919) % len(lots)]
+    try:
+        route = await cluster.topic(topic, refresh=True)
+    except UnknownTopic:
+        topic = topics[0]
+        route = await cluster.topic(topic, refresh=True)
+    return topic, route.queues[int(choice * len(route.queues))]
 
 
 def brief_topic(name: str) -> Job:

@@ -291,7 +291,7 @@ class Run:
     def _only_topics(self, host: BrokerHost) -> bool:
         """Nothing is left of topics that were deleted, or half made."""
         assert host.replica is not None
-        known = {TOPIC, *(topic for client in self.clients for topic in client.topics)}
+        known = {TOPIC, *self.made_topics}
         return all(queue.topic in known for queue in host.replica.state.queues.values())
 
     @staticmethod
@@ -378,6 +378,11 @@ class Run:
                     context=host.context,
                 )
 
+    @property
+    def made_topics(self) -> list[str]:
+        """Those that programs make, as soon as they begin."""
+        return sorted({topic for client in self.clients for topic in client.topics})
+
     def _is_quiet(self, stage: int) -> bool:
         """All programs of earlier stages are done."""
         return all(client.done for client in self.clients if client.stage < stage)
@@ -426,9 +431,8 @@ class Run:
 
     def _judge(self) -> Report:
         logs = [log for group in self.groups for log in self._logs(group)]
-        made = {topic for client in self.clients for topic in client.topics}
         try:
-            report = check(self.world.history, logs, others=made)
+            report = check(self.world.history, logs, others=self.made_topics)
         except Violation as violation:
             raise Failed(f"history: {violation}") from None
         for client in self.clients:

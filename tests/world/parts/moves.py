@@ -7,7 +7,7 @@ meets that as anybody would, and goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from random import Random
@@ -17,9 +17,8 @@ from unittest.mock import patch
 from semel.broker.server import moves as serving_moves
 from semel.controller import moves as controller_moves
 from tests.checking.moves import Did
-from tests.world.clients import TOPIC
 from tests.world.nemesis import Nemesis
-from tests.world.operator import Job
+from tests.world.operator import Job, open_queue
 from tests.world.plan import Plan, Step, draw_groups, over_groups
 from tests.world.registry import Part, add_part, fault
 from tests.world.run import Run
@@ -73,20 +72,21 @@ def small_moves(_: Run) -> Iterator[None]:
 
 @fault("move queue")
 def move(nemesis: Nemesis) -> None:
-    job = move_queue(nemesis.random.random())
+    job = move_queue(nemesis.topics, nemesis.random.random())
     nemesis.run.operator.ask("moved a queue", job, once=True)
 
 
 @fault("move there and back")
 def move_back(nemesis: Nemesis) -> None:
-    job = move_there_and_back(nemesis.random.random())
+    job = move_there_and_back(nemesis.topics, nemesis.random.random())
     nemesis.run.operator.ask("moved a queue there and back", job, once=True)
 
 
 @fault("move and cancel")
 def cancel(nemesis: Nemesis) -> None:
     random = nemesis.random
-    job = move_and_cancel(random.random(), random.choice((0.0, 0.01, 0.03, 0.06, 0.1)))
+    pauses = (0.0, 0.01, 0.03, 0.06, 0.1)
+    job = move_and_cancel(nemesis.topics, random.random(), random.choice(pauses))
     nemesis.run.operator.ask("moved a queue and gave it up", job, once=True)
 
 
@@ -110,47 +110,45 @@ def strike(nemesis: Nemesis) -> None:
 # --- what the operator does
 
 
-def move_queue(choice: float) -> Job:
+def move_queue(topics: Sequence[str], choice: float) -> Job:
     """From one of two broker groups to the other."""
 
     async def job(client: Any) -> None:
-        await client.admin.move_queue(TOPIC, *await _elsewhere(client, choice))
+        await client.admin.move_queue(*await _elsewhere(client, topics, choice))
 
     return job
 
 
-def move_there_and_back(choice: float) -> Job:
+def move_there_and_back(topics: Sequence[str], choice: float) -> Job:
     async def job(client: Any) -> None:
-        queue, group = await _elsewhere(client, choice)
-        await client.admin.move_queue(TOPIC, queue, group)
-        await _arrival(client, queue)
-        await client.admin.move_queue(TOPIC, queue, 3 - group)
+        topic, queue, group = await _elsewhere(client, topics, choice)
+        await client.admin.move_queue(topic, queue, group)
+        await _arrival(client, topic, queue)
+        await client.admin.move_queue(topic, queue, 3 - group)
 
     return job
 
 
-def move_and_cancel(choice: float, pause_s: float) -> Job:
+def move_and_cancel(topics: Sequence[str], choice: float, pause_s: float) -> Job:
     async def job(client: Any) -> None:
-        queue, group = await _elsewhere(client, choice)
-        await client.admin.move_queue(TOPIC, queue, group)
+        topic, queue, group = await _elsewhere(client, topics, choice)
+        await client.admin.move_queue(topic, queue, group)
         await asyncio.sleep(pause_s)
-        await client.admin.cancel_move(TOPIC, queue)
+        await client.admin.cancel_move(topic, queue)
 
     return job
 
 
-async def _elsewhere(client: Any, choice: float) -> tuple[int, int]:
-    """A queue, and a broker group that does not have it."""
-    cluster = client._session.cluster
-    route = await cluster.topic(TOPIC, refresh=True)
-    queue = route.queues[int(choice * len(route.queues))]
-    return queue.key.queue_id, 3 - queue.group_id
+async def _elsewhere(client: Any, topics: Sequence[str], choice: float) -> tuple[str, int, int]:
+    """A topic, a queue of it, and a broker group that does not have the queue."""
+    topic, queue = await open_queue(client, topics, choice)
+    return topic, queue.key.queue_id, 3 - queue.group_id
 
 
-async def _arrival(client: Any, queue: int) -> None:
+async def _arrival(client: Any, topic: str, queue: int) -> None:
     """Waits for the end of a move, not for long."""
     for _ in range(20):
-        moves = await client.admin.list_moves(TOPIC)
+        moves = await client.admin.list_moves(topic)
         if all(move.queue != queue or move.stage == "aborted" for move in moves):
             return
         await asyncio.sleep(0.05)

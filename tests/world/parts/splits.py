@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from tests.world.clients import TOPIC
 from tests.world.nemesis import Nemesis
-from tests.world.operator import Job
+from tests.world.operator import Job, open_queue
 from tests.world.plan import Plan, Step, with_steps, without_clients
 from tests.world.registry import Part, add_part, fault
 
@@ -25,16 +25,15 @@ def with_splits(plan: Plan) -> Plan:
 
 @fault("split")
 def split(nemesis: Nemesis) -> None:
-    nemesis.run.operator.ask("split a queue", split_queue(nemesis.random.random()))
+    job = split_queue(nemesis.topics, nemesis.random.random())
+    nemesis.run.operator.ask("split a queue", job)
 
 
-def split_queue(choice: float) -> Job:
-    """A queue that is open when the operator comes to it."""
-
+def split_queue(topics: Sequence[str], choice: float) -> Job:
     async def job(client: Any) -> None:
-        route = await client._session.cluster.topic(TOPIC, refresh=True)
-        queue = route.queues[int(choice * len(route.queues))].key.queue_id
-        await client.admin.split_queue(TOPIC, queue, children=2 + int(choice * 100) % 2)
+        topic, queue = await open_queue(client, topics, choice)
+        children = 2 + int(choice * 100) % 2
+        await client.admin.split_queue(topic, queue.key.queue_id, children=children)
 
     return job
 
