@@ -44,9 +44,16 @@ class BrokerGroup:
         return None
 
     def judge(self) -> Replica | None:
-        """The replica that answers as the master."""
+        """The master's replica, which has applied all that is committed; None while there is none.
+
+        One that was stopped or cut off may take itself for the master still: it knows the past.
+        """
         for host in self.hosts.values():
             replica = host.replica
-            if replica is not None and replica.is_master:
+            if (
+                replica is not None
+                and replica.is_master
+                and replica.state.applied_index == self.invariants.newest
+            ):
                 return replica
         return None

@@ -52,6 +52,12 @@ def test_a_lock_that_is_acquired_again_while_it_is_taken_over_stays_usable(seed:
     assert run_delivery(seed)[1] == ""
 
 
+@pytest.mark.parametrize("seed", [93, 102])
+def test_the_end_is_not_asked_of_a_master_that_was_stopped(seed: int) -> None:
+    """It takes itself for the master, and knows of nothing that came since."""
+    assert run_delivery(seed)[1] == ""
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_is_found(name: str) -> None:
