@@ -80,6 +80,21 @@ def test_one_some_and_all_come_back_once(client: Client, topic: str) -> None:
     assert message.origin.topic == topic
 
 
+def test_letters_of_a_topic_that_was_made_again_come_back_too(client: Client, topic: str) -> None:
+    """They lie where others lay that were brought back."""
+    give_up(client, topic, "again", 8)
+    assert client.admin.redrive("again").redriven == 8
+    client.admin.delete_topic("again.dead-letters")
+    client.admin.reset_offsets("again", topic, "earliest")
+    with client.consumer("again", topic, retry=RetryPolicy(steps_ms=(200,))) as consumer:
+        for message in take(consumer, 16)[:16]:
+            consumer.reject(message)
+        consumer.commit()
+    assert not any(letter.redriven for letter in client.admin.dead_letters("again"))
+    result = client.admin.redrive("again")
+    assert (result.redriven, result.already) == (16, 0)
+
+
 @pytest.mark.parametrize("step", ["ledger", "record"])
 def test_a_run_that_was_cut_short_is_finished_by_the_next(
     client: Client, topic: str, step: str, monkeypatch: pytest.MonkeyPatch

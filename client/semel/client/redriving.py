@@ -216,15 +216,25 @@ class DeadLetters:
                 self._fetched[topic] = None
         return self._fetched[topic] is not None
 
+    async def topic_id(self, topic: str) -> int:
+        """Of a topic that exists. One that was made again has other letters at the same places."""
+        if not await self.exists(topic):
+            raise UnknownTopic(f"topic {topic!r} is gone")
+        route = self._fetched[topic]
+        assert route is not None
+        return route.topic_id
+
     async def _ledger(self, topic: str) -> set[tuple[int, int]]:
         """(queue, offset) of every letter that is written down as brought back."""
         name = letters.redriven_topic(topic)
         if not await self.exists(name):
             return set()
+        topic_id = await self.topic_id(topic)
         return {
             (entry["queue"], offset)
             async for message in self._read(name)
             for entry in json.loads(message.value)
+            if entry.get("topic_id", topic_id) == topic_id
             for offset in entry["offsets"]
         }
 
@@ -374,11 +384,11 @@ class _Run:
             del source._fetched[ledger]  # another run may have made it, and written to it
         lock = _Lock(cluster, (await cluster.topic(ledger, refresh=True)).every[0])
         left = read_record(await lock.acquire()).attempt
-        relay = Relay(cluster, f"semel.redrive:{(await cluster.topic(self._topic)).topic_id:x}")
+        relay = Relay(cluster, f"semel.redrive:{await source.topic_id(self._topic):x}")
         try:
             copied: set[tuple[int, int]] = set()
-            if left is not None:
-                stored = await settle(cluster, source._runtime, left)
+            stored = await settle(cluster, source._runtime, left) if left is not None else []
+            if left is not None and left.source_topic_id == await source.topic_id(self._topic):
                 copied = {place for m in stored if (place := _copied_from(m, self._topic))}
             # Read once no earlier run can do anything any more, else it could add to it afterwards.
             done = await source._ledger(self._topic)
@@ -432,7 +442,9 @@ class _Run:
         ]
         # The round before this one is in the ledger, and over.
         await relay.prepare([ledger, *(target for _, target in round_)], afresh=True)
-        await lock.store(record_bytes((), relay.attempt(1), 0))
+        attempt = relay.attempt(1)
+        attempt.source_topic_id = await self._source.topic_id(self._topic)
+        await lock.store(record_bytes((), attempt, 0))
         await relay.wait(relay.send(copies))
         await self._write_down(relay, ledger, {(m.queue, m.offset) for m, _ in round_})
         for _, target in round_:
@@ -445,7 +457,11 @@ class _Run:
         by_queue: dict[int, list[int]] = {}
         for queue, offset in sorted(places):
             by_queue.setdefault(queue, []).append(offset)
-        entries = [{"queue": queue, "offsets": found} for queue, found in by_queue.items()]
+        topic_id = await self._source.topic_id(self._topic)
+        entries = [
+            {"topic_id": topic_id, "queue": queue, "offsets": found}
+            for queue, found in by_queue.items()
+        ]
         value = json.dumps(entries).encode()
         entry = Copy(ledger, None, value, [], time.time_ns() // 1000)
         await relay.wait(relay.send([entry]))

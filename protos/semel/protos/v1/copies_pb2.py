@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csemel/protos/v1/copies.proto\x12\x0fsemel.protos.v1\"K\n\nCopyRecord\x12\x0e\n\x06\x63opied\x18\x01 \x03(\x04\x12-\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x1c.semel.protos.v1.CopyAttempt\"l\n\x0b\x43opyAttempt\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\x12,\n\x07targets\x18\x04 \x03(\x0b\x32\x1b.semel.protos.v1.CopyTarget\"_\n\nCopyTarget\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x04\x12\x30\n\x06queues\x18\x03 \x03(\x0b\x32 .semel.protos.v1.CopyTargetQueue\"0\n\x0f\x43opyTargetQueue\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csemel/protos/v1/copies.proto\x12\x0fsemel.protos.v1\"K\n\nCopyRecord\x12\x0e\n\x06\x63opied\x18\x01 \x03(\x04\x12-\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x1c.semel.protos.v1.CopyAttempt\"\x85\x01\n\x0b\x43opyAttempt\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\x12,\n\x07targets\x18\x04 \x03(\x0b\x32\x1b.semel.protos.v1.CopyTarget\x12\x17\n\x0fsource_topic_id\x18\x05 \x01(\x04\"_\n\nCopyTarget\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x04\x12\x30\n\x06queues\x18\x03 \x03(\x0b\x32 .semel.protos.v1.CopyTargetQueue\"0\n\x0f\x43opyTargetQueue\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COPYRECORD']._serialized_start=49
   _globals['_COPYRECORD']._serialized_end=124
-  _globals['_COPYATTEMPT']._serialized_start=126
-  _globals['_COPYATTEMPT']._serialized_end=234
-  _globals['_COPYTARGET']._serialized_start=236
-  _globals['_COPYTARGET']._serialized_end=331
-  _globals['_COPYTARGETQUEUE']._serialized_start=333
-  _globals['_COPYTARGETQUEUE']._serialized_end=381
+  _globals['_COPYATTEMPT']._serialized_start=127
+  _globals['_COPYATTEMPT']._serialized_end=260
+  _globals['_COPYTARGET']._serialized_start=262
+  _globals['_COPYTARGET']._serialized_end=357
+  _globals['_COPYTARGETQUEUE']._serialized_start=359
+  _globals['_COPYTARGETQUEUE']._serialized_end=407
 # @@protoc_insertion_point(module_scope)

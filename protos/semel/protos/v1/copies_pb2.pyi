@@ -15,16 +15,18 @@ class CopyRecord(_message.Message):
     def __init__(self, copied: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Union[CopyAttempt, _Mapping]] = ...) -> None: ...
 
 class CopyAttempt(_message.Message):
-    __slots__ = ("producer_id", "epoch", "end", "targets")
+    __slots__ = ("producer_id", "epoch", "end", "targets", "source_topic_id")
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     producer_id: int
     epoch: int
     end: int
     targets: _containers.RepeatedCompositeFieldContainer[CopyTarget]
-    def __init__(self, producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., end: _Optional[int] = ..., targets: _Optional[_Iterable[_Union[CopyTarget, _Mapping]]] = ...) -> None: ...
+    source_topic_id: int
+    def __init__(self, producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., end: _Optional[int] = ..., targets: _Optional[_Iterable[_Union[CopyTarget, _Mapping]]] = ..., source_topic_id: _Optional[int] = ...) -> None: ...
 
 class CopyTarget(_message.Message):
     __slots__ = ("topic", "topic_id", "queues")
