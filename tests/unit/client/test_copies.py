@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from semel.client import relay
 from semel.client.core.copies import read_record, record_bytes
 from semel.client.core.routing import TopicRoute, topic_route
-from semel.protos.errors import DedupStateExpired, InvalidRequest, ProducerFenced, UnknownTopic
+from semel.protos.errors import (
+    Closed,
+    DedupStateExpired,
+    InvalidRequest,
+    ProducerFenced,
+    UnknownTopic,
+)
 from semel.protos.v1 import controller_pb2
 from semel.protos.v1.copies_pb2 import CopyAttempt, CopyTarget
 
@@ -122,3 +128,64 @@ async def test_a_topic_that_is_gone_took_its_copies_along(
     producers = Producers(monkeypatch)
     assert await settled(Topics(topic_id), name) == []
     assert producers.happened == []
+
+
+# --- a relay's own producer
+
+
+class Core:
+    """A producer whose topic has a floor, up to which no epoch may open a row."""
+
+    floor = 200
+    begun: list[Core]
+
+    def __init__(self, *_: Any, identity: Any) -> None:
+        self.identity = identity
+        self.ended = False
+        self.begun.append(self)
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.ended = True
+
+    async def open_topic(self, name: str) -> None:
+        if self.identity.epoch <= self.floor:
+            self.identity.floor = self.floor
+            raise ProducerFenced("was forgotten")
+
+
+class Ids:
+    """Controllers that give out one id."""
+
+    asked = 0
+
+    async def controller(self, method: str, request: Any) -> Any:
+        self.asked += 1
+        return controller_pb2.OpenProducerReply(producer_id=9, epoch=1)
+
+
+async def test_an_id_of_its_own_goes_above_a_floor_before_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody else counts its epochs; no new lock and no new id is needed for it."""
+    monkeypatch.setattr(Core, "begun", [], raising=False)
+    monkeypatch.setattr(relay, "_RelayProducer", Core)
+
+    async def ends_of(_: Any, name: str) -> CopyTarget:
+        return CopyTarget(topic=name)
+
+    monkeypatch.setattr(relay.Relay, "_ends_of", ends_of)
+    ids: Any = Ids()
+    one = relay.Relay(ids, "semel.retry")
+    await one.prepare(["a", "b"], afresh=True)
+    assert [(core.identity.epoch, core.ended) for core in Core.begun] == [(1, True), (201, False)]
+    assert (one.attempt(5).producer_id, one.attempt(5).epoch, ids.asked) == (9, 201, 1)
+    monkeypatch.setattr(Core, "floor", 300)
+    with pytest.raises(ProducerFenced):
+        await one.prepare(["a", "b", "c"], afresh=False)  # something is under way: not now
+    assert len(Core.begun) == 2
+    one.close()
+    with pytest.raises(Closed):
+        await one.prepare(["a"], afresh=True)
