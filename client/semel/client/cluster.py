@@ -40,6 +40,7 @@ from semel.protos.errors import (
     Unavailable,
     UnknownGroup,
     UnknownTopic,
+    UnsupportedVersion,
 )
 from semel.protos.ids import GroupId
 from semel.protos.v1 import broker_pb2, controller_pb2
@@ -185,7 +186,8 @@ class Cluster:
     # --- brokers --------------------------------------------------------------------------------
 
     async def master(self, group_id: GroupId) -> Master:
-        """The group's master; waits until there is one. Raises UnknownGroup."""
+        """The group's master; waits until there is one. Raises UnknownGroup, and UnsupportedVersion
+        when every node of the group is of a version that this client cannot speak to."""
         known = self.routes.master(group_id)
         if known is not None:
             return known
@@ -209,29 +211,37 @@ class Cluster:
                 asyncio.ensure_future(self._probe(group_id, address)) for address in addresses
             }
             give_up = time.monotonic() + patience
+            strangers: list[UnsupportedVersion] = []
             try:
                 # A node that hangs must not hold up the next round of questions to the others.
                 while probes and self.routes.master(group_id) is None:
                     left = give_up - time.monotonic()
                     if left <= 0:
                         break
-                    _, probes = await asyncio.wait(
+                    done, probes = await asyncio.wait(
                         probes, timeout=left, return_when=asyncio.FIRST_COMPLETED
                     )
+                    strangers += [error for probe in done if (error := probe.result()) is not None]
             finally:
                 for probe in probes:
                     probe.cancel()
+            if len(strangers) == len(addresses):
+                raise strangers[0]
             patience = min(2 * patience, PROBE_S)
             if self.routes.master(group_id) is None:
                 await asyncio.sleep(backoff.next_ms() / 1000)
 
-    async def _probe(self, group_id: GroupId, address: str) -> None:
-        with contextlib.suppress(SemelError):
+    async def _probe(self, group_id: GroupId, address: str) -> UnsupportedVersion | None:
+        """Asks a node what it is; why it will not say, if that will not pass."""
+        try:
             status = await self.connections.call(
                 address, BROKER, "GetNodeStatus", broker_pb2.NodeStatusRequest(), PROBE_S
             )
-            if status.group_id == group_id:
-                self.routes.on_node_status(group_id, status)
+        except SemelError as error:
+            return error if isinstance(error, UnsupportedVersion) else None
+        if status.group_id == group_id:
+            self.routes.on_node_status(group_id, status)
+        return None
 
     def on_master_error(self, group_id: GroupId, master: Master, error: SemelError) -> None:
         """What a call or a stream to `master` ended with: follow the hint, or look again."""

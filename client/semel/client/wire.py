@@ -144,7 +144,7 @@ class Wire:
             try:
                 master = await self._cluster.master(self.group_id)
             except SemelError as error:
-                self.last_error = error
+                self._on_no_stream(error)
                 await asyncio.sleep(backoff.next_ms() / 1000)
                 continue
             for lane in list(self._lanes()):
@@ -185,8 +185,11 @@ class Wire:
             master.address,
             error.message,
         )
-        self.last_error = error
         self._cluster.on_master_error(self.group_id, master, error)
+        self._on_no_stream(error)
+
+    def _on_no_stream(self, error: SemelError) -> None:
+        self.last_error = error
         if isinstance(error, UnsupportedVersion):
             # Waiting does not help. What was sent before, to another master, stays in doubt.
             for lane in list(self._lanes()):

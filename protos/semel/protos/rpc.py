@@ -72,6 +72,7 @@ unframe = frame_data
 
 ERROR_METADATA_KEY: Final = "semel-error-bin"
 MESSAGE_BYTES_MAX: Final = STREAM_MESSAGE_BYTES_MAX
+_STRANGERS_MAX: Final = 100
 _DETAILS_CHARS_MAX: Final = 1024
 """Status text and detail share gRPC's 8 KiB of metadata, and the text is percent-encoded."""
 
@@ -143,6 +144,8 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         """`levels` are this program's, by default those that its code speaks."""
         self._authenticate = authenticate
         self._levels = own_levels() if levels is None else levels
+        self._strangers: set[str] = set()
+        """Why callers of other versions were refused, as far as that was logged."""
         self._known: dict[str, tuple[Any, Any]] = {}
         """Each method's handler, and what stands before it: made once, not for every call."""
 
@@ -215,7 +218,9 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             try:
                 check_levels(self._levels, "this node", told, "the caller")
             except UnsupportedVersion as error:
-                logger.warning("call refused method=%s reason=%s", method, error)
+                if error.message not in self._strangers and len(self._strangers) < _STRANGERS_MAX:
+                    self._strangers.add(error.message)  # it may ask again and again
+                    logger.warning("call refused method=%s reason=%s", method, error)
                 raise
         if self._authenticate is not None:
             await self._authenticate(method, dict(metadata or ()))

@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from semel.protos import compat, errors
+from semel.protos.levels import LEVEL_MAX, levels_metadata
 from semel.protos.rpc import (
     CHANNEL_OPTIONS,
     ERROR_METADATA_KEY,
@@ -26,7 +27,7 @@ from semel.protos.rpc import (
     frame_prefix,
     unframe,
 )
-from semel.protos.v1.common_pb2 import Frame
+from semel.protos.v1.common_pb2 import Frame, Levels
 from semel.protos.v1.errors_pb2 import ErrorDetail
 
 SERVICE = "semel.tests.Echo"
@@ -342,3 +343,27 @@ def test_the_frame_prefix_is_protobufs(length: int) -> None:
 def test_a_message_that_is_no_frame_is_refused(message: bytes) -> None:
     with pytest.raises(errors.InvalidRequest):
         unframe(message)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_caller_without_a_common_level_is_refused_before_its_handler(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Any] = []
+
+    async def handler(request: Any, context: Any) -> bytes:
+        seen.append(request)
+        return b""
+
+    newer = Levels(min=LEVEL_MAX + 1, max=LEVEL_MAX + 2, version="9.1")
+    async with _serving({kind: handler}, credentials=lambda: levels_metadata(newer)) as call:
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(kind)
+            error = error_from_rpc(caught.value)
+            assert isinstance(error, errors.UnsupportedVersion)
+            assert "Semel 9.1" in error.message
+            assert error.message.endswith("upgrade this node")
+    assert seen == []
+    told = [record for record in caplog.records if "call refused" in record.message]
+    assert len(told) == 1, "it may ask again and again"

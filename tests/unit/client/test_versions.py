@@ -1,0 +1,114 @@
+"""Brokers of another version: what is sent to them, and how soon a caller hears."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from semel.client.cluster import Cluster
+from semel.client.config import ClientConfig, ProducerConfig
+from semel.client.core.batching import Chunk, Outcome, Part
+from semel.client.core.routing import QueueRoute
+from semel.client.core.sequences import SendWindow
+from semel.client.lanes import Lane
+from semel.protos import compat
+from semel.protos.columns import Columns
+from semel.protos.errors import Unavailable, UnsupportedVersion
+from semel.protos.ids import GroupId, ProducerId, QueueId, QueueKey, TopicId
+from semel.protos.levels import DELAY_LEVEL, LEVEL_MAX
+from semel.protos.v1 import controller_pb2
+
+
+class Owner:
+    """A producer that notes what became of its parts."""
+
+    def __init__(self) -> None:
+        self.config = ProducerConfig()
+        self.outcomes: list[Outcome] = []
+
+    def settle(self, part: Part, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+    def on_room(self) -> None:
+        pass
+
+
+def lane_at(level: int) -> tuple[Lane, Owner]:
+    """A lane whose stream may be used up to a feature level."""
+    key = QueueKey(TopicId(1), QueueId(0))
+    route = QueueRoute(key=key, group_id=GroupId(3), slot_start=0, slot_end=65536)
+    link = SimpleNamespace(
+        wire=SimpleNamespace(level=level),
+        group_id=3,
+        may_encode=True,
+        count=lambda _: None,
+        on_ready=lambda _: None,
+    )
+    owner = Owner()
+    lane = Lane(cast(Any, owner), route, cast(Any, link))
+    lane.window = SendWindow(
+        producer_id=ProducerId(5),
+        epoch=1,
+        session=1,
+        last_sequence=-1,
+        max_in_flight=64,
+        positions=False,
+    )
+    return lane, owner
+
+
+def part_of(due_us: int) -> Part:
+    chunk = Chunk("orders", 1, 60.0, due_us)
+    part = Part(chunk, QueueKey(TopicId(1), QueueId(0)), 0, 1, 1)
+    part.columns = Columns(values=pa.array([b"x"], pa.binary()))
+    return part
+
+
+@pytest.mark.parametrize(
+    ("level", "due_us", "sent"),
+    [
+        (DELAY_LEVEL - 1, 10, False),
+        (DELAY_LEVEL - 1, 0, True),
+        (DELAY_LEVEL, 10, True),
+    ],
+)
+def test_a_delayed_message_is_not_sent_to_a_group_that_would_take_it_for_an_ordinary_one(
+    level: int, due_us: int, sent: bool
+) -> None:
+    lane, owner = lane_at(level)
+    lane.put(part_of(due_us))
+    assert (lane.next_batch() is not None) == sent
+    if sent:
+        assert not owner.outcomes
+        return
+    (outcome,) = owner.outcomes
+    assert isinstance(outcome.error, UnsupportedVersion)
+    assert outcome.error.level == DELAY_LEVEL
+    assert "broker group 3 is at feature level 4" in outcome.error.message
+    assert lane.window is not None
+    assert lane.window.last_assigned == -1, "it has taken no sequence"
+
+
+async def test_a_group_all_of_whose_nodes_are_of_another_version_is_not_searched_for_ever() -> None:
+    cluster = Cluster(("c:1",), ClientConfig(), None)
+    nodes = [{"node_id": number, "address": f"b:{number}"} for number in (1, 2)]
+    group = controller_pb2.GroupRoute(group_id=1, nodes=nodes)
+    cluster.routes.on_routes(controller_pb2.Routes(version=1, groups=[group]))
+    refusal = UnsupportedVersion("b:1 runs Semel 9; upgrade this client", level=LEVEL_MAX + 1)
+    asked: list[str] = []
+
+    async def call(address: str, *_: object) -> Any:
+        asked.append(address)
+        if address == "b:2" and len(asked) < 6:
+            raise Unavailable("not yet")  # it might be the master
+        raise refusal
+
+    cluster.connections.call = call  # type: ignore[method-assign, assignment]
+    async with compat.timeout(10):
+        with pytest.raises(UnsupportedVersion, match="upgrade this client"):
+            await cluster.master(GroupId(1))
+    assert len(asked) >= 6
+    await cluster.close()
