@@ -16,14 +16,14 @@ from tests.world.run import run_plan
     [
         # Rot in the tail of a new master, which nobody else has.
         pytest.param(
-            1_119,
+            1_550,
             "rotten tail",
             "mastership resigned",
             id="a_master_with_a_damaged_tail_resigns",
         ),
         # Rot in an entry that the others have cleaned away, and that is yet to be applied.
         pytest.param(
-            47,
+            51,
             "left behind",
             "log rebuilt",
             id="a_slave_that_cannot_apply_takes_a_snapshot",

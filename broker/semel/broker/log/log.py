@@ -37,7 +37,7 @@ from semel.broker.log.reader import OpenFiles, record_of
 from semel.broker.log.scrubbing import scrub
 from semel.broker.log.store import Store
 from semel.broker.log.types import Damage, DamagedEntry, IndexUnavailable, LogStats, RecordRef
-from semel.protos.errors import Closed, CorruptSegment, InvalidRequest
+from semel.protos.errors import Closed, CorruptSegment
 from semel.protos.frames import check_frame
 from semel.protos.metrics import Histogram
 
@@ -445,30 +445,16 @@ class Log:
         Raises CorruptFrame when the frame is damaged itself, InvalidRequest when it is not the
         entry that is missing here.
         """
-        header = check_frame(frame)
-        index = header.index
+        index = check_frame(frame).index
         store = self._store
-        with store.lock:
-            known = store.damaged.get(index)
-        if known is None:
-            return
-        if (known.term, known.length) != (header.term, len(frame)):
-            raise InvalidRequest(
-                f"entry {index} of term {header.term} with {len(frame)} bytes is not the damaged "
-                f"one, of term {known.term} with {known.length} bytes"
-            )
-        # The entry may be truncated and replaced at any time, now too. But its place is its own for
-        # ever: what is written there strikes nothing else.
-        try:
-            store.reader.mend(known, frame)
-        except FileNotFoundError:
-            return  # its segment is gone meanwhile, and so is the entry
+        mended = store.write_again(frame)
         with self._changed:
-            if self._store is not store:
-                return  # a snapshot has replaced the log
+            # The entry, or the whole log, may have been replaced meanwhile.
+            if mended is None or self._store is not store:
+                return
             with store.lock:
-                if store.damaged.get(index) is not known:
-                    return  # what is damaged now is another entry
+                if store.damaged.get(index) is not mended:
+                    return
                 del store.damaged[index]
                 reached = None if self._queued_ms else store.acknowledgeable
             if reached is not None:

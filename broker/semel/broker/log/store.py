@@ -25,6 +25,8 @@ from semel.broker.log.recovery import Recovered, recover
 from semel.broker.log.segment import Segment
 from semel.broker.log.types import Damage, IndexUnavailable, LogStats
 from semel.broker.log.writer import Writer
+from semel.protos.errors import InvalidRequest
+from semel.protos.frames import decode_frame_header
 
 
 class Store:
@@ -115,6 +117,29 @@ class Store:
             assert whole == self.index.last_index, (
                 f"entry {whole + 1} may be torn: mend or cut it first"
             )
+
+    def write_again(self, frame: bytes) -> Damage | None:
+        """BLOCKING. Writes a damaged entry's frame where it lies; which damage that was, None if
+        there is none any more. Raises InvalidRequest when it is another entry's frame.
+
+        The entry may be truncated and replaced at any time, meanwhile too. But its place is its own
+        for ever: what is written there strikes nothing else.
+        """
+        header = decode_frame_header(frame)
+        with self.lock:
+            known = self.damaged.get(header.index)
+        if known is None:
+            return None
+        if (known.term, known.length) != (header.term, len(frame)):
+            raise InvalidRequest(
+                f"entry {header.index} of term {header.term} with {len(frame)} bytes is not the "
+                f"damaged one, of term {known.term} with {known.length} bytes"
+            )
+        try:
+            self.reader.mend(known, frame)
+        except FileNotFoundError:
+            return None  # its segment is gone, and so is the entry
+        return known
 
     def stats(self, synced_index: int, appended_bytes: int) -> LogStats:
         """Figures for metrics."""
