@@ -24,8 +24,8 @@ from tests.checking.history import Delivered, Granted
 
 Place = tuple[str, QueueKey]
 """Group and queue."""
-Seen = tuple[int, str, int]
-"""Token, owner, committed offset."""
+Seen = tuple[int, str, int] | None
+"""Token, owner, committed offset; None: the group is deleted."""
 
 
 class ConsumptionError(AssertionError):
@@ -91,6 +91,7 @@ class _Lock:
 @dataclass(frozen=True, slots=True)
 class _Sealed:
     end: int
+    floor: int
     locks: dict[str, _Lock]
     """By consumer group."""
 
@@ -103,6 +104,8 @@ class Consumption:
         self.told = told
         self._locks: dict[Place, _Lock] = {}
         self._ends: dict[QueueKey, int] = {}
+        self._floors: dict[QueueKey, int] = {}
+        """Highest token that a deleted group had: whoever begins anew is above it."""
         self._frozen: set[QueueKey] = set()
         self._parents: dict[QueueKey, QueueKey] = {}
         """The queue that was split, of each that a split made."""
@@ -136,7 +139,7 @@ class Consumption:
             lock.owner = ""
         self._frozen.add(key)
         copies = {group: replace(lock) for group, lock in locks.items()}
-        self.told.sealed[key, job] = _Sealed(self._ends[key], copies)
+        self.told.sealed[key, job] = _Sealed(self._ends[key], self._floors.get(key, 0), copies)
         return {(group, key): lock.seen for group, lock in locks.items()}
 
     def on_goes_on(self, key: QueueKey) -> None:
@@ -147,6 +150,7 @@ class Consumption:
         """A queue has left this broker group."""
         self._frozen.discard(key)
         del self._ends[key]
+        self._floors.pop(key, None)
         for group in self._locks_of(key):
             del self._locks[group, key]
 
@@ -158,7 +162,7 @@ class Consumption:
                 f"queue {key} is activated with copies up to {copied}, and was sealed at"
                 f" {sealed.end}"
             )
-        self._ends[key] = sealed.end
+        self._ends[key], self._floors[key] = sealed.end, sealed.floor
         for group, lock in sealed.locks.items():
             self._locks[group, key] = replace(lock)
         return {(group, key): lock.seen for group, lock in sealed.locks.items()}
@@ -202,11 +206,24 @@ class Consumption:
                 for place, one in zip(places, commits.commits, strict=True):
                     self._commit(place, one.token, one.offset)
                 return {place: self._locks[place].seen for place in places if place in self._locks}
+            case "delete_group":
+                return self._delete(record.delete_group.group)
         return {}
+
+    def _delete(self, group: str) -> dict[Place, Seen]:
+        places = [place for place in self._locks if place[0] == group]
+        for place in places:
+            token = self._locks.pop(place).token
+            self._floors[place[1]] = max(self._floors.get(place[1], 0), token)
+        return dict.fromkeys(places)
+
+    def _lock(self, place: Place) -> _Lock:
+        """As it is, or as it begins."""
+        return self._locks.get(place) or _Lock(token=self._floors.get(place[1], 0))
 
     def _acquire(self, record: control_pb2.AcquireLock) -> dict[Place, Seen]:
         place = record.group, key_of(record.queue)
-        lock = self._locks.get(place, _Lock())
+        lock = self._lock(place)
         if (
             place[1] not in self._ends
             or place[1] in self._frozen
@@ -227,7 +244,7 @@ class Consumption:
         end = self._ends.get(place[1])
         if end is None or place[1] in self._frozen or not 0 <= record.offset <= end:
             return {}
-        lock = self._locks.setdefault(place, _Lock())
+        lock = self._locks[place] = self._lock(place)
         lock.token += 1
         lock.owner, lock.committed = "", record.offset
         return {place: lock.seen}

@@ -41,13 +41,14 @@ from semel.broker.state.delays import DelayedQueue, Delays
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import SequenceTable
 from semel.broker.state.rows import ENTRY, Row
+from semel.client import admin as client_admin
 from semel.client.core import sequences as sequences_module
 from semel.client.shared_memory import Region, Slot
 from semel.client.streams import Streams
 from semel.controller.office import Office
 from semel.controller.store import Transaction
 from semel.protos.levels import DELAY_LEVEL, LEVEL_MAX
-from semel.protos.v1 import control_pb2
+from semel.protos.v1 import broker_pb2, control_pb2
 from tests.world.protocol_clients import Doubter
 
 Plant = Callable[[], Any]
@@ -566,3 +567,17 @@ def raises_the_level_at_the_first_use() -> Any:
         await self.raise_level(level)
 
     return patch.object(Replica, "require_level", require_level)
+
+
+def asks_once_to_delete_a_group() -> Any:
+    """Each broker group in its turn, whatever moves meanwhile."""
+
+    async def forget_progress(cluster: Any, group: str) -> bool:
+        request = broker_pb2.DeleteGroupRequest(group=group)
+        groups = cluster.routes.groups()
+        await asyncio.gather(
+            *(cluster.call_master(number, "DeleteGroup", request) for number in groups)
+        )
+        return True
+
+    return patch.object(client_admin, "forget_progress", forget_progress)

@@ -9,7 +9,6 @@ Not here: `verify` (`verify.py`), the API's classes (`sync.py`, `aio.py`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -58,6 +57,7 @@ from semel.client.resets import (
     Target,
     active_consumers,
     carry_out,
+    forget_progress,
     plan_resets,
     refuse_active,
 )
@@ -439,19 +439,15 @@ class AdminCore:
 
     async def delete_group(self, group: str) -> None:
         """Forgets a group without members, everywhere."""
-        await self.describe_group(group)
-        with contextlib.suppress(UnknownGroup):  # it has progress, and never had a member
+        unknown: UnknownGroup | None = None
+        try:
             await self._cluster.controller(
                 "ForgetGroup", controller_pb2.ForgetGroupRequest(group=group)
             )
-        await asyncio.gather(
-            *(
-                self._cluster.call_master(
-                    group_id, "DeleteGroup", broker_pb2.DeleteGroupRequest(group=group)
-                )
-                for group_id in self._cluster.routes.groups()
-            )
-        )
+        except UnknownGroup as error:  # perhaps it has progress, and never had a member
+            unknown = error
+        if not await forget_progress(self._cluster, group) and unknown is not None:
+            raise unknown
 
     # --- producers ------------------------------------------------------------------------------
 

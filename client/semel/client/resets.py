@@ -4,6 +4,11 @@ How it works. A plan holds one row a queue: where the group is and where it woul
 out sends exactly these offsets, each as an entry in the log of the queue's group, so what was shown
 is what happens, and the same plan carried out twice moves nothing the second time.
 
+Deleting a group asks every broker group to forget it. A queue that moves meanwhile would take the
+group's progress along, from a broker group that was not asked yet to one that was: so all are asked
+again until twice in a row nothing has moved between them. What was forgotten then was forgotten
+everywhere at one moment.
+
 A group with members is refused: they would be thrown out in the middle of their work. A member that
 joins between that look and the move loses its lock like any other whose token is old, and goes on
 at the new offset: nothing is skipped or read twice because of the race.
@@ -14,6 +19,7 @@ Not here: places and their lookup (`offsets.py`), what the console shows (`conso
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +28,7 @@ from semel.client.cluster import Cluster
 from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.model import Described
 from semel.client.offsets import Place, check_places, list_offsets, resolve_places
-from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownQueue
+from semel.protos.errors import InvalidRequest, Unavailable, UnknownGroup, UnknownQueue
 from semel.protos.ids import GroupId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, controller_pb2
@@ -164,3 +170,34 @@ def _owner(route: TopicRoute, queue: int) -> QueueRoute:
     if owner is None:
         raise UnknownQueue(f"topic {route.name!r} has no queue {queue}")
     return owner
+
+
+async def forget_progress(cluster: Cluster, group: str) -> bool:
+    """Forgets a group's progress on every queue; False if nobody knew of any. Raises Unavailable
+    when queues move all the time."""
+    give_up = time.monotonic() + cluster.config.request_timeout_ms / 1000
+    before: dict[GroupId, bytes] | None = None
+    known = False
+    while True:
+        routes = await cluster.controller("GetRoutes", controller_pb2.GetRoutesRequest())
+        cluster.routes.on_routes(routes)
+        asked = [GroupId(message.group_id) for message in routes.groups]
+        replies = await asyncio.gather(
+            *(
+                cluster.call_master(
+                    number, "DeleteGroup", broker_pb2.DeleteGroupRequest(group=group)
+                )
+                for number in asked
+            )
+        )
+        found = {number: reply.moves_digest for number, reply in zip(asked, replies, strict=True)}
+        # A broker of the time before says neither.
+        known |= any(reply.queues or not reply.moves_digest for reply in replies)
+        if found == before or len(asked) == 1:
+            return known
+        if before is not None and time.monotonic() > give_up:
+            raise Unavailable(
+                f"queues move all the time, perhaps with progress of group {group!r}: it may still"
+                " be known on some of them. Delete it again"
+            )
+        before = found

@@ -26,6 +26,7 @@ from semel.broker.snapshots import Checkpoints
 from semel.broker.state import (
     CommitApplied,
     FenceApplied,
+    GroupDeleted,
     LockGranted,
     LockRefused,
     MoveApplied,
@@ -316,8 +317,9 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
     ) -> broker_pb2.DeleteGroupReply:
         _check_group(request.group)
         record = control_pb2.DeleteGroup(group=request.group)
-        await self._replica.submit_control(control_pb2.ControlRecord(delete_group=record))
-        return broker_pb2.DeleteGroupReply()
+        result = await self._replica.submit_control(control_pb2.ControlRecord(delete_group=record))
+        assert isinstance(result, GroupDeleted)
+        return broker_pb2.DeleteGroupReply(moves_digest=result.moves_digest, queues=result.queues)
 
     # ------------------------------------------------------------------ queues
 

@@ -487,7 +487,8 @@ class Judge:
         return Accepted()
 
     def judge_delete_group(self, record: control_pb2.DeleteGroup) -> ControlVerdict:
-        """Not while a sealed queue's slice goes over: it would come back with that."""
+        """Not while a sealed queue's slice goes over: it would come back with that. What moves
+        before or after that, the caller has to notice by the digest of moves in the answer."""
         if self._spec.sealing or self._state.moves.settling:
             return come_back(f"a queue moves, perhaps with offsets of {record.group!r}")
         return Accepted()

@@ -235,10 +235,13 @@ class ConsumerGroups:
             token = state.token
         return OffsetReset(group=record.group, queue_key=key, token=token, error=error)
 
-    def remove_group(self, group: str, queues: dict[QueueKey, QueueState]) -> None:
-        """Forgets a group; a group of that name begins above the tokens this one had."""
-        for key, state in self._groups.pop(group, {}).items():
+    def remove_group(self, group: str, queues: dict[QueueKey, QueueState]) -> int:
+        """Forgets a group, on how many queues; a group of that name begins above the tokens this
+        one had."""
+        states = self._groups.pop(group, {})
+        for key, state in states.items():
             queues[key].token_floor = max(queues[key].token_floor, state.token)
+        return len(states)
 
     def release_all(self, key: QueueKey) -> None:
         """Ends every lock of a queue; the tokens stay."""

@@ -43,6 +43,7 @@ from semel.broker.state.results import (
     DelayedReleased,
     Done,
     FenceApplied,
+    GroupDeleted,
     Membership,
     MembershipApplied,
     NodeRef,
@@ -461,9 +462,9 @@ class State:
             return OffsetReset(group=record.group, queue_key=key, token=0, error=barred)
         return self.groups.reset(record, key, queue)
 
-    def _delete_group(self, record: control_pb2.DeleteGroup) -> Done:
-        self.groups.remove_group(record.group, self.queues)
-        return Done(what="delete_group")
+    def _delete_group(self, record: control_pb2.DeleteGroup) -> GroupDeleted:
+        queues = self.groups.remove_group(record.group, self.queues)
+        return GroupDeleted(queues=queues, moves_digest=self.moves.digest())
 
     def _raise_feature_level(self, record: control_pb2.FeatureLevel) -> Done:
         if record.level > self.level_max:

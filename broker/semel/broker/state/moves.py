@@ -399,14 +399,23 @@ class Moves:
         self.places.pop(key, None)
         self.incoming.pop(key, None)
 
+    def digest(self) -> bytes:
+        """Of all places: another one after each step that brings a queue, seals or drops it. Jobs
+        only rise, and a job does not come back to a state, so no digest ever comes again."""
+        places = (self._pack(key) for key in sorted(self.places))
+        return hashlib.sha256(b"".join(places)).digest()
+
+    def _pack(self, key: QueueKey) -> bytes:
+        place = self.places[key]
+        return _PLACE.pack(*key, place.state, place.group_id, place.job)
+
     # --- canonical bytes --------------------------------------------------------------------
 
     def parts(self) -> list[bytes]:
         """Canonical bytes: places by queue, each followed by what is on its way."""
         parts = [_COUNT.pack(len(self.places))]
         for key in sorted(self.places):
-            place = self.places[key]
-            parts.append(_PLACE.pack(*key, place.state, place.group_id, place.job))
+            parts.append(self._pack(key))
             incoming = self.incoming.get(key)
             if incoming is not None:
                 parts += incoming.queue.parts(lineage=True)

@@ -84,6 +84,16 @@ class Done:
     queue_key: QueueKey | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDeleted:
+    """A consumer group is forgotten on all queues that are here."""
+
+    queues: int
+    """On so many it was known."""
+    moves_digest: bytes
+    """Of `Moves` at this point: it differs whenever a queue has come or gone since."""
+
+
 @value
 class BatchApplied:
     """A batch is stored at `[base_offset, base_offset + count)`; at -1 when it is delayed."""
@@ -244,6 +254,7 @@ class MembershipApplied:
 
 ApplyResult = (
     Done
+    | GroupDeleted
     | BatchApplied
     | FenceApplied
     | LockGranted

@@ -472,8 +472,12 @@ class DeleteGroupRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ...) -> None: ...
 
 class DeleteGroupReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("moves_digest", "queues")
+    MOVES_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    moves_digest: bytes
+    queues: int
+    def __init__(self, moves_digest: _Optional[bytes] = ..., queues: _Optional[int] = ...) -> None: ...
 
 class ApplyQueuesRequest(_message.Message):
     __slots__ = ("records", "cluster_id", "office")
