@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from semel.broker.state.producers import SequenceTable
+from tests.world.planted import peeks_beyond_the_end
 from tests.world.soak import first_failure, run_seeds
 
 SEEDS = 4
@@ -36,3 +37,18 @@ def children_inherit_nothing() -> Any:
 def test_a_planted_bug_of_splits_is_found() -> None:
     """Others need many seeds here, and are found by the histories of one queue alone."""
     assert first_failure(range(10), children_inherit_nothing, more=("splits",))
+
+
+RETRIES = ("alone", "deliveries", "retries", "splits")
+
+
+@pytest.mark.timeout(300)
+def test_messages_to_be_tried_again_come_though_their_queues_are_split() -> None:
+    seen, failures, _ = run_seeds(range(6), more=RETRIES)
+    assert not failures
+    assert seen["queue split"] >= 6
+
+
+@pytest.mark.timeout(300)
+def test_a_consumer_that_peeks_a_queue_beyond_its_end_is_found() -> None:
+    assert "not at rest" in first_failure((0, 2, 6), peeks_beyond_the_end, more=RETRIES)
