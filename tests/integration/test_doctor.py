@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -224,6 +225,10 @@ def test_a_controller_of_three_that_died_is_named(tmp_path: Path) -> None:
         semel = InsideConsole(up.bootstrap)
         found = {f["check"] for f in semel.json("doctor")["findings"]}
         assert not found & {"controller-unreachable", "one-controller", "version-skew"}
+        runtimes = semel.json("doctor")["runtimes"]
+        assert len(runtimes) == 4, "three controllers and a broker"
+        python = f"CPython {'.'.join(map(str, sys.version_info[:3]))}, "
+        assert all(each["runtime"].startswith(python) for each in runtimes)
         status = semel.json("cluster", "status")
         assert [each["trouble"] for each in status["controller_reports"]] == [""] * 3
         dead = up.node(2, "controller")

@@ -49,6 +49,8 @@ class ControllerReport(Described):
     """Why it did not answer; empty when it did."""
     version: str
     """Empty when it did not say."""
+    runtime: str = ""
+    """Its Python and its event loop; empty when it did not say."""
     level: int = 0
     """Feature level of the metadata, by the word of the one in office; 0 when it did not say."""
     level_max: int = 0
@@ -90,6 +92,8 @@ class NodeReport(Described):
     producers: int = 0
     """Rows of the sequence table."""
     version: str = ""
+    runtime: str = ""
+    """Its Python and its event loop; empty when it did not say."""
     level: int = 0
     """Feature level of the group's log, by the word of its master; 0 when it did not say."""
     level_max: int = 0
@@ -196,6 +200,7 @@ async def _controller(cluster: Cluster, address: str) -> ControllerReport:
         address=address,
         trouble="",
         version=reply.version,
+        runtime=reply.runtime,
         level=reply.levels.active,
         level_max=_level_max(reply),
     )
@@ -252,6 +257,7 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         queues=reply.queues,
         producers=reply.producers,
         version=reply.version,
+        runtime=reply.runtime,
         level=reply.levels.active,
         level_max=_level_max(reply),
         muted=reply.muted,

@@ -40,8 +40,9 @@ def doctor(bootstrap: str, as_json: bool) -> int:
             found = client.admin.inspect_cluster(deep=True)
         findings = diagnose(found)
         looked = _looked_at(found)
+        runtimes = _runtimes(found)
     except SemelError as error:
-        looked = {}
+        looked, runtimes = {}, []
         findings = [
             Finding(
                 severity="error",
@@ -57,8 +58,9 @@ def doctor(bootstrap: str, as_json: bool) -> int:
         "healthy": healthy,
         "findings": [finding.as_dict() for finding in findings],
         "looked_at": looked,
+        "runtimes": runtimes,
     }
-    out.show(shown, _drawn(findings, looked))
+    out.show(shown, _drawn(findings, looked, runtimes))
     return 0 if healthy else 1
 
 
@@ -73,7 +75,18 @@ def _looked_at(found: Inspection) -> dict[str, int]:
     }
 
 
-def _drawn(findings: list[Finding], looked: dict[str, int]) -> Any:
+def _runtimes(found: Inspection) -> list[dict[str, str]]:
+    """What each program runs on that has said so."""
+    parts = [(f"controller {c.address}", c.version, c.runtime) for c in found.controllers]
+    parts += [(f"broker {n.node}", n.version, n.runtime) for n in found.nodes]
+    return [
+        {"subject": subject, "version": version, "runtime": runtime}
+        for subject, version, runtime in parts
+        if runtime
+    ]
+
+
+def _drawn(findings: list[Finding], looked: dict[str, int], runtimes: list[dict[str, str]]) -> Any:
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -93,4 +106,8 @@ def _drawn(findings: list[Finding], looked: dict[str, int]) -> Any:
     )
     parts.append(Text(verdict or "nothing to complain about", "bold"))
     parts += [Text(f"looked at {counts}", "dim")] if looked else []
+    same: dict[str, list[str]] = {}
+    for each in runtimes:
+        same.setdefault(f"{each['runtime']}, Semel {each['version']}", []).append(each["subject"])
+    parts += [Text(f"{', '.join(who)}: {what}", "dim") for what, who in same.items()]
     return Group(*parts)

@@ -24,6 +24,7 @@ from semel.controller.producers import ProducerService
 from semel.controller.registry import BrokerRegistry
 from semel.controller.routes import RouteTable
 from semel.controller.topics import TopicService
+from semel.protos import compat
 from semel.protos.errors import NotMaster
 from semel.protos.levels import own_levels, program_version
 from semel.protos.v1 import controller_pb2 as pb
@@ -216,6 +217,7 @@ class ControllerService(ControllerServicer):
                 cluster_id=self.post.cluster_id,
                 controllers=controllers,
                 version=program_version(),
+                runtime=compat.runtime(),
                 levels=own_levels(self._level_max),
             )
         return pb.ClusterStatusReply(
@@ -224,6 +226,7 @@ class ControllerService(ControllerServicer):
             controllers=controllers,
             topics=len(duty.topics.names()),
             version=program_version(),
+            runtime=compat.runtime(),
             levels=own_levels(self._level_max, max(1, duty.office.level)),
             unfinished=[*duty.topics.unfinished(), *duty.moves.unfinished()],
         )

@@ -18,11 +18,13 @@ right, the names are asyncio's own. docs/decisions/pythons.md lists the versions
 from __future__ import annotations
 
 import asyncio
+import platform
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from types import TracebackType
 
-__all__ = ["TaskGroup", "parts_writer", "timeout", "timeout_at"]
+__all__ = ["TaskGroup", "parts_writer", "runtime", "timeout", "timeout_at"]
 
 
 if sys.version_info >= (3, 13):
@@ -99,6 +101,14 @@ else:
     def timeout_at(when: float | None) -> asyncio.Timeout:
         """`asyncio.timeout_at`: TimeoutError in the block at this time of the loop."""
         return _Timeout(when)
+
+
+def runtime() -> str:
+    """What the calling program runs on, for its operator: "CPython 3.13.5, uvloop 0.23.0"."""
+    loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
+    if loop == "uvloop":
+        loop += f" {version('uvloop')}"
+    return f"{platform.python_implementation()} {platform.python_version()}, {loop}"
 
 
 def parts_writer(transport: asyncio.WriteTransport) -> Callable[[Sequence[bytes]], None]:

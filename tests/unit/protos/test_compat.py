@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -185,6 +186,13 @@ class Paused(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost.set_result(None)
+
+
+@pytest.mark.both_loops
+async def test_an_operator_is_told_the_python_and_the_loop(request: pytest.FixtureRequest) -> None:
+    python, loop = compat.runtime().split(", ")
+    assert python == f"CPython {'.'.join(map(str, sys.version_info[:3]))}"
+    assert loop.split(" ")[0] in request.node.name
 
 
 @pytest.mark.both_loops

@@ -38,6 +38,7 @@ from semel.broker.state import (
     row_message,
     unread_error,
 )
+from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue, to_detail
 from semel.protos.ids import NodeId, ProducerId, QueueKey
 from semel.protos.levels import METADATA_LEVEL, MOVE_LEVEL, SPLIT_LEVEL
@@ -410,6 +411,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
                 for peer, progress in sorted(status.progress.items())
             ],
             version=_VERSION,
+            runtime=compat.runtime(),
             resident_bytes=resident_bytes(),
             pid=os.getpid(),
             members=member_statuses(replica),

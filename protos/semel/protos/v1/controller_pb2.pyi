@@ -500,7 +500,7 @@ class UnfinishedTopic(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., step: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class ClusterStatusReply(_message.Message):
-    __slots__ = ("cluster_id", "groups", "controllers", "topics", "version", "unfinished", "levels")
+    __slots__ = ("cluster_id", "groups", "controllers", "topics", "version", "unfinished", "levels", "runtime")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
@@ -508,6 +508,7 @@ class ClusterStatusReply(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UNFINISHED_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
     controllers: _containers.RepeatedCompositeFieldContainer[ControllerStatus]
@@ -515,7 +516,8 @@ class ClusterStatusReply(_message.Message):
     version: str
     unfinished: _containers.RepeatedCompositeFieldContainer[UnfinishedTopic]
     levels: _common_pb2.Levels
-    def __init__(self, cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., topics: _Optional[int] = ..., version: _Optional[str] = ..., unfinished: _Optional[_Iterable[_Union[UnfinishedTopic, _Mapping]]] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
+    runtime: str
+    def __init__(self, cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., topics: _Optional[int] = ..., version: _Optional[str] = ..., unfinished: _Optional[_Iterable[_Union[UnfinishedTopic, _Mapping]]] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ...) -> None: ...
 
 class RaiseMetadataLevelRequest(_message.Message):
     __slots__ = ("level", "dry_run")
