@@ -29,7 +29,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
@@ -45,7 +44,7 @@ from semel.client.core.batching import (
     message_sizes,
     take_rows,
 )
-from semel.client.core.dues import AT_ONCE, After, Run, When, due_at, due_column, due_of, runs_of
+from semel.client.core.dues import AT_ONCE, After, Run, When, bulk_runs, due_of
 from semel.client.core.fields import (
     INT64_MAX,
     Headers,
@@ -291,7 +290,8 @@ class Intake:
         numbers = None if positions is None else _numbers(positions, count)
         order, runs = None, [Run(AT_ONCE, 0, count)]
         if deliver_at is not None:
-            order, runs = _runs(deliver_at, count, in_place=positions is not None)
+            now_us, in_place = time.time_ns() // 1000, positions is not None
+            order, runs = bulk_runs(deliver_at, count, now_us, in_place=in_place)
         if (numbers is not None) != self._positions and count:
             self._check_position(intake, None if numbers is None else int(numbers[0]))
         if not count:
@@ -575,14 +575,6 @@ def _numbers(positions: Any, count: int) -> Rows:
     if count and (numbers[0] < 0 or bool((np.diff(numbers) <= 0).any())):
         raise InvalidRequest("positions must rise from message to message, from 0")
     return numbers
-
-
-def _runs(deliver_at: Any, count: int, *, in_place: bool) -> tuple[Rows | None, list[Run]]:
-    """The rows of a bulk call by their due times: one for all, or a column."""
-    now_us = time.time_ns() // 1000
-    if isinstance(deliver_at, datetime | int | np.integer | str | float):
-        return None, [Run(due_at(deliver_at, now_us), 0, count)]
-    return runs_of(due_column(deliver_at, count, now_us), in_place=in_place)
 
 
 def _append(chunk: Chunk, name: str, item: Any, default: Any) -> None:

@@ -30,7 +30,7 @@ from typing import Final
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from semel.broker.state.codec import Reader, pack_text
+from semel.broker.state.codec import Reader
 from semel.broker.state.delays import COLUMN_FLAG, Delays
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.moves import Moves
@@ -64,7 +64,6 @@ from semel.protos.errors import CorruptBatch, CorruptFrame, CorruptSegment, Seme
 from semel.protos.frames import FrameHeader, RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import (
     Index,
-    NodeId,
     ProducerId,
     QueueId,
     QueueKey,
@@ -79,7 +78,7 @@ from semel.protos.levels import (
     TRANSACTION_LEVEL,
 )
 from semel.protos.queue_refs import queue_key_of
-from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
+from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 STATE_MAGIC: Final = b"SMST"
 _STORED: Final = struct.Struct("<qqQ8x6xHI8xIQIIQIIqqq16xq24x")
@@ -87,7 +86,6 @@ _STORED: Final = struct.Struct("<qqQ8x6xHI8xIQIIQIIqqq16xq24x")
 and a dataclass of all fields would double the cost of a batch."""
 _HEAD: Final = struct.Struct("<4sIQQqI")
 _MEMBERS: Final = struct.Struct("<QII")
-_NODE: Final = struct.Struct("<I")
 _COUNT: Final = struct.Struct("<I")
 _CRC: Final = struct.Struct("<I")
 
@@ -262,8 +260,8 @@ class State:
         record = control_pb2.MembershipRecord.FromString(bytes(payload))
         self.membership = Membership(
             index=index,
-            voters=tuple(_node(node) for node in record.voters),
-            learners=tuple(_node(node) for node in record.learners),
+            voters=tuple(NodeRef.of(node) for node in record.voters),
+            learners=tuple(NodeRef.of(node) for node in record.learners),
         )
         return MembershipApplied(membership=self.membership)
 
@@ -530,7 +528,7 @@ class State:
             _MEMBERS.pack(members.index, len(members.voters), len(members.learners)),
         ]
         for node in members.voters + members.learners:
-            parts.append(_NODE.pack(node.node_id) + pack_text(node.address) + pack_text(node.rack))
+            parts.append(node.packed())
         parts.append(_COUNT.pack(len(self.queues)))
         for key in sorted(self.queues):
             parts += self.queues[key].parts(lineage=version >= 2)
@@ -570,8 +568,8 @@ class State:
         members_index, voters, learners = reader.unpack(_MEMBERS)
         state.membership = Membership(
             index=Index(members_index),
-            voters=tuple(_read_node(reader) for _ in range(voters)),
-            learners=tuple(_read_node(reader) for _ in range(learners)),
+            voters=tuple(NodeRef.read(reader) for _ in range(voters)),
+            learners=tuple(NodeRef.read(reader) for _ in range(learners)),
         )
         for _ in range(reader.unpack(_COUNT)[0]):
             queue = QueueState.read_parts(reader, lineage=version >= 2)
@@ -599,12 +597,3 @@ def _version_of(level: int) -> int:
     """Version of the bytes at a feature level: what nodes of both versions of the program keep must
     be the same until the group has agreed on the newer rules."""
     return max(1, level)
-
-
-def _node(message: common_pb2.NodeAddress) -> NodeRef:
-    return NodeRef(node_id=NodeId(message.node_id), address=message.address, rack=message.rack)
-
-
-def _read_node(reader: Reader) -> NodeRef:
-    (node_id,) = reader.unpack(_NODE)
-    return NodeRef(node_id=NodeId(node_id), address=reader.text(), rack=reader.text())

@@ -9,12 +9,17 @@ Not here: verdicts on requests that are not in the log yet (`verdicts.py`).
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple, Self
 
+from semel.broker.state.codec import Reader, pack_text
 from semel.protos.errors import SemelError
 from semel.protos.ids import Index, NodeId, Offset, ProducerId, QueueKey, Sequence
+from semel.protos.v1.common_pb2 import NodeAddress
 from semel.protos.values import value
+
+_NODE: Final = struct.Struct("<I")
 
 
 class StateDiverged(Exception):
@@ -65,6 +70,21 @@ class NodeRef:
     node_id: NodeId
     address: str
     rack: str
+
+    @classmethod
+    def of(cls, message: NodeAddress) -> Self:
+        """From a record of the log."""
+        return cls(node_id=NodeId(message.node_id), address=message.address, rack=message.rack)
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """The inverse of `packed`. Raises CorruptSegment."""
+        (node_id,) = reader.unpack(_NODE)
+        return cls(node_id=NodeId(node_id), address=reader.text(), rack=reader.text())
+
+    def packed(self) -> bytes:
+        """Canonical bytes."""
+        return _NODE.pack(self.node_id) + pack_text(self.address) + pack_text(self.rack)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

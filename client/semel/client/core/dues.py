@@ -102,6 +102,16 @@ def due_column(deliver_at: Any, count: int, now_us: int) -> Rows:
     return times
 
 
+def bulk_runs(
+    deliver_at: Any, count: int, now_us: int, *, in_place: bool
+) -> tuple[Rows | None, list[Run]]:
+    """`runs_of` for what a bulk call says: one time for all its rows, or a column. Raises
+    InvalidRequest."""
+    if isinstance(deliver_at, datetime | int | np.integer | str | float):
+        return None, [Run(due_at(deliver_at, now_us), 0, count)]
+    return runs_of(due_column(deliver_at, count, now_us), in_place=in_place)
+
+
 def runs_of(dues: Rows, *, in_place: bool) -> tuple[Rows | None, list[Run]]:
     """The order that puts rows of one due time together (None: as they stand), and the runs in it.
 
