@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from semel.controller import records
+from semel.controller.groups import ConsumerGroup
 from semel.controller.memberships import MembershipService
 from semel.controller.office import Office
 from semel.controller.routes import RouteTable
@@ -16,6 +18,7 @@ from semel.controller.store import MemoryStore, Transaction
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownMember, UnknownTopic
 from semel.protos.v1 import controller_pb2 as pb
+from semel.protos.v1.metadata_pb2 import ConsumerGroupRecord
 from tests.unit.controller.cluster import Clock, Cluster, raised_by, running_cluster
 
 SESSION_MS = 3_000
@@ -218,3 +221,67 @@ async def test_nobody_is_dropped_because_the_controller_stood_still(noticed: boo
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert bool((await service.list("g"))[0].members) is noticed
+
+
+@pytest.mark.parametrize("adopts_first", [False, True])
+async def test_nobody_is_told_an_assignment_before_it_is_stored(
+    adopts_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another controller would not know it. The second case is the planted bug: it counts as soon
+    as it is planned."""
+    if adopts_first:
+        plan = ConsumerGroup.plan
+
+        def planned(group: ConsumerGroup, topics: Any) -> Any:
+            found = plan(group, topics)
+            if found is not None:
+                group.adopt(found)
+            return found
+
+        monkeypatch.setattr(ConsumerGroup, "plan", planned)
+        monkeypatch.setattr(MembershipService, "_settle_once", _settle_without_adopting)
+    store = GatedStore()
+    office = await Office.take(store, now_us=0)
+    routes = RouteTable("c", 1, lambda: None)
+    queues = [pb.QueueRoute(queue_id=number) for number in range(2)]
+    routes.set_topic(pb.TopicRoute(name="orders", topic_id=1, queues=queues))
+    service = MembershipService(office, routes, clock=Clock(), loop_clock=Clock())
+
+    def joining(member: str) -> pb.JoinGroupRequest:
+        return pb.JoinGroupRequest(group="g", member_id=member, topics=["orders"])
+
+    def beat(member: str) -> Any:
+        return service.heartbeat(pb.HeartbeatGroupRequest(group="g", member_id=member))
+
+    before = await service.join(joining("a"))
+    store.gate.clear()
+    second = asyncio.ensure_future(service.join(joining("b")))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not second.done()
+    early = await beat("a")
+    assert (early.generation == before.generation) is not adopts_first
+    assert (len(early.assignment) == 2) is not adopts_first
+    store.gate.set()
+    told = await second
+    assert told.generation > before.generation
+    record = records.load(
+        ConsumerGroupRecord,
+        records.consumer_group_key("g"),
+        (await store.scan(records.CONSUMERS))[records.consumer_group_key("g")],
+    )
+    assert record.generation == told.generation
+    assert len((await beat("a")).assignment) == 1
+
+
+async def _settle_without_adopting(
+    self: MembershipService, group: ConsumerGroup, wanted: int
+) -> None:
+    async with self._lock(group):
+        if group.settled_changes >= wanted:
+            return
+        plan = group.plan(self._topics(group))
+        assert plan is not None
+        record = ConsumerGroup("g", generation=plan.generation - 1).record(plan)
+        key = records.consumer_group_key(group.name)
+        await self._office.transact(puts={key: records.dump(record)})
