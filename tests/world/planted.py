@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -41,6 +41,7 @@ from semel.broker.state.delays import DelayedQueue, Delays
 from semel.broker.state.locks import ConsumerGroups
 from semel.broker.state.producers import SequenceTable
 from semel.broker.state.rows import ENTRY, Row
+from semel.broker.transactions import TransactionDuty
 from semel.client import admin as client_admin
 from semel.client.core import sequences as sequences_module
 from semel.client.fetch import _FetchLink
@@ -48,6 +49,7 @@ from semel.client.shared_memory import Region, Slot
 from semel.client.streams import Streams
 from semel.controller.office import Office
 from semel.controller.store import Transaction
+from semel.protos.errors import SemelError
 from semel.protos.levels import DELAY_LEVEL, LEVEL_MAX
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.streams import decode_fetch_header
@@ -600,3 +602,16 @@ def asks_once_to_delete_a_group() -> Any:
         return True
 
     return patch.object(client_admin, "forget_progress", forget_progress)
+
+
+def finishes_what_is_not_published() -> Any:
+    """The next epoch may begin though a participant has not heard of the last one."""
+
+    async def _publish_on(self: Any, group: int, record: Any) -> None:
+        if group == self._config.group_id:
+            await self.publish(record)
+            return
+        with suppress(SemelError):
+            await self._calls.call(group, "Publish", record, 0.05)
+
+    return patch.object(TransactionDuty, "_publish_on", _publish_on)
