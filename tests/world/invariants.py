@@ -665,7 +665,10 @@ class Invariants:
                 elif which == "create_queue":
                     self.places.on_created(key_of(record.create_queue.queue))
                 elif which == "delete_queue":
-                    self.places.on_deleted(key_of(record.delete_queue.queue))
+                    gone = key_of(record.delete_queue.queue)
+                    self.places.on_deleted(gone)
+                    rows = [row for row in (*self._table, *touched) if row[0] == gone]
+                    touched |= dict.fromkeys(rows)
                 elif which == "move_queue":
                     touched |= self._move(record.move_queue)
                 elif which == "expire_producers":

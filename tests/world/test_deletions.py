@@ -1,0 +1,24 @@
+"""Whole clusters whose topics are deleted while messages for them wait: each has an outcome."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.world.parts.deletions import leaves_messages_behind_forgotten_doors
+from tests.world.soak import first_failure, run_seeds
+
+DELETIONS = ("alone", "deletions")
+
+
+@pytest.mark.timeout(300)
+def test_messages_of_topics_that_are_deleted_have_an_outcome_in_time() -> None:
+    seen, failures, _ = run_seeds(range(20), more=DELETIONS)
+    assert not failures
+    assert seen["topic deleted while messages waited"] >= 20
+
+
+@pytest.mark.timeout(300)
+def test_a_message_that_is_left_behind_is_found() -> None:
+    """As the client once did; seed 3 found it then."""
+    plant = leaves_messages_behind_forgotten_doors
+    assert "no outcome in time" in first_failure(range(3, 12), plant, more=DELETIONS)
