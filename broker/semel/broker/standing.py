@@ -504,7 +504,11 @@ class Standing:
                 logger.warning("a member of the group again")
                 replica.removed_at = 0
                 replica.set_fit("removed", True)
-        elif applied is not None and own not in applied.addresses:
+        elif (
+            applied is not None
+            and own not in applied.addresses
+            and own not in replica.core.membership.nodes  # a newer entry takes it in
+        ):
             self._on_removed(replica.state.membership.index)
         elif replica.core.role is not Role.MASTER and (
             replica.core.master_id not in replica.addresses()

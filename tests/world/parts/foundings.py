@@ -1,14 +1,14 @@
 """Empty nodes of groups that were founded before: more of them at once than may be lost, founders
 of groups that have grown, strangers at a member's address, lost records, and operators who restore.
 
-How it works. A plan gets one of these stories. *Two empty nodes*: a node of three dies as soon as
-it counts, so it has nothing; the other two serve. Then one of them loses its disk and the other,
-which has all that was acknowledged, is away: who is left is empty, and must wait. *Stranger*: one
-of three is away for a moment, then another one, with a node of another cluster at its address,
-while the third loses its disk. *Dies while it is fed*: the same without the stranger, and the third
-dies again before it has caught up. *Lost founder*: a group of one grows to three, and its founder
-loses its disk. *Majority lost*: two of three disks are lost, not the one that has everything, and
-an operator has the group restored.
+How it works. A plan gets one of these stories, by its seed, and a few of its own steps. *Two empty
+nodes*: a node of three dies as soon as it counts, so it has nothing; the other two serve. Then one
+of them loses its disk and the other, which has all that was acknowledged, is away: who is left is
+empty, and must wait. *Stranger*: one of three is away for a moment, then another one, with a node
+of another cluster at its address, while the third loses its disk. *Dies while it is fed*: one is
+away, another one loses its disk and dies again before it has caught up. *Lost founder*: a group of
+one grows to three, and its founder loses its disk. *Majority lost*: two of three disks are lost,
+not the one that has everything, and an operator has the group restored.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ FOUNDER: Final = "lost founder"
 MAJORITY: Final = "majority lost"
 STRANGER: Final = "stranger"
 FED: Final = "dies while it is fed"
+STORIES: Final = (LATE, STRANGER, FED, FOUNDER, MAJORITY)
 AWAY_S: Final = 1.2
 _SPOILS: Final = NEEDS_PEERS | {"replace node", "grow"}
 """Faults that take disks or members from a group that has none to lose."""
@@ -46,13 +47,13 @@ _STRANGE_DATA: Final = Path("/sim/stranger")
 
 def with_foundings(plan: Plan) -> Plan:
     random = random_of(plan, "foundings")
-    story = random.choice((LATE, STRANGER, FED, FOUNDER, MAJORITY))
+    story = STORIES[plan.seed % len(STORIES)]
     at = random.uniform(0.3, 0.8)
     times = [at + 0.3 * number for number in range(2, 9)] if story == FOUNDER else [at]
     steps = [Step(round(one, 6), story, random.getrandbits(32)) for one in times]
     if story == FOUNDER:
         steps.append(Step(0.0, "grow", random.getrandbits(32)))
-    kept = tuple(step for step in plan.steps if step.kind not in _SPOILS)
+    kept = tuple(step for step in plan.steps if step.kind not in _SPOILS and random.random() < 0.3)
     return dataclasses.replace(
         with_steps(dataclasses.replace(plan, steps=kept), steps),
         size=1 if story == FOUNDER else 3,
@@ -167,12 +168,16 @@ def stranger(nemesis: Nemesis) -> None:
 def dies_while_it_is_fed(nemesis: Nemesis) -> None:
     """It cannot have caught up: the one that is away would have to agree to that."""
     (group,) = nemesis.run.groups
-    behind, lost, keeper = nemesis.random.sample(list(group.hosts.values()), 3)
+    keeper = group.master()
+    if keeper is None:
+        return
+    others = [host for host in group.hosts.values() if host is not keeper]
+    behind, lost = nemesis.random.sample(others, 2)
     behind.away_s = 2 * AWAY_S
     nemesis.die(behind, "long absence")
 
     def strike() -> None:
-        if nemesis.run.healing or behind.replica is not None or keeper.replica is None:
+        if nemesis.run.healing or group.master() is not keeper:
             return
         lose(nemesis, lost, "lost directory")
         strike_again()
@@ -186,6 +191,7 @@ def dies_while_it_is_fed(nemesis: Nemesis) -> None:
             keeper.away_s = AWAY_S
             nemesis.die(keeper, "long absence")
             nemesis.die(lost, "death while it is fed")
+            nemesis.world.later(0.2, behind.start)
 
     nemesis.world.later(0.3, strike)
 
