@@ -13,7 +13,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -46,11 +45,9 @@ from semel.client import admin as client_admin
 from semel.client.core import sequences as sequences_module
 from semel.client.fetch import _FetchLink
 from semel.client.shared_memory import Region, Slot
-from semel.client.streams import Streams
 from semel.controller.office import Office
 from semel.controller.store import Transaction
 from semel.protos.errors import SemelError
-from semel.protos.levels import DELAY_LEVEL, LEVEL_MAX
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.streams import decode_fetch_header
 from semel.protos.v1 import broker_pb2, control_pb2
@@ -555,39 +552,6 @@ def names_a_slot_twice() -> Any:
         return Slot(self, self._free[-1], deque())
 
     return patch.object(Region, "take", take)
-
-
-@contextmanager
-def a_broker_of_before_delays_is_not_told_apart() -> Iterator[None]:
-    """It takes a delayed message for an ordinary one, and a client does not know that it does."""
-    submit = Replica.submit_batch
-
-    def submit_batch(self: Any, header: Any, data: bytes, stream: Any) -> None:
-        if header.deliver_at_us and self.state.feature_level < DELAY_LEVEL:
-            header = replace(header, deliver_at_us=0)
-        submit(self, header, data, stream)
-
-    with (
-        patch.object(Replica, "submit_batch", submit_batch),
-        patch.object(Streams, "open", _at_any_level(Streams.open)),
-    ):
-        yield
-
-
-def _at_any_level(opened: Any) -> Any:
-    async def open(self: Any, address: str, purpose: Any) -> Any:
-        stream = await opened(self, address, purpose)
-        stream.level = LEVEL_MAX
-        return stream
-
-    return open
-
-
-def raises_the_level_at_the_first_use() -> Any:
-    async def require_level(self: Any, level: int) -> None:
-        await self.raise_level(level)
-
-    return patch.object(Replica, "require_level", require_level)
 
 
 def asks_once_to_delete_a_group() -> Any:
