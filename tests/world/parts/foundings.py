@@ -57,9 +57,25 @@ def with_foundings(plan: Plan) -> Plan:
     return dataclasses.replace(
         with_steps(dataclasses.replace(plan, steps=kept), steps),
         size=1 if story == FOUNDER else 3,
-        more_groups=(),
         victim=1 if story == FOUNDER else random.randrange(1, 4),
         duration_s=max(plan.duration_s, max(times) + 2 * AWAY_S + 0.5),
+    )
+
+
+def in_the_first_group(plan: Plan) -> Plan:
+    """Its stories are the first broker group's, which no other part makes smaller, nor takes disks
+    or members from."""
+    grows = any(step.kind == FOUNDER for step in plan.steps)
+    size = 1 if grows else 3
+    return dataclasses.replace(
+        plan,
+        steps=tuple(
+            step
+            for step in plan.steps
+            if step.kind not in _SPOILS or (grows and step.kind == "grow" and not step.at_s)
+        ),
+        size=size,
+        victim=1 + (plan.victim - 1) % size,
     )
 
 
@@ -131,7 +147,7 @@ def let_a_stranger_in(nemesis: Nemesis, host: BrokerHost, until_s: float) -> Non
 def two_empty_nodes(nemesis: Nemesis) -> None:
     late = _late(nemesis.run)
     assert late is not None
-    (group,) = nemesis.run.groups
+    group = nemesis.run.groups[0]
     others = [host for host in group.hosts.values() if host is not late]
     lost, keeper = nemesis.random.sample(others, 2)
     if late.replica is not None or any(host.wiped for host in group.hosts.values()):
@@ -147,7 +163,7 @@ def two_empty_nodes(nemesis: Nemesis) -> None:
 @fault(STRANGER)
 def stranger(nemesis: Nemesis) -> None:
     """What is acknowledged while the first is away has only the other two."""
-    (group,) = nemesis.run.groups
+    group = nemesis.run.groups[0]
     behind, lost, keeper = nemesis.random.sample(list(group.hosts.values()), 3)
     behind.away_s = AWAY_S
     nemesis.die(behind, "long absence")
@@ -167,7 +183,7 @@ def stranger(nemesis: Nemesis) -> None:
 @fault(FED)
 def dies_while_it_is_fed(nemesis: Nemesis) -> None:
     """It cannot have caught up: the one that is away would have to agree to that."""
-    (group,) = nemesis.run.groups
+    group = nemesis.run.groups[0]
     keeper = group.master()
     if keeper is None:
         return
@@ -198,7 +214,7 @@ def dies_while_it_is_fed(nemesis: Nemesis) -> None:
 
 @fault(FOUNDER)
 def lost_founder(nemesis: Nemesis) -> None:
-    (group,) = nemesis.run.groups
+    group = nemesis.run.groups[0]
     founder = group.hosts[NodeId(1)]
     members = [group.hosts[node] for node in group.invariants.voters]
     counting = [host for host in members if host.replica is not None and not host.replica.muted]
@@ -214,7 +230,7 @@ def lost_founder(nemesis: Nemesis) -> None:
 @fault(MAJORITY)
 def majority_lost(nemesis: Nemesis) -> None:
     """Two disks, but not the one that has all that is committed; an operator does the rest."""
-    (group,) = nemesis.run.groups
+    group = nemesis.run.groups[0]
     kept = next(
         (
             host
@@ -249,6 +265,7 @@ add_part(
         name="foundings",
         help="empty nodes of groups that were founded before: nobody founds them again",
         add=with_foundings,
+        leave_out=in_the_first_group,
         exchange=late_founder,
     )
 )

@@ -1,0 +1,52 @@
+"""Parts of worlds go together in any combination, and share one notion of what there is."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from tests.world.plan import make_plan
+from tests.world.registry import all_parts, find_fault, with_parts
+from tests.world.soak import ALONE, ANY, run_seeds
+
+
+@pytest.mark.timeout(600)
+def test_worlds_of_any_combination_hold() -> None:
+    seen, failures, _ = run_seeds(range(700, 712), more=(ANY,))
+    assert not failures
+    assert seen["message acknowledged"] > 500
+
+
+@pytest.mark.timeout(300)
+def test_worlds_of_all_parts_alone_hold() -> None:
+    _, failures, _ = run_seeds(range(2), more=(*all_parts(), ALONE))
+    assert not failures
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_in_which_parts_are_named_does_not_matter(seed: int) -> None:
+    plan, names = make_plan(seed), list(all_parts())
+    assert with_parts(plan, names) == with_parts(plan, names[::-1])
+
+
+@pytest.mark.parametrize("names", list(combinations(all_parts(), 2)), ids=" and ".join)
+def test_a_plan_names_each_client_once_and_its_steps_in_order(names: tuple[str, ...]) -> None:
+    for seed in range(10):
+        plan = with_parts(make_plan(seed), names)
+        assert len(set(plan.clients)) == len(plan.clients)
+        assert plan.steps == tuple(sorted(plan.steps, key=lambda step: step.at_s))
+        assert 1 <= plan.victim <= sum(plan.groups)
+
+
+def test_parts_that_need_several_broker_groups_mean_the_same_ones() -> None:
+    for seed in range(20):
+        moves = with_parts(make_plan(seed), ["moves"])
+        both = with_parts(make_plan(seed), ["moves", "transactions"])
+        assert both.groups == moves.groups
+        assert len(both.groups) == 2
+
+
+def test_a_fault_of_a_part_is_found_by_its_name() -> None:
+    assert find_fault("move queue") is not None
+    assert find_fault("kill master") is None, "that one is the nemesis' own"
