@@ -26,6 +26,8 @@ from semel.protos.v1.common_pb2 import Levels
 from tests.integration.brokers import BrokerGroup, RawClient, make_batch
 from tests.integration.cluster import Cluster
 
+pytestmark = pytest.mark.both_loops
+
 PATIENCE_S = 0.3
 LEVELS = own_levels(active=LEVEL_MAX)
 COUNT = 2_000

@@ -19,6 +19,8 @@ from semel.protos.streams import FETCH_METHOD, MEMORY_HEAD_BYTES, decode_fetch_r
 from semel.protos.v1 import broker_pb2, control_pb2
 from tests.integration.brokers import CLUSTER, QUEUE, BrokerGroup, RawClient, acquire, make_batch
 
+pytestmark = pytest.mark.both_loops
+
 LONG_MS = 10_000
 
 

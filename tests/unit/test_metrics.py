@@ -20,6 +20,8 @@ from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.metrics import Histogram, Metric, MetricsServer, Samples, render
 from tools import metrics
 
+pytestmark = pytest.mark.both_loops
+
 TABLES = {"broker": broker_probe.METRICS, "controller": controller_probe.METRICS}
 ROWS = [
     Metric(name="semel_test_things_total", kind="counter", unit="things", text="T.", labels=("a",)),

@@ -12,6 +12,8 @@ from semel.broker.peers import PeerLink, _Stream
 from semel.broker.raft import EntryMeta, Message, MessageKind
 from semel.protos.ids import NodeId
 
+pytestmark = pytest.mark.both_loops
+
 ENTRY = EntryMeta(index=2, term=1, size=100)
 
 
