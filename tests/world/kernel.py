@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ class SimOs:
         self._files: dict[int, _NodeFile] = {}
         self._next = 1_000
         self.poll = lambda: _Poll(world)
+        self.POLLIN = select.POLLIN
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
