@@ -8,7 +8,7 @@ import pytest
 
 from tests.world.plan import make_plan
 from tests.world.registry import all_parts, find_fault, with_parts
-from tests.world.soak import ALONE, ANY, run_seeds
+from tests.world.soak import ANY, run_seeds
 
 
 @pytest.mark.timeout(600)
@@ -16,12 +16,6 @@ def test_worlds_of_any_combination_hold() -> None:
     seen, failures, _ = run_seeds(range(700, 712), more=(ANY,))
     assert not failures
     assert seen["message acknowledged"] > 500
-
-
-@pytest.mark.timeout(300)
-def test_worlds_of_all_parts_alone_hold() -> None:
-    _, failures, _ = run_seeds(range(2), more=(*all_parts(), ALONE))
-    assert not failures
 
 
 @pytest.mark.parametrize("seed", range(5))
