@@ -43,13 +43,10 @@ from semel.broker.state.rows import ENTRY, Row
 from semel.broker.transactions import TransactionDuty
 from semel.client import admin as client_admin
 from semel.client.core import sequences as sequences_module
-from semel.client.fetch import _FetchLink
 from semel.client.shared_memory import Region, Slot
 from semel.controller.office import Office
 from semel.controller.store import Transaction
 from semel.protos.errors import SemelError
-from semel.protos.queue_refs import queue_key_of
-from semel.protos.streams import decode_fetch_header
 from semel.protos.v1 import broker_pb2, control_pb2
 from tests.world.protocol_clients import Doubter
 
@@ -529,22 +526,6 @@ def raft(bug: type[RaftCore]) -> Plant:
 
     plant.__name__ = bug.__name__
     return plant
-
-
-def peeks_beyond_the_end() -> Any:
-    """Of a queue that was split, whose next batch is not there."""
-    on_reply = _FetchLink._on_reply
-
-    def bad(link: Any, message: Any) -> None:
-        header, _ = decode_fetch_header(message)
-        poll = link._polls.get(header.correlation_id)
-        peeked = {each.queue.key for each in poll.asked if each.peek} if poll is not None else set()
-        for result in header.results:
-            if queue_key_of(result.queue) in peeked and not result.HasField("error"):
-                _ = result.batches[0]
-        on_reply(link, message)
-
-    return patch.object(_FetchLink, "_on_reply", bad)
 
 
 def names_a_slot_twice() -> Any:

@@ -24,7 +24,7 @@ RARE = {
 FOUND_BY: dict[str, tuple[int, ...]] = {
     "overlooks lost locks": (2, 8),
     "rewinds in doubt": (18, 28),
-    "stores under any token": (33,),
+    "stores under any token": (11, 29),
 }
 """Seeds that are tried first: those that found the planted bug when it was planted."""
 
@@ -49,7 +49,8 @@ def test_results_beside(others: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_is_found(name: str) -> None:
     """The first of them is what the client once did when a background commit lost its lock."""
-    found = first_failure((*FOUND_BY[name], *range(60)), PLANTS[name], more=("results",))
+    more = ("alone", "results") if name == "stores under any token" else ("results",)
+    found = first_failure((*FOUND_BY[name], *range(60)), PLANTS[name], more=more)
     assert "once more" in found
 
 

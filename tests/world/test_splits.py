@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from semel.broker.state.producers import SequenceTable
-from tests.world.planted import peeks_beyond_the_end
+from semel.client.fetch import _FetchLink
+from semel.protos.queue_refs import queue_key_of
+from semel.protos.streams import decode_fetch_header
 from tests.world.soak import first_failure, run_seeds
 
 SEEDS = 4
@@ -37,6 +39,22 @@ def children_inherit_nothing() -> Any:
 def test_a_planted_bug_of_splits_is_found() -> None:
     """Others need many seeds here, and are found by the histories of one queue alone."""
     assert first_failure(range(10), children_inherit_nothing, more=("splits",))
+
+
+def peeks_beyond_the_end() -> Any:
+    """Of a queue that was split, whose next batch is not there."""
+    on_reply = _FetchLink._on_reply
+
+    def bad(link: Any, message: Any) -> None:
+        header, _ = decode_fetch_header(message)
+        poll = link._polls.get(header.correlation_id)
+        peeked = {each.queue.key for each in poll.asked if each.peek} if poll is not None else set()
+        for result in header.results:
+            if queue_key_of(result.queue) in peeked and not result.HasField("error"):
+                _ = result.batches[0]
+        on_reply(link, message)
+
+    return planted(_FetchLink, "_on_reply", bad)
 
 
 RETRIES = ("alone", "deliveries", "retries", "splits")
