@@ -17,8 +17,8 @@ from tests.world.parts.deliveries import (
 )
 from tests.world.planted_copies import PLANTS
 
-SEEDS = 6
-RARE = {"dead letter": 60, "sorter crash": 1, "lock released": 10, "copies skipped": 1}
+SEEDS = 12
+RARE = {"dead letter": 120, "sorter crash": 2, "lock released": 20, "copies skipped": 3}
 FOUND_BY: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "forgets copies": ((0,), ()),
     "commits first": ((0,), ()),
