@@ -134,7 +134,7 @@ async def test_a_group_of_one_refuses_to_cut_what_it_may_have_acknowledged(tmp_p
     """The process was killed and the power did not fail: no write was torn."""
     group = await killed_after(tmp_path, 5, nodes=1)
     flip(group, 1, 4)
-    with pytest.raises(CorruptSegment, match=r"entry 8 .*segment-.* may have been acknowledged"):
+    with pytest.raises(CorruptSegment, match=r"entry 9 .*segment-.* may have been acknowledged"):
         await group.start(1)
 
 

@@ -21,7 +21,6 @@ from typing import Final
 import pytest
 
 from semel.console import launcher
-from tests.world.registry import all_parts
 
 ROOT: Final = Path(__file__).parents[2]
 SEEDS: Final = 300
@@ -30,6 +29,12 @@ UNITS: Final = (
     *("tests/unit/client", "tests/unit/server", "tests/unit/protos", "tests/unit/replication"),
     *("tests/unit/controller", "tests/world/test_budget.py", "tests/world/test_machine.py"),
 )
+KINDS: Final = (
+    *("plain", "controllers", "delays", "moves"),
+    *("shared_memory", "splits", "transactions", "upgrades"),
+)
+"""Of simulated clusters: those whose parts are in every program of the product. The kinds that are
+about single programs run on the Python of all other tests."""
 PROCESSES: Final = ("tests/integration/test_client_consumers.py",)
 
 PYTHONS: Final = dict(
@@ -76,7 +81,7 @@ class TestPython:
         base = f"--basetemp={tmp_path / 'base'}"
         run(version, "pytest", "-q", "-p", "no:cacheprovider", base, *tests)
 
-    @pytest.mark.parametrize("part", ["plain", *all_parts()])
+    @pytest.mark.parametrize("part", KINDS)
     def test_simulated_clusters(self, version: str, part: str) -> None:
         seeds = dealt_to(version, VERSIONS, SEEDS)
         options = [] if part == "plain" else [f"--{part.replace('_', '-')}"]

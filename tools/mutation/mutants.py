@@ -101,7 +101,7 @@ class Source:
     def __init__(self, path: Path, root: Path) -> None:
         self.path = path
         self.file = path.relative_to(root).as_posix()
-        self.module = _module_name(path)
+        self.module = _module_name(path.relative_to(root))
         self._tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
         self._edits: dict[str, tuple[Mutant, _Edit]] = {}
         for name, function in _functions(self._tree.body, ""):

@@ -523,6 +523,8 @@ class Standing:
                         for member in answer.members
                     }
                     if own not in members:
+                        if self._config.join and own not in replica.core.membership.nodes:
+                            return  # it waits to be taken in, and was never a member
                         self._on_removed(answer.membership_index)
                         return
                     if replica.members.hear(answer.membership_index, members):

@@ -183,6 +183,8 @@ class GrpcStream:
             raise translate(error, self._address) from None
         if told is not None:
             self.levels = told
+        elif self._call.done():
+            await self.read()  # it ended before the broker said anything: raises why
 
     async def read(self) -> bytes:
         try:

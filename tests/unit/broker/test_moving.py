@@ -48,7 +48,7 @@ async def test_another_groups_missing_master_is_not_taken_for_ones_own() -> None
         calls.learn([transactions_pb2.KnownGroup(group_id=2, addresses=[address])])
         abort = transaction_records_pb2.AbortTransaction(transaction_id="t")
         with pytest.raises(Unavailable, match="broker group 2 has no master: node 7"):
-            await calls.call(2, "Abort", abort, 0.01)
+            await calls.call(2, "Abort", abort, 1.0)
     finally:
         await calls.close()
         await source.close()
