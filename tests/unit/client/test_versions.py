@@ -5,20 +5,25 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
+import grpc.aio
 import pyarrow as pa
 import pytest
 
 from semel.client.cluster import Cluster
 from semel.client.config import ClientConfig, ProducerConfig
+from semel.client.connection import Connections, Purpose
 from semel.client.core.batching import Chunk, Outcome, Part
 from semel.client.core.routing import QueueRoute
 from semel.client.core.sequences import SendWindow
 from semel.client.lanes import Lane
+from semel.client.streams import Streams
 from semel.protos import compat
 from semel.protos.columns import Columns
 from semel.protos.errors import Unavailable, UnsupportedVersion
 from semel.protos.ids import GroupId, ProducerId, QueueId, QueueKey, TopicId
 from semel.protos.levels import DELAY_LEVEL, LEVEL_MAX
+from semel.protos.streams import PRODUCE_METHOD
 from semel.protos.v1 import controller_pb2
 
 
@@ -112,3 +117,27 @@ async def test_a_group_all_of_whose_nodes_are_of_another_version_is_not_searched
             await cluster.master(GroupId(1))
     assert len(asked) >= 6
     await cluster.close()
+
+
+async def test_a_broker_that_dies_before_it_has_told_its_levels_is_not_an_old_one() -> None:
+    """Another node is asked then; a broker of another version would fail what is to be sent."""
+    server = grpc.aio.server()
+
+    async def die(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the node ends")
+
+    method = grpc.stream_stream_rpc_method_handler(die)
+    service, _, name = PRODUCE_METHOD.lstrip("/").partition("/")
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {name: method}),)
+    )
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    connections = Connections()
+    try:
+        with pytest.raises(Unavailable) as caught:
+            await Streams(connections, direct=False, patience_s=10.0).open(address, Purpose.PRODUCE)
+        assert caught.value.retriable
+    finally:
+        await connections.close()
+        await server.stop(None)
