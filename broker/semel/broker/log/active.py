@@ -125,10 +125,10 @@ class ActiveSegment:
         old = self.file
         self.file = self._keeper.activate(roll.segment)
         self.segment = roll.segment
+        self.durable_index = self.written_index = roll.segment.first_index - 1
         self._written_to = self._dropped_to = roll.segment.header.frames_at
         self._keeper.retire(old, roll.retired, roll.void)
         self.rolls += 1
-        self.durable_index = self.written_index = roll.segment.first_index - 1
 
     def close(self) -> None:
         if self.file is not None:
