@@ -314,7 +314,9 @@ class Retrying:
             return
         for at in [at for at in list(found.notes) if at < offset]:
             found.bytes -= len(found.notes.pop(at).message.value)
-        queue.skip -= {at for at in queue.skip if at < offset}
+        # A commit reaches over what is to be skipped, also where that is not fetched yet.
+        passed = min(offset, queue.delivered)
+        queue.skip -= {at for at in queue.skip if at < passed}
         found.recorded = found.recorded and bool(found.record(offset))
 
     def on_seek(self, queue: FeedQueue, offset: int) -> None:

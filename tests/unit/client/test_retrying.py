@@ -169,6 +169,21 @@ async def test_commits_at_the_same_time_copy_once_and_number_their_records() -> 
     assert one.relay.afresh == [True, False], "the first attempt is not over"
 
 
+async def test_copies_that_a_commit_reaches_over_are_skipped_when_they_are_fetched_later() -> None:
+    """A retry topic's batches are fetched when they are due: a commit of the message before them
+    is ahead of the fetch, and their originals must not be given out again."""
+    one = One()
+    one.queue.skip = {6, 7}
+    one.queue.delivered = 6
+    covered = one.retrying.covered(one.queue, 6)
+    assert covered == 8
+    one.retrying.on_committed(one.queue, covered)
+    assert one.queue.skip == {6, 7}
+    one.queue.delivered = 9
+    one.retrying.on_committed(one.queue, 9)
+    assert not one.queue.skip
+
+
 async def test_a_commit_leaves_of_the_record_what_is_not_over() -> None:
     one = One(3, 8)
     one.queue.skip = {2, 20}
@@ -184,7 +199,7 @@ async def test_a_commit_leaves_of_the_record_what_is_not_over() -> None:
     assert left(4).copied == {20}
     assert left(4).attempt.end == 9
     assert left(9).attempt is None
-    one.queue.done = 9
+    one.queue.done = one.queue.delivered = 9
     one.retrying.on_committed(one.queue, 9)
     assert (one.queue.skip, one.held.notes, one.held.recorded) == ({20}, {}, True)
     one.retrying.on_committed(one.queue, 21)
