@@ -16,6 +16,7 @@ from semel.client import Client, connect
 from semel.console.main import run as console
 from semel.protos.errors import InvalidRequest
 from tests.integration.cluster import Cluster, Node
+from tests.waiting import until
 
 MESSAGES = 30
 
@@ -148,6 +149,7 @@ def test_the_founder_of_a_group_that_grew_is_fed_when_it_comes_back_empty(tmp_pa
         name = founding(cluster, founder)
         for number in (2, 3):
             cluster.join(number, group=1)
+        until(lambda: len(client.admin.cluster_status().groups[0].nodes) == 3, what="the reports")
         client.admin.grow_group(1, 3)
         cluster.kill(founder)
         wipe(founder)
