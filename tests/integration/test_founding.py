@@ -58,10 +58,7 @@ def stays(cluster: Cluster, seconds: float = 2.5) -> None:
 
 
 def until_counted(cluster: Cluster, node: Node) -> None:
-    deadline = time.monotonic() + 20
-    while cluster.status(node).muted:
-        assert time.monotonic() < deadline, "it is not counted"
-        time.sleep(0.02)
+    until(lambda: not cluster.status(node).muted, within_s=20, what="being counted")
 
 
 @pytest.fixture

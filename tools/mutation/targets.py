@@ -111,6 +111,8 @@ TARGETS: Final = {
                 "replica",
                 "proposer",
                 "standing",
+                "founding",
+                "identity",
                 "members",
                 "membership",
                 "snapshots",
@@ -167,6 +169,9 @@ TARGETS: Final = {
             f"{_CLIENT}/{name}.py"
             for name in (
                 "consumer",
+                "locks",
+                "commits",
+                "outstanding",
                 "pulling",
                 "feed_queue",
                 "fetch",
