@@ -51,6 +51,8 @@ from semel.protos.v1.common_pb2 import Levels
 logger = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 60.0
+_END_S: Final = 1.0
+"""A stream without levels that has not reported its end after this time is an old broker's."""
 _METHODS: Final = {Purpose.PRODUCE: PRODUCE_METHOD, Purpose.FETCH: FETCH_METHOD}
 _KINDS: Final = {
     Purpose.PRODUCE: broker_pb2.DIRECT_STREAM_PRODUCE,
@@ -183,8 +185,18 @@ class GrpcStream:
             raise translate(error, self._address) from None
         if told is not None:
             self.levels = told
-        elif self._call.done():
-            await self.read()  # it ended before the broker said anything: raises why
+        elif await self._has_ended():
+            await self.read()  # raises why
+
+    async def _has_ended(self) -> bool:
+        """Whether the stream ended before the broker sent a message. The end arrives in the same
+        frame as the empty metadata, but gRPC reports the two one after the other."""
+        try:
+            async with compat.timeout(_END_S):
+                await self._call.code()
+        except TimeoutError:
+            return False
+        return True
 
     async def read(self) -> bytes:
         try:

@@ -235,6 +235,7 @@ def running(*, open_segment: bool = True, **options: object) -> Iterator[Machine
     """A machine whose first segment takes writes; in the end nothing is wrong."""
     machine = Machine(**options)  # type: ignore[arg-type]
     if open_segment:
+        machine.hold()  # a thread that has rolled before the write is put leaves it to the kernel
         machine.append(SMALL)
         machine.settle()
     try:
