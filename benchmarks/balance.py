@@ -33,7 +33,7 @@ from benchmarks.harness import (
     temporary_directory,
 )
 from semel.client import Client, connect
-from semel.controller.balance import balance
+from semel.controller.groups.balance import balance
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from tests.integration.cluster import Cluster
 

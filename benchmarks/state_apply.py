@@ -14,8 +14,8 @@ import tracemalloc
 from collections.abc import Callable
 
 from semel.broker.state import Accepted, Judge, QueueSettings, QueueState, State, batch_record_parts
-from semel.broker.state.producers import SequenceTable
-from semel.broker.state.rows import Row
+from semel.broker.state.apply.producers import SequenceTable
+from semel.broker.state.apply.rows import Row
 from semel.protos.batch import BatchHeader, Codec, decode_header
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import ProducerId, QueueId, QueueKey, Sequence, Term, TopicId

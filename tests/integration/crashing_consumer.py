@@ -16,10 +16,11 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from semel.client import RetryPolicy, connect, retrying
-from semel.client.commits import Commits
-from semel.client.relay import Relay
-from semel.client.retrying import Retrying
+from semel.client import RetryPolicy, connect
+from semel.client.consumer.commits import Commits
+from semel.client.dead_letters import retrying
+from semel.client.dead_letters.relay import Relay
+from semel.client.dead_letters.retrying import Retrying
 
 
 def die() -> NoReturn:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from semel.broker.background.maintenance import Maintenance
 from semel.broker.log import LogConfig
 from semel.broker.log.files import OsFile
-from semel.broker.maintenance import Maintenance
 from semel.protos import compat
 from semel.protos.errors import DiskFull, ProducerFenced, StorageError, from_detail
 from semel.protos.queue_refs import queue_ref

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from semel.broker import snapshots
 from semel.broker.log import Log, RecordRef
 from semel.broker.node import BrokerNode
+from semel.broker.snapshots import snapshots
 from semel.protos import compat
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.integration.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from semel.client import Client, Producer, SendFuture, connect, verify
+from semel.client import Client, Producer, SendFuture, connect
+from semel.client.admin import verify
 from semel.protos.errors import (
     BufferFull,
     Closed,

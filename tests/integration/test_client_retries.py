@@ -11,11 +11,11 @@ from collections import Counter
 import pytest
 
 from semel.client import Client, Message, Origin, RetryPolicy
-from semel.client.commits import Commits
+from semel.client.consumer.commits import Commits
 from semel.client.core import letters
-from semel.client.feed_queue import FeedQueue
-from semel.client.relay import Copy, Relay, settle
-from semel.client.retrying import Retrying
+from semel.client.dead_letters.relay import Copy, Relay, settle
+from semel.client.dead_letters.retrying import Retrying
+from semel.client.reading.feed_queue import FeedQueue
 from semel.protos.errors import InvalidRequest, LockLost, ProducerFenced
 from tests.integration.cluster import Cluster
 from tests.integration.crashing_consumer import sort_out

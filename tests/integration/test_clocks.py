@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semel.broker.node import BrokerNode
-from semel.broker.replica import wall_us
+from semel.broker.replica.replica import wall_us
 from semel.protos.frames import decode_frame_header
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2

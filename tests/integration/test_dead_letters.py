@@ -11,7 +11,7 @@ import pytest
 
 from semel.client import Client, LetterFilter, Message, RetryPolicy, connect_async
 from semel.client.core import letters
-from semel.client.redriving import DeadLetters, _Lock
+from semel.client.dead_letters.redrive import DeadLetters, _Lock
 from semel.console.main import run
 from semel.protos.errors import ProducerFenced, UnknownTopic
 from tests.integration.cluster import Cluster
@@ -114,7 +114,7 @@ def test_a_run_that_was_cut_short_is_finished_by_the_next(
 
     with monkeypatch.context() as patched:
         if step == "ledger":
-            patched.setattr("semel.client.redriving._Run._write_down", cut)
+            patched.setattr("semel.client.dead_letters.redrive._Run._write_down", cut)
         else:
             patched.setattr(_Lock, "release", cut)
         with pytest.raises(Cut):

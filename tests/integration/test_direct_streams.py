@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from semel.client import streams
 from semel.client.config import ClientConfig
-from semel.client.connection import Connections, Purpose
-from semel.client.streams import DirectStream, GrpcStream, Stream, Streams
+from semel.client.transport import streams
+from semel.client.transport.connection import Connections, Purpose
+from semel.client.transport.streams import DirectStream, GrpcStream, Stream, Streams
 from semel.protos import compat
 from semel.protos.errors import SemelError, Unavailable, UnsupportedVersion
 from semel.protos.framed import ACCEPTED, HEAD, HELLO

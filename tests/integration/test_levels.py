@@ -126,7 +126,7 @@ async def test_a_member_below_the_level_is_not_fed(
         with pytest.raises(CorruptSegment, match=f"feature level {LEVEL_MAX}; .* upgrade it"):
             await BrokerNode(group.config(old)).__aenter__()
         group.wipe(old)
-        with caplog.at_level(logging.ERROR, "semel.broker.peers"):
+        with caplog.at_level(logging.ERROR, "semel.broker.replication.sender"):
             await group.start(old)
             while not any("peer is not let in" in record.message for record in caplog.records):
                 await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import OsFiles
 from semel.broker.raft import Message, MessageKind, encode_message
-from semel.broker.server.replicate import PeerPort
+from semel.broker.replication.receiver import PeerPort
 from semel.protos import compat
 from semel.protos.errors import DataDirectoryError
 from semel.protos.framed import ACCEPTED, encode_head, encode_hello

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from semel.client import Client, connect
-from semel.client.connection import BROKER, Purpose
-from semel.client.streams import Stream, Streams
+from semel.client.transport.connection import BROKER, Purpose
+from semel.client.transport.streams import Stream, Streams
 from semel.protos.errors import InvalidRequest, UnknownQueue, UnknownTopic
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.integration.cluster import Cluster, Node

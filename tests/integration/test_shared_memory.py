@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from semel.client import Client, connect
-from semel.client.shared_memory import Exchange
+from semel.client.reading.shared_memory import Exchange
 from tests.integration.cluster import Cluster
 
 VALUE_BYTES = 1_000

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from semel.client import Client, connect
-from semel.client.transaction_api import Transactions
+from semel.client.api.sync_transactions import Transactions
 from semel.protos.errors import (
     InvalidRequest,
     MessageTooLarge,

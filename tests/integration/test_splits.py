@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from semel.client import Client, Producer, SendFuture, connect
-from semel.client.relay import Copy, Relay, settle
+from semel.client.dead_letters.relay import Copy, Relay, settle
 from semel.protos.errors import InvalidRequest, ProducerFenced, UnknownQueue, UnknownTopic
 from semel.spark_connector.options import Topics
 from semel.spark_connector.view import describe

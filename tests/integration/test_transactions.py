@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from semel.client import Client, StageReceipt, connect, connect_async
-from semel.client.transaction_core import TransactionCore, _pins
+from semel.client.transactions.commit import TransactionCore, _pins
 from semel.protos import errors
 from semel.protos.v1 import common_pb2, transaction_records_pb2, transactions_pb2
 from tests.integration.cluster import Cluster
@@ -356,7 +356,7 @@ def test_the_console_shows_and_ends_them(client: Client, cluster: Cluster, topic
 DYING = """
 import json, os, signal, sys
 from semel.client import connect
-from semel.client.transaction_core import TransactionCore
+from semel.client.transactions.commit import TransactionCore
 
 bootstrap, topic, name, step = sys.argv[1:]
 call = TransactionCore._call

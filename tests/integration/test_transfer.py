@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from semel.controller import ControllerConfig, ControllerNode, records, transfer
-from semel.controller import archive as archives
-from semel.controller.archive import Archive
-from semel.controller.commands import controller
-from semel.controller.office import Office
+from semel.controller import ControllerConfig, ControllerNode, records
+from semel.controller.archive import archive as archives
+from semel.controller.archive import transfer
+from semel.controller.archive.archive import Archive
+from semel.controller.archive.commands import controller
+from semel.controller.archive.transfer import fill, take_out
+from semel.controller.epoch import Office
 from semel.controller.store import (
     ControllerAddress,
     MemoryStore,
@@ -28,7 +30,6 @@ from semel.controller.store import (
     VersionConflict,
 )
 from semel.controller.store.zookeeper import ZooKeeperStore
-from semel.controller.transfer import fill, take_out
 from semel.protos.errors import DataDirectoryError, InvalidRequest, MessageTooLarge, SemelError
 from tests.zookeeper import Server
 

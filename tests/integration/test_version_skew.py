@@ -16,8 +16,8 @@ import pytest
 from semel.broker.log import checkpoint, current, hard_state, identity, segment
 from semel.broker.node import BrokerNode
 from semel.broker.raft import Message, MessageKind, encode_message
-from semel.broker.server.replicate import split_message
-from semel.broker.state.machine import STATE_MAGIC
+from semel.broker.replication.receiver import split_message
+from semel.broker.state.apply.machine import STATE_MAGIC
 from semel.protos.errors import CorruptFrame, InvalidRequest, StorageError
 from semel.protos.frames import FRAME_HEADER_CRC_AT, FRAME_MAGIC, check_frame
 from semel.protos.ids import NodeId

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from semel.controller import ControllerConfig, ControllerNode
-from semel.controller.office import Office
+from semel.controller.epoch import Office
 from semel.controller.store.opening import open_store
 from semel.protos.errors import DataDirectoryError, NotMaster
 from semel.protos.rpc import error_from_rpc

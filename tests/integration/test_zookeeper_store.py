@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from kazoo.protocol.serialization import Transaction as Transact
 
-from semel.controller.office import Office
+from semel.controller.epoch import Office
 from semel.controller.store import (
     Change,
     ControllerAddress,

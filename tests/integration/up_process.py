@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from semel.client import SemelError, connect
-from semel.client.model import BrokerGroupDescription
+from semel.client.admin.descriptions import BrokerGroupDescription
 from tests.waiting import until
 
 READY_TIMEOUT_S = 60.0

@@ -20,10 +20,10 @@ from semel.broker.state import (
     Refused,
     State,
 )
-from semel.broker.state.expired import Expired
-from semel.broker.state.producers import SequenceTable
-from semel.broker.state.rows import ENTRY, Row
-from semel.broker.state.spec import Spec
+from semel.broker.state.admission.pending import Spec
+from semel.broker.state.apply.expired import Expired
+from semel.broker.state.apply.producers import SequenceTable
+from semel.broker.state.apply.rows import ENTRY, Row
 from semel.client.core.sequences import SendWindow
 from semel.protos import batch, errors
 from semel.protos.batch import BatchHeader, check_batch

@@ -1,10 +1,10 @@
 """The simulator's cluster, whose nodes also lose their disks, one at a time.
 
 How it works. A founding voter crashes and comes back with an empty disk: muted, as its shell has
-it. The shell's part is played here as `standing.py` and `membership.py` do it: whoever believes to
-be master, and does not count the node, writes an entry; once that is committed, and applied on
-the node, the node counts again. Everything else but changes of membership goes on: partitions,
-crashes, pauses, and late messages of before the loss.
+it. The shell's part is played here as `membership/status.py` and `membership/changes.py` do it:
+whoever believes to be master, and does not count the node, writes an entry; once that is committed,
+and applied on the node, the node counts again. Everything else but changes of membership goes on:
+partitions, crashes, pauses, and late messages of before the loss.
 
 The checker knows what was lost: an entry that the node had on its disk when it acknowledged it was
 durable then.

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from semel.broker import probe as broker_probe
-from semel.broker.state.locks import ConsumerGroups, GroupQueue
+from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
 from semel.controller import probe as controller_probe
 from semel.protos import compat
 from semel.protos import metrics as protos_metrics

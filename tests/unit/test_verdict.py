@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from semel.broker.verdict import Verdict, judge
+from semel.broker.repair.decision import Verdict, judge
 from semel.protos.ids import NodeId
 from semel.protos.v1.raft_pb2 import (
     ENTRY_STANDING_ABSENT as ABSENT,

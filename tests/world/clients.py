@@ -22,9 +22,9 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from semel.broker.replica import wall_us
+from semel.broker.replica.replica import wall_us
 from semel.client import connect_async
-from semel.client.connection import BROKER
+from semel.client.transport.connection import BROKER
 from semel.protos import compat
 from semel.protos.errors import (
     DedupStateExpired,

@@ -7,7 +7,7 @@ Not here: a machine (`nodes.py`), what must hold of the group (`invariants.py`),
 from __future__ import annotations
 
 from semel.broker.raft import Role
-from semel.broker.replica import Replica
+from semel.broker.replica.replica import Replica
 from semel.protos.ids import GroupId, NodeId
 from tests.checking.moves import Journeys
 from tests.world.consumption import Told

@@ -41,10 +41,10 @@ import google_crc32c
 from semel.broker.log import HardStateFile, IndexUnavailable
 from semel.broker.log.hard_state import BLOCK_BYTES, RECORD_STRUCT
 from semel.broker.raft import Message, MessageKind, Role
-from semel.broker.replica import Replica
+from semel.broker.replica.replica import Replica
 from semel.broker.state import MoveState, ProducerState
-from semel.broker.state.rows import WINDOW_BATCHES
-from semel.controller.moves import JOB_SHIFT
+from semel.broker.state.apply.rows import WINDOW_BATCHES
+from semel.controller.moves.moves import JOB_SHIFT
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     BatchFlags,

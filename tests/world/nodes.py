@@ -22,8 +22,8 @@ from semel.broker.config import BrokerConfig
 from semel.broker.log import IndexUnavailable, LogConfig
 from semel.broker.node import BrokerNode
 from semel.broker.raft import Message, encode_message
-from semel.broker.replica import Replica
-from semel.broker.server.replicate import split_message
+from semel.broker.replica.replica import Replica
+from semel.broker.replication.receiver import split_message
 from semel.controller.config import ControllerConfig
 from semel.controller.node import ControllerNode
 from semel.controller.store import MemoryStore, Transaction
@@ -51,7 +51,7 @@ def broker_address(number: int) -> str:
 
 
 class SimLink:
-    """A peer link that sends datagrams; the frames come from the log, as in `peers.py`."""
+    """A peer link that sends datagrams; frames come from the log, as in `replication/sender.py`."""
 
     def __init__(self, host: BrokerHost, replica: Replica, peer: NodeId) -> None:
         self._host = host

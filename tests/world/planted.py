@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from semel.broker import replica as replica_module
-from semel.broker import standing as standing_module
+from semel.broker.background.transactions import TransactionDuty
+from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.log import checkpoint as checkpoint_module
 from semel.broker.log import files as files_module
 from semel.broker.log import hard_state as hard_state_module
@@ -27,24 +27,24 @@ from semel.broker.log.active import ActiveSegment
 from semel.broker.log.cleaner import Cleaner
 from semel.broker.log.reader import Reader as LogReader
 from semel.broker.log.writer import Writer
-from semel.broker.proposer import Proposer
+from semel.broker.membership import status as standing_module
+from semel.broker.membership.status import Standing
 from semel.broker.raft import RaftCore
-from semel.broker.replica import Replica
-from semel.broker.routes_copy import RoutesCopy
+from semel.broker.replica import replica as replica_module
+from semel.broker.replica.proposer import Proposer
+from semel.broker.replica.replica import Replica
 from semel.broker.server import moves as serving_moves
-from semel.broker.standing import Standing
 from semel.broker.state import make_slice
-from semel.broker.state.codec import Reader
-from semel.broker.state.coordination import Coordination
-from semel.broker.state.delays import DelayedQueue, Delays
-from semel.broker.state.locks import ConsumerGroups
-from semel.broker.state.producers import SequenceTable
-from semel.broker.state.rows import ENTRY, Row
-from semel.broker.transactions import TransactionDuty
-from semel.client import admin as client_admin
+from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.coordination import Coordination
+from semel.broker.state.apply.delays import DelayedQueue, Delays
+from semel.broker.state.apply.locks import ConsumerGroups
+from semel.broker.state.apply.producers import SequenceTable
+from semel.broker.state.apply.rows import ENTRY, Row
+from semel.client.admin import calls as client_admin
 from semel.client.core import sequences as sequences_module
-from semel.client.shared_memory import Region, Slot
-from semel.controller.office import Office
+from semel.client.reading.shared_memory import Region, Slot
+from semel.controller.epoch import Office
 from semel.controller.store import Transaction
 from semel.protos.errors import SemelError
 from semel.protos.v1 import broker_pb2, control_pb2

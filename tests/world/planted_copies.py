@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 from unittest.mock import patch
 
-from semel.client import redriving, relay, retrying
 from semel.client.core.copies import record_bytes
-from semel.client.feed_queue import FeedQueue
-from semel.client.retrying import Retrying
+from semel.client.dead_letters import redrive as redriving
+from semel.client.dead_letters import relay, retrying
+from semel.client.dead_letters.retrying import Retrying
+from semel.client.reading.feed_queue import FeedQueue
 from semel.protos.errors import SemelError
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2

@@ -20,9 +20,9 @@ import grpc
 import grpc.aio
 import pyarrow as pa
 
-from semel.client.connection import Purpose
 from semel.client.core.routing import QueueRoute
-from semel.client.identity import Identity
+from semel.client.producer.identity import Identity
+from semel.client.transport.connection import Purpose
 from semel.protos import compat
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import (

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from semel.broker.log import IndexUnavailable, LogConfig, writer
 from semel.broker.log.reader import record_of
-from semel.broker.replica import Replica
+from semel.broker.replica.replica import Replica
 from semel.client import session as client_session
 from semel.controller import node as controller_node
 from semel.protos.errors import SemelError

@@ -22,10 +22,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from semel.broker.peers import _Stream
-from semel.broker.proposer import Proposer
+from semel.broker.replica.proposer import Proposer
+from semel.broker.replication.sender import _Stream
 from semel.broker.state import Judge
-from semel.client.intake import Intake
+from semel.client.producer.intake import Intake
 from tests.world.counting import COPIES, SMALL
 from tests.world.measuring import (
     ARRAY,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from semel.broker.state.producers import SequenceTable
-from semel.client.fetch import _FetchLink
+from semel.broker.state.apply.producers import SequenceTable
+from semel.client.reading.fetch import _FetchLink
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.streams import decode_fetch_header
 from tests.world.soak import first_failure, run_seeds

@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
-from semel.broker.replica import Replica
-from semel.client.streams import Streams
+from semel.broker.replica.replica import Replica
+from semel.client.transport.streams import Streams
 from semel.protos.levels import DELAY_LEVEL, LEVEL_MAX
 from tests.world.planted import Plant
 from tests.world.soak import first_failure, run_seeds

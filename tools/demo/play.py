@@ -39,7 +39,7 @@ from tools.demo.stage import Actor, DemoFailed, Stage
 
 if TYPE_CHECKING:
     from semel.client import Client
-    from semel.client.model import BrokerGroupDescription
+    from semel.client.admin.descriptions import BrokerGroupDescription
 
 TOPIC: Final = "demo"
 COPY: Final = "demo-copy"

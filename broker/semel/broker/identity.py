@@ -4,7 +4,8 @@ How it works. Cluster, group and node come from the configuration and are compar
 directory at the start. The *founding* is the group's birth: its name is random, and a group that an
 operator begins anew after a majority of disks was lost gets another one, so nodes of two histories
 never take each other for members of one group. A node with an empty directory belongs to no
-founding until it learns of it (`standing.py`); until then it answers nobody who speaks for one.
+founding until it learns of it (`membership/status.py`); until then it answers nobody who speaks for
+one.
 
 Every call between nodes of a group says who calls whom, and whoever is called checks all of it: an
 address may lead to another machine today than yesterday. Who asks a node for its status checks the
@@ -13,7 +14,7 @@ answer in the same way.
 Invariants
 1. `founding` is what the disk says: it is durable before anybody is told.
 
-Not here: the file (`log/identity.py`), which founding a node belongs to (`founding.py`).
+Not here: the file (`log/identity.py`), which founding a node belongs to (`membership/founding.py`).
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 How it works. Opening reads the disk: identity, log, hard state, newest checkpoint. Then the server
 listens, links to the peers open, and the replica ticks. A node whose data directory is new asks its
 peers first whether the group has a history: if so nobody may count it until it has caught up
-(`standing.py`). Links to the peers follow the members that the log names.
+(`membership/status.py`). Links to the peers follow the members that the log names.
 
 Order of stopping: no new calls, a master hands over, streams end, the log syncs and closes.
 
-Not here: what happens while running (`replica.py`).
+Not here: what happens while running (`replica/replica.py`).
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from semel.broker.background.delayed_release import DelayDuty
+from semel.broker.background.maintenance import Maintenance
+from semel.broker.background.transactions import TransactionDuty
 from semel.broker.config import BrokerConfig
-from semel.broker.delays import DelayDuty
-from semel.broker.group_calls import GroupCalls
-from semel.broker.halting import end_process
+from semel.broker.control_plane.group_calls import GroupCalls
+from semel.broker.control_plane.reports import Registration
+from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles
-from semel.broker.maintenance import Maintenance
-from semel.broker.members import Members
-from semel.broker.membership import MembershipChanges
-from semel.broker.peers import PeerLink
+from semel.broker.membership.changes import MembershipChanges
+from semel.broker.membership.service import MembersService
+from semel.broker.membership.status import Standing, ask_members
 from semel.broker.probe import Probe
 from semel.broker.raft import Role
-from semel.broker.registration import Registration
-from semel.broker.repair import Repair
-from semel.broker.replica import TICK_MS, Replica
-from semel.broker.routes_copy import RoutesCopy
-from semel.broker.scrub import Scrub
+from semel.broker.repair.quarantine import move_away, set_aside
+from semel.broker.repair.repair import Repair
+from semel.broker.repair.scrub import Scrub
+from semel.broker.replica.fatal import end_process
+from semel.broker.replica.member_book import Members
+from semel.broker.replica.replica import TICK_MS, Replica
+from semel.broker.replication.receiver import PeerPort, frame_meta
+from semel.broker.replication.sender import PeerLink
 from semel.broker.server.admin import AdminService
 from semel.broker.server.direct import DirectStreams
 from semel.broker.server.fetch import FetchHandler
-from semel.broker.server.members import MembersService
 from semel.broker.server.moves import MovesService
 from semel.broker.server.produce import ProduceHandler
-from semel.broker.server.replicate import PeerPort, frame_meta
 from semel.broker.server.routes import routes_handler
 from semel.broker.server.transactions import TransactionsService
-from semel.broker.setting_aside import move_away, set_aside
-from semel.broker.snapshots import CatchUp, Checkpoints, SnapshotService
-from semel.broker.standing import Standing, ask_members
+from semel.broker.snapshots.snapshots import CatchUp, Checkpoints, SnapshotService
 from semel.broker.state import State
-from semel.broker.transactions import TransactionDuty
 from semel.protos import compat
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.frames import decode_frame_header

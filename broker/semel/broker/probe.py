@@ -16,14 +16,14 @@ from importlib.metadata import version
 from typing import Final
 
 from semel.broker.config import BrokerConfig
-from semel.broker.load import Counters
-from semel.broker.replica import Replica, monotonic_ms
-from semel.broker.scrub import Scrub
+from semel.broker.control_plane.load import Counters
+from semel.broker.repair.scrub import Scrub
+from semel.broker.replica.replica import Replica, monotonic_ms
 from semel.broker.server.admin import disk_room
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.moves import MovesService
 from semel.broker.server.produce import ProduceHandler
-from semel.broker.snapshots import Checkpoints
+from semel.broker.snapshots.snapshots import Checkpoints
 from semel.broker.state import progress
 from semel.protos.ids import NodeId
 from semel.protos.metrics import Metric, Samples

@@ -4,9 +4,23 @@ See `docs/client.md`. Errors live in `semel.protos.errors` and are re-exported h
 """
 
 from semel.client import _fork as _fork  # first: before gRPC is imported
-from semel.client.aio import AsyncClient, AsyncProducer, connect_async
-from semel.client.aio_admin import AsyncAdmin
-from semel.client.aio_reading import AsyncConsumer, AsyncReader
+from semel.client.admin.inspection import Inspection
+from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult
+from semel.client.admin.resets import OffsetReset, Shift
+from semel.client.admin.restore import RestorePlan, RestoreResult
+from semel.client.admin.verify import VerifyProgress
+from semel.client.api.aio import AsyncClient, AsyncProducer, connect_async
+from semel.client.api.aio_admin import AsyncAdmin
+from semel.client.api.aio_reading import AsyncConsumer, AsyncReader
+from semel.client.api.aio_transactions import (
+    AsyncProducerTransaction,
+    AsyncStage,
+    AsyncTransactions,
+)
+from semel.client.api.sync import Client, Producer, connect
+from semel.client.api.sync_admin import Admin
+from semel.client.api.sync_reading import Consumer, Reader
+from semel.client.api.sync_transactions import ProducerTransaction, Stage, Transactions
 from semel.client.config import (
     ClientConfig,
     ConsumerConfig,
@@ -14,29 +28,20 @@ from semel.client.config import (
     ReaderConfig,
     RetryPolicy,
 )
+from semel.client.consumer.sql_offsets import SqlOffsets
 from semel.client.core.letters import Origin
-from semel.client.futures import BulkFuture, BulkSummary, SendFuture
-from semel.client.inspection import Inspection
-from semel.client.members import DrainResult, MemberProgress, MembershipResult
-from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
-from semel.client.producer_topic import ProducerStats
-from semel.client.redriving import DeadLetter, LetterFilter, RedriveProgress, RedriveResult
-from semel.client.resets import OffsetReset, Shift
-from semel.client.restoring import RestorePlan, RestoreResult
-from semel.client.sql_offsets import SqlOffsets
-from semel.client.staging import StageReceipt
-from semel.client.sync import Client, Producer, connect
-from semel.client.sync_admin import Admin
-from semel.client.sync_reading import Consumer, Reader
-from semel.client.transaction_aio import (
-    AsyncProducerTransaction,
-    AsyncStage,
-    AsyncTransactions,
+from semel.client.dead_letters.redrive import (
+    DeadLetter,
+    LetterFilter,
+    RedriveProgress,
+    RedriveResult,
 )
-from semel.client.transaction_api import ProducerTransaction, Stage, Transactions
-from semel.client.transaction_core import Committed
-from semel.client.transaction_model import TransactionInfo, TransactionPart
-from semel.client.verify import VerifyProgress
+from semel.client.futures import BulkFuture, BulkSummary, SendFuture
+from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
+from semel.client.producer.topic import ProducerStats
+from semel.client.transactions.commit import Committed
+from semel.client.transactions.descriptions import TransactionInfo, TransactionPart
+from semel.client.transactions.staging import StageReceipt
 from semel.protos.errors import SemelError
 
 __all__ = [

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeVar
 
-from semel.client.sql_offsets import SqlOffsets
+from semel.client.consumer.sql_offsets import SqlOffsets
 from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, Codec
 from semel.protos.errors import InvalidRequest
 from semel.protos.levels import LEVEL_MAX

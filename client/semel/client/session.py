@@ -15,8 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from semel.client.admin import AdminCore
-from semel.client.cluster import Cluster
+from semel.client.admin.calls import AdminCore
 from semel.client.config import (
     DEFAULT_BOOTSTRAP,
     ClientConfig,
@@ -24,13 +23,14 @@ from semel.client.config import (
     build,
     parse_bootstrap,
 )
-from semel.client.intake import Intake
-from semel.client.memory import ProducerMemory
-from semel.client.producer import ProducerCore
-from semel.client.routes_file import routes_directory
-from semel.client.runtime import Runtime, shared_runtime
-from semel.client.staging import StageCore, StagerIdentity
-from semel.client.transaction_core import TransactionCore
+from semel.client.producer.intake import Intake
+from semel.client.producer.memory import ProducerMemory
+from semel.client.producer.producer import ProducerCore
+from semel.client.transactions.commit import TransactionCore
+from semel.client.transactions.staging import StageCore, StagerIdentity
+from semel.client.transport.cluster import Cluster
+from semel.client.transport.routes_file import routes_directory
+from semel.client.transport.runtime import Runtime, shared_runtime
 from semel.protos import compat
 from semel.protos.errors import Closed, InvalidRequest, SemelError, TimedOut
 

@@ -4,7 +4,7 @@ How it works. Each check looks at one kind of trouble and yields findings; `diag
 and sorts by severity. An *error* means that something does not work, or that the next failure will
 hurt: exit status 1. A *warning* asks for a look, a *note* tells what was chosen.
 
-Not here: asking the cluster (`semel.client.inspection`), printing (`doctor.py`).
+Not here: asking the cluster (`semel.client.admin.inspection`), printing (`doctor.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from semel.client.inspection import ROWS_MAX, Inspection, NodeReport
+from semel.client.admin.inspection import ROWS_MAX, Inspection, NodeReport
 from semel.console.render import brief, plural
 
 Severity = Literal["error", "warning", "note"]

@@ -19,7 +19,7 @@ from semel.console.units import Place
 
 if TYPE_CHECKING:
     from semel.client import DeadLetter, LetterFilter, RedriveProgress, RedriveResult
-    from semel.client.redriving import To
+    from semel.client.dead_letters.redrive import To
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 SUFFIX = ".dead-letters"
@@ -192,7 +192,7 @@ def redrive(
 
     TOPIC is a dead-letter topic, or the group that it belongs to.
     """
-    from semel.client.redriving import EVERYTHING
+    from semel.client.dead_letters.redrive import EVERYTHING
 
     if everything != (which == EVERYTHING):
         raise click.UsageError("which letters? Pass --all, or options that choose some, not both")

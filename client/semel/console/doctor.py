@@ -1,6 +1,6 @@
 """`semel doctor`: what is wrong with a cluster, and what to do about it.
 
-Not here: the checks (`diagnosis.py`), asking the cluster (`semel.client.inspection`).
+Not here: the checks (`diagnosis.py`), asking the cluster (`semel.client.admin.inspection`).
 """
 
 from __future__ import annotations

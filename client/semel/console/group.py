@@ -20,7 +20,7 @@ from semel.console.units import Place, TopicQueue
 
 if TYPE_CHECKING:
     from semel.client import OffsetReset, Shift
-    from semel.client.model import GroupDescription
+    from semel.client.admin.descriptions import GroupDescription
 
 
 @click.group()

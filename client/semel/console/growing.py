@@ -16,7 +16,7 @@ from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut
 
 if TYPE_CHECKING:
     from semel.client import Client, MemberProgress, MembershipResult
-    from semel.client.model import BrokerGroupDescription
+    from semel.client.admin.descriptions import BrokerGroupDescription
 
 REPORT_WAIT_S: Final = 60.0
 """How long a node that `up` is to start may take until it reports to the controllers."""

@@ -1,6 +1,6 @@
 """`semel node list|replace|remove|drain`: broker nodes, one at a time.
 
-Not here: running a node (`nodes.py`), the steps of a replacement (`semel.client.members`).
+Not here: running a node (`nodes.py`), the steps of a replacement (`semel.client.admin.nodes`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from semel.console.units import Duration
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from semel.client.model import ClusterStatus
+    from semel.client.admin.descriptions import ClusterStatus
 
 
 @click.group()

@@ -32,4 +32,4 @@ def broker(arguments: tuple[str, ...]) -> None:
 def controller(arguments: tuple[str, ...]) -> None:
     """Runs one controller, or moves metadata (`export`, `import`); `--help` lists the options."""
     moves = arguments[:1] in (("export",), ("import",))
-    _become("semel.controller.commands" if moves else "semel.controller", arguments)
+    _become("semel.controller.archive.commands" if moves else "semel.controller", arguments)

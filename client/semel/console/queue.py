@@ -17,7 +17,7 @@ POLL_S: Final = 0.1
 
 if TYPE_CHECKING:
     from semel.client import Client
-    from semel.client.model import QueueMove
+    from semel.client.admin.descriptions import QueueMove
 
     _Name = click.ParamType[tuple[str, int]]
 else:

@@ -1,6 +1,6 @@
 """What `semel cluster status` shows: the cluster at a glance, for people and as JSON.
 
-Not here: the command (`cluster.py`), asking the cluster (`semel.client.inspection`).
+Not here: the command (`cluster.py`), asking the cluster (`semel.client.admin.inspection`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from semel.console import render
 
 if TYPE_CHECKING:
     from semel.client import Inspection
-    from semel.client.inspection import NodeReport
-    from semel.client.model import BrokerGroupDescription, NodeDescription
+    from semel.client.admin.descriptions import BrokerGroupDescription, NodeDescription
+    from semel.client.admin.inspection import NodeReport
 
 
 def as_json(found: Inspection) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from semel.console.units import Duration, Size, duration
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from semel.client.model import QueueDescription, QueueMove, TopicSettings
+    from semel.client.admin.descriptions import QueueDescription, QueueMove, TopicSettings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

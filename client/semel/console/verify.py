@@ -11,7 +11,7 @@ from semel.console.options import client_options, examples, open_client
 
 if TYPE_CHECKING:
     from semel.client import VerifyProgress
-    from semel.client.model import VerifyResult
+    from semel.client.admin.descriptions import VerifyResult
 
 
 @click.command(

@@ -2,11 +2,12 @@
 
 How it works. `async with ControllerNode(config) as node` opens the store, starts the server and
 enters the group; the server is on all the time, in office or not. The store's word on the
-mastership then decides (`succession.py`). `node.failed()` returns when the controller cannot go
-on. Leaving the block ends watches, stops the server (running calls get `stop_ms`), ends the
+mastership then decides (`active/succession.py`). `node.failed()` returns when the controller cannot
+go on. Leaving the block ends watches, stops the server (running calls get `stop_ms`), ends the
 office, then closes the store.
 
-Not here: what is done in office (`duty.py`), flags, environment, signals (`__main__.py`).
+Not here: what is done in office (`active/active_controller.py`), flags, environment, signals
+(`__main__.py`).
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from typing import Any
 
 import grpc.aio
 
+from semel.controller.active.active_controller import Clocks, Duty
+from semel.controller.active.succession import Succession
 from semel.controller.config import ControllerConfig, split_address
-from semel.controller.duty import Clocks, Duty
 from semel.controller.probe import Probe
 from semel.controller.server import ControllerService
 from semel.controller.store import ControllerAddress, MetadataStore
 from semel.controller.store.opening import open_store
-from semel.controller.succession import Succession
 from semel.protos import compat
 from semel.protos.errors import InternalError, SemelError, Unavailable
 from semel.protos.levels import own_levels

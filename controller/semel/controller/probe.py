@@ -12,8 +12,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Final
 
-from semel.controller.duty import Duty
-from semel.controller.liveness import MASTER
+from semel.controller.active.active_controller import Duty
+from semel.controller.brokers.liveness import MASTER
 from semel.protos.metrics import Metric, Samples
 from semel.protos.v1.controller_pb2 import GroupStatus
 

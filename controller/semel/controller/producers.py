@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Final
 
 from semel.controller import records
-from semel.controller.office import Office
+from semel.controller.epoch import Office
 from semel.controller.store import VersionConflict
 from semel.protos.errors import InvalidRequest, UnknownProducer
 from semel.protos.ids import ProducerId

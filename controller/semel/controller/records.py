@@ -4,7 +4,7 @@ How it works. Names that users choose are percent-quoted into their key, so that
 into another key's place. `load` and `dump` are the only places where values become messages and
 back; what is stored under each key stands in docs/formats/metadata.md.
 
-Not here: the store (`store/`), what the records mean (`topics.py`, `producers.py`, …).
+Not here: the store (`store/`), what the records mean (`topics/topics.py`, `producers.py`, …).
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import grpc.aio
 
-from semel.controller.duty import Duty
-from semel.controller.memberships import MembershipService
+from semel.controller.active.active_controller import Duty
+from semel.controller.brokers.registry import BrokerRegistry
+from semel.controller.brokers.routes import RouteTable
+from semel.controller.groups.memberships import MembershipService
 from semel.controller.producers import ProducerService
-from semel.controller.registry import BrokerRegistry
-from semel.controller.routes import RouteTable
-from semel.controller.topics import TopicService
+from semel.controller.topics.topics import TopicService
 from semel.protos import compat
 from semel.protos.errors import NotMaster
 from semel.protos.levels import own_levels, program_version

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from semel.client.api.transaction_work import check_names, check_ttl
 from semel.client.config import CODECS, ProducerConfig, build, parse_bootstrap
-from semel.client.staging import TTL_MS_DEFAULT
-from semel.client.transaction_work import check_names, check_ttl
+from semel.client.transactions.staging import TTL_MS_DEFAULT
 from semel.protos.errors import InvalidRequest
 from semel.spark_connector import option_values as values
 from semel.spark_connector.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from semel.broker.founding import ControllersSay, Decision, MemberSays, Step, decide
 from semel.broker.identity import BEFORE_FOUNDINGS
+from semel.broker.membership.founding import ControllersSay, Decision, MemberSays, Step, decide
 from semel.protos.ids import NodeId
 
 ALL = frozenset(map(NodeId, (1, 2, 3)))

@@ -14,9 +14,9 @@ import pytest
 
 from semel.broker.config import BrokerConfig
 from semel.broker.log import HardStateFile, Log, LogConfig
-from semel.broker.members import Members
 from semel.broker.raft import EntryMeta, Message, MessageKind, RaftConfig, Role
-from semel.broker.replica import Replica
+from semel.broker.replica.member_book import Members
+from semel.broker.replica.replica import Replica
 from semel.broker.state import State
 from semel.protos import compat
 from semel.protos.errors import DiskFull, NotMaster

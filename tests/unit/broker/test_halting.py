@@ -10,7 +10,7 @@ import pytest
 # Another thread meets the same failure, again and again, when this one ends the process.
 PROGRAM = """
 import logging, sys, threading, time
-from semel.broker import halting
+from semel.broker.replica import fatal
 
 logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
 stuck = threading.Event()
@@ -29,11 +29,11 @@ def is_never_done():
 
 threading.Thread(target=globals()[sys.argv[1]], daemon=True).start()
 if sys.argv[1] == "is_never_done":
-    halting.OTHERS_S = 0.05
+    fatal.OTHERS_S = 0.05
     stuck.wait()
 else:
     time.sleep(0.02)
-halting.end_process("the log cannot be written")
+fatal.end_process("the log cannot be written")
 """
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from semel.broker.maintenance import Maintenance
-from semel.broker.replica import monotonic_ms
+from semel.broker.background.maintenance import Maintenance
+from semel.broker.replica.replica import monotonic_ms
 from semel.broker.state import LockClock
 from semel.protos import compat
 from semel.protos.ids import QueueId, QueueKey, TopicId

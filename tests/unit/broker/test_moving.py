@@ -8,9 +8,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from semel.broker.group_calls import GroupCalls
-from semel.broker.moving import Source
-from semel.broker.routes_copy import RoutesCopy
+from semel.broker.background.queue_copy import Source
+from semel.broker.control_plane.group_calls import GroupCalls
+from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.protos.errors import NotMaster, Unavailable
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.v1 import (

@@ -7,8 +7,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from semel.broker.load import WINDOW_S, Counters, LoadMeter
-from semel.broker.routes_copy import IDS_FRESH_S, OFFICE_SHIFT, RoutesCopy
+from semel.broker.control_plane.load import WINDOW_S, Counters, LoadMeter
+from semel.broker.control_plane.route_cache import IDS_FRESH_S, OFFICE_SHIFT, RoutesCopy
 from semel.broker.server.routes import routes_handler
 from semel.protos.errors import NotMaster, SemelError, Unavailable
 from semel.protos.rpc import ServerInterceptor, error_from_rpc

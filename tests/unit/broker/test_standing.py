@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from semel.broker import standing as standing_module
 from semel.broker.config import BrokerConfig
-from semel.broker.founding import ControllersSay, MemberSays
 from semel.broker.identity import BEFORE_FOUNDINGS, NodeIdentity
 from semel.broker.log import HardStateFile
+from semel.broker.membership import status as standing_module
+from semel.broker.membership.founding import ControllersSay, MemberSays
+from semel.broker.membership.status import Standing
 from semel.broker.raft import Role
-from semel.broker.setting_aside import MARK_NAME
-from semel.broker.standing import Standing
+from semel.broker.repair.quarantine import MARK_NAME
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 from semel.protos.ids import GroupId, NodeId
 from tests.unit.log.sim_files import PowerCut, SimFiles

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from semel.broker.background.transactions import TransactionDuty
 from semel.broker.config import BrokerConfig
 from semel.broker.state import Refused
-from semel.broker.transactions import TransactionDuty
 from semel.protos.errors import SemelError, Unavailable
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.v1 import control_pb2

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from semel.client.config import ClientConfig, ConsumerConfig, build
-from semel.client.consumer import ConsumerCore
+from semel.client.consumer.consumer import ConsumerCore
 from semel.client.core.routing import QueueRoute
-from semel.client.feed_queue import Delivery, FeedQueue
 from semel.client.message import Message
+from semel.client.reading.feed_queue import Delivery, FeedQueue
 from semel.protos.batch import BrokerHeader, Codec
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import LockLost, SemelError, Unavailable, to_detail

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semel.client import locks as locks_module
+from semel.client.consumer import locks as locks_module
 from semel.client.message import Message, Rows
 from semel.protos.errors import InternalError, InvalidRequest, LockLost, Unavailable
 from tests.unit.client.simulated_group import Lock, Program, SimulatedGroup, key_of

@@ -10,9 +10,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from semel.client import controllers as module
-from semel.client.connection import Connections
-from semel.client.controllers import Controllers
+from semel.client.transport import controllers as module
+from semel.client.transport.connection import Connections
+from semel.client.transport.controllers import Controllers
 from semel.protos import compat
 from semel.protos.errors import NotMaster, SemelError, TimedOut, TopicExists, Unavailable
 from semel.protos.rpc import ServerInterceptor

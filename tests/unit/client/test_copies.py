@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.client import relay
 from semel.client.core.copies import read_record, record_bytes
 from semel.client.core.routing import TopicRoute, topic_route
+from semel.client.dead_letters import relay
 from semel.protos.errors import (
     Closed,
     DedupStateExpired,

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from semel.client import RetryPolicy, retrying
+from semel.client import RetryPolicy
+from semel.client.dead_letters import retrying
 from semel.protos.errors import LockLost, ProducerFenced, TimedOut
 from tests.unit.client.simulated_group import Program, SimulatedGroup, key_of
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semel.broker.state import Accepted, GroupDeleted
-from semel.client.resets import forget_progress
+from semel.client.admin.resets import forget_progress
 from semel.protos.errors import Throttled, Unavailable
 from semel.protos.v1 import broker_pb2, control_pb2
 from tests.unit.state.log import KEY, control, header, ref

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from semel.client.config import ClientConfig
 from semel.client.core.routing import Master
-from semel.client.feed_queue import Delivery, FeedQueue, cut
-from semel.client.fetch import Feed, _Asked, _FetchLink, _Poll
 from semel.client.message import ARROW_SCHEMA
-from semel.client.pulling import Puller, await_ready, wait_ready
+from semel.client.reading.feed_queue import Delivery, FeedQueue, cut
+from semel.client.reading.fetch import Feed, _Asked, _FetchLink, _Poll
+from semel.client.reading.pulling import Puller, await_ready, wait_ready
 from semel.protos.batch import BrokerHeader, Codec
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import (

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from semel.client import producer as producer_module
 from semel.client.config import ProducerConfig, build
 from semel.client.core.batching import Chunk, Outcome, Part
-from semel.client.intake import Intake
-from semel.client.producer import ProducerCore
+from semel.client.producer import producer as producer_module
+from semel.client.producer.intake import Intake
+from semel.client.producer.producer import ProducerCore
 from semel.protos.errors import InternalError, TimedOut, UnknownTopic
 from semel.protos.ids import QueueId, QueueKey, TopicId
 

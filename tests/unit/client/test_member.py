@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.client import locks as locks_module
+from semel.client.consumer import locks as locks_module
 from semel.protos.errors import (
     LockLost,
     MemberFenced,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.members import MemberProgress, MembershipWork, Standing, next_step
+from semel.client.admin.nodes import MemberProgress, MembershipWork, Standing, next_step
 from semel.protos.errors import InvalidRequest, Throttled, TimedOut
 from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
 

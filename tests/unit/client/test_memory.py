@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.client.config import ProducerConfig, build
-from semel.client.intake import Intake
-from semel.client.memory import ProducerMemory
+from semel.client.producer.intake import Intake
+from semel.client.producer.memory import ProducerMemory
 from semel.protos.errors import BufferFull, Closed
 
 LIMIT = 10_000

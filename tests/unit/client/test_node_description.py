@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.client.model import NodeDescription
+from semel.client.admin.descriptions import NodeDescription
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.outstanding import Outstanding, Span
+from semel.client.reading.outstanding import Outstanding, Span
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import QueueId, QueueKey, TopicId
 

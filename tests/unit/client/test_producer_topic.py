@@ -10,8 +10,8 @@ import pytest
 from semel.client.config import ProducerConfig
 from semel.client.core.batching import Part
 from semel.client.core.routing import QueueRoute
-from semel.client.lanes import Lane
-from semel.client.producer_topic import ProducerTopic
+from semel.client.producer.lanes import Lane
+from semel.client.producer.topic import ProducerTopic
 from semel.protos.ids import GroupId, QueueId, QueueKey, TopicId
 from tests.unit.client.test_batching import topic as route_of
 

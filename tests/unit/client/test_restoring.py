@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.restoring import RestorePlan, _Node, _plan
+from semel.client.admin.restore import RestorePlan, _Node, _plan
 from semel.protos.errors import InvalidRequest
 from semel.protos.v1 import broker_pb2
 

@@ -11,8 +11,8 @@ import pytest
 
 from semel.client.config import RetryPolicy
 from semel.client.core.copies import read_record
-from semel.client.feed_queue import FeedQueue
-from semel.client.retrying import Retrying, _Held, _Note
+from semel.client.dead_letters.retrying import Retrying, _Held, _Note
+from semel.client.reading.feed_queue import FeedQueue
 from semel.protos.errors import LockLost, to_detail
 from semel.protos.ids import GroupId, QueueId, QueueKey, TopicId
 from semel.protos.v1 import broker_pb2

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from semel.client.cluster import Cluster
 from semel.client.config import ClientConfig
-from semel.client.routes_file import RoutesKeeper, find, routes_directory, save
+from semel.client.transport.cluster import Cluster
+from semel.client.transport.routes_file import RoutesKeeper, find, routes_directory, save
 from semel.protos import compat
 from semel.protos.errors import Unavailable
 from semel.protos.v1.common_pb2 import NodeAddress

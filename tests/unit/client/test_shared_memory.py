@@ -14,8 +14,8 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from semel.client import shared_memory
-from semel.client.shared_memory import BUSY_BYTES, QUIET_S, Exchange, Region, Slot
+from semel.client.reading import shared_memory
+from semel.client.reading.shared_memory import BUSY_BYTES, QUIET_S, Exchange, Region, Slot
 from semel.protos.errors import CorruptBatch
 from semel.protos.streams import (
     MEMORY_HEAD_BYTES,
@@ -141,7 +141,7 @@ def test_nobody_can_cut_or_stretch_it() -> None:
 def test_a_fork_gives_up_what_the_child_may_see() -> None:
     code = """
 import os
-from semel.client.shared_memory import Region
+from semel.client.reading.shared_memory import Region
 region = Region(8192, 2)
 assert region.take() is not None
 child = os.fork()

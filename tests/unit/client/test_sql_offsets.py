@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from semel.client.sql_offsets import (
+from semel.client.consumer.sql_offsets import (
     Place,
     Progress,
     SqlOffsets,

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from semel.client import SqlOffsets, commits
+from semel.client import SqlOffsets
+from semel.client.api.sql_transaction import AsyncTransaction
+from semel.client.consumer import commits
 from semel.client.message import Message
-from semel.client.transactions import AsyncTransaction
 from semel.protos.errors import InvalidRequest, LockLost, OffsetOutOfRange
 from tests.unit.client.simulated_group import Lock, Program, SimulatedGroup, key_of
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from semel.client import fetch
-from semel.client.fetch import STANDING_BYTES, _FetchLink
-from semel.client.shared_memory import BUSY_BYTES
+from semel.client.reading import fetch
+from semel.client.reading.fetch import STANDING_BYTES, _FetchLink
+from semel.client.reading.shared_memory import BUSY_BYTES
 from semel.protos.batch import BrokerHeader
 from semel.protos.ids import GroupId, Offset, Term
 from semel.protos.streams import encode_fetch_reply

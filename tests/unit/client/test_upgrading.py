@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from semel.client.inspection import ControllerReport, Inspection, NodeReport
-from semel.client.model import BrokerGroupDescription, ClusterStatus
-from semel.client.upgrading import GroupLevel, plan_upgrade
+from semel.client.admin.descriptions import BrokerGroupDescription, ClusterStatus
+from semel.client.admin.inspection import ControllerReport, Inspection, NodeReport
+from semel.client.admin.upgrade import GroupLevel, plan_upgrade
 from semel.protos.errors import Unavailable, UnsupportedVersion
 
 

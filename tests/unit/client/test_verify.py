@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from semel.client.model import VerifyResult
-from semel.client.verify import Verification, VerifyProgress
+from semel.client.admin.descriptions import VerifyResult
+from semel.client.admin.verify import Verification, VerifyProgress
 from semel.protos.errors import Unavailable
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.v1 import broker_pb2

@@ -10,14 +10,14 @@ import grpc.aio
 import pyarrow as pa
 import pytest
 
-from semel.client.cluster import Cluster
 from semel.client.config import ClientConfig, ProducerConfig
-from semel.client.connection import Connections, Purpose
 from semel.client.core.batching import Chunk, Outcome, Part
 from semel.client.core.routing import QueueRoute
 from semel.client.core.sequences import SendWindow
-from semel.client.lanes import Lane
-from semel.client.streams import Streams
+from semel.client.producer.lanes import Lane
+from semel.client.transport.cluster import Cluster
+from semel.client.transport.connection import Connections, Purpose
+from semel.client.transport.streams import Streams
 from semel.protos import compat
 from semel.protos.columns import Columns
 from semel.protos.errors import Unavailable, UnsupportedVersion

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from semel.client.core.batching import Part
 from semel.client.core.sequences import Decision
-from semel.client.lanes import Lane, Link
-from semel.client.wire import Wire
+from semel.client.producer.lanes import Lane, Link
+from semel.client.transport.produce_stream import Wire
 from semel.protos import compat
 from semel.protos.errors import SemelError, Throttled, UnsupportedVersion, to_detail
 from semel.protos.ids import GroupId, QueueKey

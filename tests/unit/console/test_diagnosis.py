@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.inspection import (
-    ControllerReport,
-    IdleProducer,
-    Inspection,
-    NodeReport,
-    PeerReport,
-)
-from semel.client.model import (
+from semel.client.admin.descriptions import (
     BrokerGroupDescription,
     ClusterStatus,
     ControllerDescription,
@@ -23,7 +16,14 @@ from semel.client.model import (
     NodeDescription,
     UnfinishedTopic,
 )
-from semel.client.transaction_model import TransactionInfo, TransactionPart
+from semel.client.admin.inspection import (
+    ControllerReport,
+    IdleProducer,
+    Inspection,
+    NodeReport,
+    PeerReport,
+)
+from semel.client.transactions.descriptions import TransactionInfo, TransactionPart
 from semel.console.diagnosis import CHECKS, SEVERITIES, STUCK_MS, diagnose
 from semel.console.status import masterless, state, under_replicated
 

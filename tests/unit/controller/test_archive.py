@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.controller import archive as archives
-from semel.controller.archive import Archive
+from semel.controller.archive import archive as archives
+from semel.controller.archive.archive import Archive
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 
 SMALL = Archive(

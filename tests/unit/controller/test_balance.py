@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.controller.balance import Assignment, balance
+from semel.controller.groups.balance import Assignment, balance
 from semel.protos.ids import QueueId, QueueKey, TopicId
 
 Subscriptions = Mapping[str, Set[int]]

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from semel.controller.groups import ConsumerGroup, Wish, check_name
+from semel.controller.groups.group import ConsumerGroup, Wish, check_name
 from semel.protos.errors import InvalidRequest, MemberFenced, UnknownMember
 from semel.protos.ids import QueueId, QueueKey, TopicId
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semel.controller.liveness import NodeTable, Outcome, QueueCountWatch
+from semel.controller.brokers.liveness import NodeTable, Outcome, QueueCountWatch
 from semel.protos.errors import InvalidRequest
 from semel.protos.v1.common_pb2 import NodeAddress
 from semel.protos.v1.controller_pb2 import ReportNodeRequest

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from semel.controller import records
-from semel.controller.groups import ConsumerGroup
-from semel.controller.memberships import MembershipService
-from semel.controller.office import Office
-from semel.controller.routes import RouteTable
+from semel.controller.brokers.routes import RouteTable
+from semel.controller.epoch import Office
+from semel.controller.groups.group import ConsumerGroup
+from semel.controller.groups.memberships import MembershipService
 from semel.controller.store import MemoryStore, Transaction
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownMember, UnknownTopic

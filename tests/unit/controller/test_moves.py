@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from semel.broker.state import Duplicate
-from semel.controller import duty, moves
-from semel.controller.moves import MoveService
+from semel.controller.active import active_controller as duty
+from semel.controller.moves import moves
+from semel.controller.moves.moves import MoveService
 from semel.controller.store import MemoryStore, Transaction
 from semel.protos import compat, errors
 from semel.protos.errors import SemelError, Unavailable

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from semel.controller import records
+from semel.controller.brokers.routes import RouteTable
 from semel.controller.config import ControllerConfig, split_address
-from semel.controller.office import Office, stored_cluster_id, unbroken
-from semel.controller.routes import RouteTable
+from semel.controller.epoch import Office, stored_cluster_id, unbroken
 from semel.controller.store import (
     MemoryStore,
     StoreFailed,

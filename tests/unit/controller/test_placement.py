@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.controller.placement import place, weigh
+from semel.controller.topics.placement import place, weigh
 from semel.protos.ids import GroupId
 
 LOADS = st.dictionaries(st.integers(0, 9).map(GroupId), st.integers(0, 30), min_size=1)

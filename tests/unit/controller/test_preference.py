@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semel.controller.preference import CLOSE_ENTRIES, MasterPreference
+from semel.controller.brokers.preference import CLOSE_ENTRIES, MasterPreference
 from semel.protos.v1.controller_pb2 import GroupStatus, NodeStatus
 
 SETTLED_MS = 1_000

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from semel.controller import producers
-from semel.controller.office import Office
+from semel.controller.epoch import Office
 from semel.controller.producers import ProducerService, next_open
 from semel.controller.store import MemoryStore, Transaction
 from semel.protos.errors import InvalidRequest, UnknownProducer

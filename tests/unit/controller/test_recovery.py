@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from semel.controller import duty
+from semel.controller.active import active_controller as duty
 from semel.controller.store import MemoryStore, Transaction
-from semel.controller.topics import TopicService
+from semel.controller.topics.topics import TopicService
 from semel.protos import compat
 from semel.protos.errors import SemelError, Unavailable
 from semel.protos.v1 import controller_pb2 as pb

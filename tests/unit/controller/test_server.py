@@ -11,9 +11,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from semel.controller.changes import Changes
-from semel.controller.office import Office
-from semel.controller.routes import RouteTable
+from semel.controller.brokers.changes import Changes
+from semel.controller.brokers.routes import RouteTable
+from semel.controller.epoch import Office
 from semel.controller.server import ControllerService
 from semel.controller.store import MemoryStore
 from semel.protos.errors import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.controller.splits import (
+from semel.controller.topics.splits import (
     after_splits,
     open_queues,
     plan_count,

@@ -19,8 +19,8 @@ import grpc.aio
 import pytest
 
 from semel.controller import ControllerConfig, ControllerNode
-from semel.controller.duty import Duty
-from semel.controller.office import Office
+from semel.controller.active.active_controller import Duty
+from semel.controller.epoch import Office
 from semel.controller.store import MetadataStore
 from semel.protos import compat
 from semel.protos.errors import (

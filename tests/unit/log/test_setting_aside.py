@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from semel.broker.log import Log
-from semel.broker.setting_aside import MARK_NAME, set_aside
+from semel.broker.repair.quarantine import MARK_NAME, set_aside
 from semel.protos.errors import CorruptSegment
 from tests.unit.log.entries import SMALL, everything, fill, frames
 from tests.unit.log.sim_files import PowerCut, SimFiles

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from semel.broker.members import MemberBook, Members
 from semel.broker.raft import Membership
+from semel.broker.replica.member_book import MemberBook, Members
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import NodeId
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from semel.broker.peers import PeerLink, _Stream
 from semel.broker.raft import EntryMeta, Message, MessageKind
+from semel.broker.replication.sender import PeerLink, _Stream
 from semel.protos.ids import NodeId
 
 pytestmark = pytest.mark.both_loops

@@ -9,7 +9,7 @@ from typing import Any
 from semel.broker.probe import METRICS, Probe
 from semel.broker.server.admin import AdminService
 from semel.broker.state import State
-from semel.client.admin import _lag
+from semel.client.admin.calls import _lag
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.metrics import Samples
 from semel.protos.v1 import broker_pb2

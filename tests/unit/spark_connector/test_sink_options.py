@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from semel.client.staging import TTL_MS_DEFAULT
+from semel.client.transactions.staging import TTL_MS_DEFAULT
 from semel.protos.errors import InvalidRequest
 from semel.spark_connector.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS
 from semel.spark_connector.sink_options import (

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from semel.broker.proposer import Proposer
+from semel.broker.replica.proposer import Proposer
 from semel.broker.state import ApplyResult, Judge, State, TableVerifier, make_slice
 from semel.protos.batch import BatchHeader
 from semel.protos.frames import RecordKind, build_frame

@@ -21,7 +21,7 @@ from semel.broker.state import (
     StateDiverged,
     WindowEntry,
 )
-from semel.broker.state.codec import Reader
+from semel.broker.state.apply.codec import Reader
 from semel.protos.batch import BROKER_HEADER_BYTES, HEADER_BYTES, BatchFlags
 from semel.protos.errors import (
     InvalidRequest,

@@ -21,13 +21,13 @@ from semel.broker.state import (
     StateDiverged,
     row_message,
 )
-from semel.broker.state.codec import Reader
-from semel.broker.state.expired import EXPIRED, HEAD, REMEMBERED_MAX, Expired
-from semel.broker.state.parking import Parking
-from semel.broker.state.producers import SequenceTable
-from semel.broker.state.queues import _FIXED
-from semel.broker.state.rows import ENTRY, ROW, WINDOW_BATCHES, Outcome, Row
-from semel.broker.state.spec import Spec, SpecQueue, SpecRow
+from semel.broker.state.admission.parking import Parking
+from semel.broker.state.admission.pending import Spec, SpecQueue, SpecRow
+from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.expired import EXPIRED, HEAD, REMEMBERED_MAX, Expired
+from semel.broker.state.apply.producers import SequenceTable
+from semel.broker.state.apply.queues import _FIXED
+from semel.broker.state.apply.rows import ENTRY, ROW, WINDOW_BATCHES, Outcome, Row
 from semel.protos import errors
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
 from semel.protos.ids import NO_SEQUENCE, Offset, ProducerId, QueueId, QueueKey

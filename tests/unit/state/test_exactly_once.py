@@ -19,10 +19,10 @@ from hypothesis.stateful import (
 )
 
 from semel.broker.state import Duplicate, Judge, Refused, StateDiverged
-from semel.broker.state.delays import DELAYED_EXTENT, DelayedQueue, Delays
-from semel.broker.state.expired import Expired
-from semel.broker.state.rows import ENTRY, Row
-from semel.broker.state.spec import RecordUse, Spec
+from semel.broker.state.admission.pending import RecordUse, Spec
+from semel.broker.state.apply.delays import DELAYED_EXTENT, DelayedQueue, Delays
+from semel.broker.state.apply.expired import Expired
+from semel.broker.state.apply.rows import ENTRY, Row
 from semel.protos.errors import OutOfOrderSequence
 from semel.protos.ids import Offset
 from tests.unit.state.world import KEYS, PRODUCERS, World

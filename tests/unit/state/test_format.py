@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from semel.broker.state import (
+from semel.broker.state.apply import (
     coordination,
     delays,
     expired,

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from semel.broker.state import State, StateDiverged
-from semel.broker.state.spec import Spec
+from semel.broker.state.admission.pending import Spec
 from tests.unit.state.in_flight import (
     BEGINNINGS,
     CHILD,

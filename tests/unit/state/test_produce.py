@@ -16,8 +16,8 @@ from semel.broker.state import (
     Refused,
     State,
     StateDiverged,
-    judge,
 )
+from semel.broker.state.admission import admission as judge
 from semel.protos import errors
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
 from semel.protos.v1 import common_pb2, control_pb2

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.broker.state import Extent, QueueSettings, QueueState
-from semel.broker.state import extents as extents_module
-from semel.broker.state.codec import Reader
+from semel.broker.state.apply import extents as extents_module
+from semel.broker.state.apply.codec import Reader
 from semel.protos.errors import OffsetOutOfRange
 from tests.unit.state.log import KEY
 

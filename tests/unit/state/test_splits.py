@@ -25,7 +25,7 @@ from semel.broker.state import (
     StateDiverged,
     TableVerifier,
 )
-from semel.broker.state.splits import sealed_error
+from semel.broker.state.apply.splits import sealed_error
 from semel.protos import errors
 from semel.protos.batch import BatchHeader
 from semel.protos.frames import iter_records
@@ -136,7 +136,7 @@ def test_hole_11_planted_an_empty_child_stores_a_retry_twice(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What inherits nothing takes a whole topic again from a loader that starts again."""
-    monkeypatch.setattr("semel.broker.state.producers.SequenceTable.inherit", lambda *_: None)
+    monkeypatch.setattr("semel.broker.state.apply.producers.SequenceTable.inherit", lambda *_: None)
     split(group)
     group.fence(epoch=2, keys=[LEFT], name="loader")
     assert isinstance(group.produce(header(-1, last=9, crc=1, epoch=2, key=LEFT)), Accepted)

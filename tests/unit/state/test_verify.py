@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.broker.state import BatchVerifier, QueueReport, State, TableVerifier
-from semel.broker.state.expired import Expired
+from semel.broker.state.apply.expired import Expired
 from semel.protos.errors import CorruptSegment, InvalidRequest
 from semel.protos.frames import iter_records
 from semel.protos.v1 import control_pb2

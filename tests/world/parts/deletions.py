@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from semel.client import intake
-from semel.client.intake import Intake
+from semel.client.producer import intake
+from semel.client.producer.intake import Intake
 from semel.protos.errors import SemelError
 from tests.world.clients import ClientHost
 from tests.world.plan import Plan, with_clients

@@ -32,11 +32,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
-from semel.broker.state import expired
-from semel.client import RetryPolicy, redriving
+from semel.broker.state.apply import expired
+from semel.client import RetryPolicy
 from semel.client.core import letters
-from semel.client.feed_queue import FeedQueue
-from semel.client.retrying import Retrying
+from semel.client.dead_letters import redrive as redriving
+from semel.client.dead_letters.retrying import Retrying
+from semel.client.reading.feed_queue import FeedQueue
 from semel.protos.errors import LockLost, ProducerFenced, UnknownTopic
 from tests.checking.raw_log import Fold
 from tests.world import soak

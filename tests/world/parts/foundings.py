@@ -21,7 +21,7 @@ from random import Random
 from typing import Any, Final
 from unittest.mock import patch
 
-from semel.broker.standing import Standing
+from semel.broker.membership.status import Standing
 from semel.controller.records import FOUNDINGS
 from semel.protos.ids import GroupId, NodeId
 from tests.unit.log.sim_files import SimFiles

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from semel.broker.server import moves as serving_moves
-from semel.controller import moves as controller_moves
+from semel.controller.moves import moves as controller_moves
 from tests.checking.moves import Did
 from tests.world.nemesis import Nemesis
 from tests.world.operator import Job, open_queue

@@ -28,11 +28,11 @@ from typing import Any
 from unittest.mock import patch
 
 from semel.client import SqlOffsets
-from semel.client.beginnings import StoredOffsets
-from semel.client.commits import Commits
-from semel.client.feed_queue import FeedQueue
-from semel.client.outstanding import Outstanding, Span
-from semel.client.sql_offsets import SqlOffsets as Store
+from semel.client.consumer.commits import Commits
+from semel.client.consumer.sql_offsets import SqlOffsets as Store
+from semel.client.consumer.start_offsets import StoredOffsets
+from semel.client.reading.feed_queue import FeedQueue
+from semel.client.reading.outstanding import Outstanding, Span
 from semel.protos.compat import timeout
 from semel.protos.errors import LockLost, SemelError, Unavailable
 from semel.protos.ids import QueueId, QueueKey, TopicId

@@ -7,8 +7,9 @@ costs nothing. IDENTITY.copy is the same again: a write of the disk that lands o
 the other.
 
 How it works. Cluster, group and node are written once, into an empty directory. The founding comes
-when the node learns it (`founding.py`), and changes only when an operator begins the group anew.
-IDENTITY is written before its copy, so where the two name different foundings, it is right.
+when the node learns it (`membership/founding.py`), and changes only when an operator begins the
+group anew. IDENTITY is written before its copy, so where the two name different foundings, it is
+right.
 
 Format. `docs/formats/hard-state.md`.
 """

@@ -16,13 +16,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from semel.broker.config import BrokerConfig
+from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.identity import NodeIdentity
-from semel.broker.replica import Replica, monotonic_ms
-from semel.broker.routes_copy import RoutesCopy
-from semel.broker.scrub import Scrub
-from semel.broker.server.members import member_statuses
+from semel.broker.membership.service import member_statuses
+from semel.broker.repair.scrub import Scrub
+from semel.broker.replica.replica import Replica, monotonic_ms
 from semel.broker.server.verify import verify_queues
-from semel.broker.snapshots import Checkpoints
+from semel.broker.snapshots.snapshots import Checkpoints
 from semel.broker.state import (
     CommitApplied,
     FenceApplied,

@@ -14,7 +14,8 @@ Invariants
 2. A handler that has ended is given time for its last words to arrive: a socket that is closed with
    unread bytes in it takes back what it sent.
 
-Not here: who is let in (`ticket_port.py`), what the streams do (`produce.py`, `fetch.py`).
+Not here: who is let in (`replication/framed_port.py`), what the streams do (`produce.py`,
+`fetch.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from semel.broker.replica.fetch_waiters import finish
+from semel.broker.replication.framed_port import FramedStream, TicketPort
 from semel.broker.server.stream import StreamContext
-from semel.broker.server.ticket_port import FramedStream, TicketPort
-from semel.broker.watchers import finish
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.framed import DIRECT_SILENCE_MAX_S
 from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX

@@ -35,10 +35,10 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from semel.broker.config import BrokerConfig
+from semel.broker.replica.fetch_waiters import QueueWatchers, finish
 from semel.broker.server.queue_reader import Part, QueueReader, ReadNode
 from semel.broker.server.shared_memory import ClientMemory, MemoryPool, Place
 from semel.broker.server.stream import StreamContext
-from semel.broker.watchers import QueueWatchers, finish
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError, to_detail
 from semel.protos.ids import QueueKey

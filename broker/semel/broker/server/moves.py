@@ -16,11 +16,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
+from semel.broker.background.queue_copy import COPY_BYTES, PART_BYTES, QueuePull, Source
 from semel.broker.config import BrokerConfig
+from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.log import IndexUnavailable, Log
-from semel.broker.moving import COPY_BYTES, PART_BYTES, QueuePull, Source
-from semel.broker.replica import Replica
-from semel.broker.routes_copy import RoutesCopy
+from semel.broker.replica.replica import Replica
 from semel.broker.state import (
     Extent,
     MoveState,

@@ -13,7 +13,7 @@ Invariants
 2. A batch whose CRC does not match is never looked into: its stream ends with CorruptBatch, because
    nothing it says, not even its identity, can be trusted.
 
-Not here: judging (`state/judge.py`), entries (`proposer.py`).
+Not here: judging (`state/admission/admission.py`), entries (`replica/proposer.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from semel.broker.replica.fetch_waiters import finish
 from semel.broker.server.stream import StreamContext
-from semel.broker.watchers import finish
 from semel.protos.batch import BatchHeader, check_batch
 from semel.protos.errors import NotMaster, SemelError, Unavailable, to_detail
 from semel.protos.levels import levels_metadata

@@ -7,7 +7,7 @@ counts as a delivery for the lock's clock.
 Invariants
 1. Batches of a result are in offset order without a gap, and the first one contains `offset`.
 
-Not here: extents (`state/queues.py`), bytes (`log/`), requests and replies (`fetch.py`).
+Not here: extents (`state/apply/queues.py`), bytes (`log/`), requests and replies (`fetch.py`).
 """
 
 from __future__ import annotations

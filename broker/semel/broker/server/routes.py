@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import grpc
 
-from semel.broker.routes_copy import RoutesCopy
+from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.protos.v1 import controller_pb2 as pb
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Controller"]

@@ -3,7 +3,8 @@
 How it works. Each call becomes a step in the log and is answered once that is applied; all of them
 may be repeated. None is taken before the feature level of the log allows it.
 
-Not here: the rules (`state/`), what is done without being asked (`semel.broker.transactions`).
+Not here: the rules (`state/`), what is done without being asked
+(`semel.broker.background.transactions`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from semel.broker.background.transactions import TransactionDuty
 from semel.broker.config import BrokerConfig
-from semel.broker.group_calls import GroupCalls
-from semel.broker.replica import Replica
-from semel.broker.transactions import TransactionDuty
+from semel.broker.control_plane.group_calls import GroupCalls
+from semel.broker.replica.replica import Replica
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.levels import TRANSACTION_LEVEL
 from semel.protos.queue_refs import queue_key_of

@@ -2,14 +2,14 @@
 
 How it works. On the loop, in one step, the facts to check against are copied: each queue's extents
 up to the entry asked for, and the live table's digests. A reader thread then reads every stored
-batch and every entry from disk or cache and feeds the verifiers of `state/verify.py`. Progress and
-finished queues stream back while it works.
+batch and every entry from disk or cache and feeds the verifiers of `state/verify/verify.py`.
+Progress and finished queues stream back while it works.
 
 Two tables are compared. The one as of the entry asked for is the same on every node, whatever came
 since; the caller compares it between nodes. The one as of the newest applied entry must equal the
 live table of this node.
 
-Not here: the checks (`state/verify.py`), comparing nodes (the client's admin).
+Not here: the checks (`state/verify/verify.py`), comparing nodes (the client's admin).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from semel.broker.log import IndexUnavailable, Log
-from semel.broker.replica import Replica
+from semel.broker.replica.replica import Replica
 from semel.broker.state import (
     BatchVerifier,
     DelayedExtent,
@@ -30,8 +30,8 @@ from semel.broker.state import (
     State,
     TableVerifier,
 )
-from semel.broker.state.expired import Expired
-from semel.broker.state.verify_moves import Entry
+from semel.broker.state.apply.expired import Expired
+from semel.broker.state.verify.moves import Entry
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
 from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptSegment, InvalidRequest, StorageError

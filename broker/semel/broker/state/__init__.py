@@ -1,24 +1,32 @@
 """What the log means: the replicated state machine, and the master's judge. Pure; no I/O."""
 
-from semel.broker.state.coordination import Begun, Coordination
-from semel.broker.state.delays import RELEASE_BATCHES_MAX, DelayedExtent, Delays
-from semel.broker.state.extents import Extent
-from semel.broker.state.judge import Judge, batch_record_parts
-from semel.broker.state.lag import Progress, progress
-from semel.broker.state.lock_clock import LockClock
-from semel.broker.state.locks import ConsumerGroups, GroupQueue
-from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
-from semel.broker.state.machine import State
-from semel.broker.state.moves import (
+from semel.broker.state.admission.admission import Judge, batch_record_parts
+from semel.broker.state.admission.decisions import (
+    Accepted,
+    BatchKey,
+    BatchVerdict,
+    ControlVerdict,
+    Duplicate,
+    Parked,
+    ParkKey,
+    Pending,
+    Refused,
+)
+from semel.broker.state.apply.coordination import Begun, Coordination
+from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX, DelayedExtent, Delays
+from semel.broker.state.apply.extents import Extent
+from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
+from semel.broker.state.apply.machine import State
+from semel.broker.state.apply.moves import (
     Incoming,
     Moves,
     MoveState,
     Place,
     move_trouble,
 )
-from semel.broker.state.producers import SequenceTable, row_message
-from semel.broker.state.queues import Child, QueueSettings, QueueState
-from semel.broker.state.results import (
+from semel.broker.state.apply.producers import SequenceTable, row_message
+from semel.broker.state.apply.queues import Child, QueueSettings, QueueState
+from semel.broker.state.apply.results import (
     ApplyResult,
     BatchApplied,
     CommitApplied,
@@ -43,23 +51,15 @@ from semel.broker.state.results import (
     TransactionApplied,
     WindowEntry,
 )
-from semel.broker.state.rows import WINDOW_BATCHES, Outcome, OutcomeKind
-from semel.broker.state.slices import make_slice, read_slice
-from semel.broker.state.splits import unread_error
-from semel.broker.state.staging import Pin, Stager, Staging
-from semel.broker.state.transactions import Transactions
-from semel.broker.state.verdicts import (
-    Accepted,
-    BatchKey,
-    BatchVerdict,
-    ControlVerdict,
-    Duplicate,
-    Parked,
-    ParkKey,
-    Pending,
-    Refused,
-)
-from semel.broker.state.verify import BatchVerifier, QueueReport, TableVerifier
+from semel.broker.state.apply.rows import WINDOW_BATCHES, Outcome, OutcomeKind
+from semel.broker.state.apply.slices import make_slice, read_slice
+from semel.broker.state.apply.splits import unread_error
+from semel.broker.state.apply.staging import Pin, Stager, Staging
+from semel.broker.state.apply.transactions import Transactions
+from semel.broker.state.lag import Progress, progress
+from semel.broker.state.lock_clock import LockClock
+from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
+from semel.broker.state.verify.verify import BatchVerifier, QueueReport, TableVerifier
 
 __all__ = [
     "RELEASE_BATCHES_MAX",

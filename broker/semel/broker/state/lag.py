@@ -2,10 +2,10 @@
 
 How it works. A group has a row for every queue that it has read, or that a split made of one that
 it had read by then. What a later reader of a split queue has before it stands in the children too,
-without a row: a child is not given to it before the parent's end is committed (`splits.py`). Those
-are counted as never committed.
+without a row: a child is not given to it before the parent's end is committed
+(`state/apply/splits.py`). Those are counted as never committed.
 
-Not here: who shows it (`server/admin.py`, `probe.py`), rows (`locks.py`).
+Not here: who shows it (`server/admin.py`, `probe.py`), rows (`state/apply/locks.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from semel.broker.state.locks import ConsumerGroups, GroupQueue
-from semel.broker.state.queues import QueueState
+from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
+from semel.broker.state.apply.queues import QueueState
 from semel.protos.ids import QueueId, QueueKey
 
 

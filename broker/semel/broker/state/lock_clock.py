@@ -8,7 +8,7 @@ calls `refresh_all`: every lock gets its full time again, so that expiry may com
 Two timeouts: the *session* ends when no heartbeat, delivery or commit came for `session_ms`; the
 *lock* ends when something is delivered and nothing was committed for `lock_ms`.
 
-Not here: granting and releasing (`locks.py`).
+Not here: granting and releasing (`state/apply/locks.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from semel.broker.state.locks import METADATA_ONLY, GroupQueue
-from semel.broker.state.queues import QueueState
-from semel.broker.state.results import (
+from semel.broker.state.apply.locks import METADATA_ONLY, GroupQueue
+from semel.broker.state.apply.queues import QueueState
+from semel.broker.state.apply.results import (
     ApplyResult,
     CommitApplied,
     LockGranted,

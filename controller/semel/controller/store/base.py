@@ -15,7 +15,7 @@ Invariants
 4. `watch` misses nothing: it begins with all there is, and every later state of every key is
    covered by a later `Change` (several may be folded into one).
 5. `mastership` is a hint: two controllers may believe for a moment that they are master. Which of
-   them may write is decided by compare-and-set alone (`office.py`).
+   them may write is decided by compare-and-set alone (`epoch.py`).
 
 Not here: what the keys mean (`records.py`).
 """

@@ -4,7 +4,7 @@ How it works. The members are the same as ever, with their consensus and their c
 meet on loopback ports of this process. So what is read was agreed by a majority, and what is
 written is. A majority of the directories is enough to read.
 
-Not here: what is moved (`semel.controller.transfer`).
+Not here: what is moved (`semel.controller.archive.transfer`).
 """
 
 from __future__ import annotations

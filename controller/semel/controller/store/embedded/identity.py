@@ -11,7 +11,7 @@ Format
     members=<numbers, rising, with commas>
     crc32c=<eight hexadecimal digits, of all bytes before this line>
 
-Not here: the cluster's own record of its id (`office.py`).
+Not here: the cluster's own record of its id (`epoch.py`).
 """
 
 from __future__ import annotations

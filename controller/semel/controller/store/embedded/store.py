@@ -19,7 +19,7 @@ that the event loop owns; so reads and watches never meet a thread.
 Invariants
 1. `transact` returns after a majority has synced the entry and this controller has applied it.
 2. Whoever `mastership` calls master is so in the log's order only; writes are fenced by
-   compare-and-set (`office.py`).
+   compare-and-set (`epoch.py`).
 
 A disk that is full or fails ends the store, and the others go on. Before it is quite full,
 transactions are refused with DiskFull.

@@ -18,7 +18,7 @@ Invariants
    and regained is two changes.
 3. Of two processes with the same controller id the later one gives up.
 
-Not here: refusing what an old master writes (`office.py`, by compare-and-set).
+Not here: refusing what an old master writes (`epoch.py`, by compare-and-set).
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What a replica does beside serving: retention, delayed release, transactions, queue copies."""

@@ -1,0 +1,265 @@
+"""Fetches a queue from another broker group: the master of the target at work.
+
+How it works. A controller calls again and again (`server/moves.py`), each time for a while: stored
+batches are asked of the source's master from where the incoming queue ends, checked, and proposed
+as copies; when the source has sealed the queue, the slice follows in pieces, and INGEST. Where the
+copy stands is in the replicated state, so whoever is asked next, after any crash, goes on there.
+
+Invariants
+1. A batch is proposed only after its CRCs, its queue and its offset were checked.
+2. Copying before the seal takes no more than `move_bytes_per_second`, and one request is under way.
+3. Nothing is taken of a group whose log is at a higher feature level: what a queue is there may
+   follow rules that this group's members do not know.
+
+Not here: what a step means (`state/apply/moves.py`), the source's answers (`server/moves.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from semel.broker.state import ApplyResult, Incoming, MoveApplied, MoveState, State
+from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_broker_header
+from semel.protos.errors import (
+    CorruptBatch,
+    InvalidRequest,
+    NotMaster,
+    SemelError,
+    TimedOut,
+    Unavailable,
+    UnsupportedVersion,
+)
+from semel.protos.ids import QueueKey
+from semel.protos.levels import UNTOLD_MAX, levels_metadata, own_levels
+from semel.protos.queue_refs import queue_ref
+from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.v1 import broker_pb2, broker_pb2_grpc, control_pb2
+from semel.protos.v1.common_pb2 import Levels
+
+COPY_BYTES: Final = 2 << 20
+"""Of batches a request; four of the largest are below a message's limit."""
+PART_BYTES: Final = 1 << 20
+SOURCE_TIMEOUT_S: Final = 5.0
+
+
+T = TypeVar("T")
+
+
+class Target(Protocol):
+    """The node that gets the queue, as this module needs it."""
+
+    @property
+    def state(self) -> State: ...
+
+    async def submit_control(self, record: control_pb2.ControlRecord) -> ApplyResult: ...
+
+    async def submit_copy(self, stored: bytes) -> ApplyResult: ...
+
+    async def in_reader(self, work: Callable[[], T]) -> T: ...
+
+
+class Source:
+    """The group that has the queue: its master is found by asking."""
+
+    def __init__(self, addresses: Sequence[str], levels: Levels | None = None) -> None:
+        """`levels` are this node's."""
+        self._addresses = list(addresses)
+        self._told = levels_metadata(own_levels() if levels is None else levels)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def close(self) -> None:
+        while self._channels:
+            _, channel = self._channels.popitem()
+            await channel.close(grace=0)
+
+    async def ask(self, method: str, request: Any) -> Any:
+        """The master's answer. Raises SemelError: its own, or Unavailable when none is found.
+
+        Never NotMaster: that would be taken for this group's, and send the caller to the source.
+        """
+        waiting, asked = deque(self._addresses), set[str]()
+        trouble: SemelError = Unavailable("no node of the queue's broker group is known")
+        while waiting:
+            address = waiting.popleft()
+            if address in asked:
+                continue
+            asked.add(address)
+            try:
+                reply = await self._call(address, method, request)
+            except NotMaster as error:
+                trouble = error
+                if error.master_address:
+                    waiting.appendleft(error.master_address)
+                continue
+            except (Unavailable, TimedOut) as error:
+                trouble = error
+                continue
+            if self._addresses[0] != address:
+                self._addresses.insert(0, address)
+            return reply
+        raise Unavailable(f"the queue's broker group has no master that answers: {trouble.message}")
+
+    async def _call(self, address: str, method: str, request: Any) -> Any:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[address] = channel
+        call = getattr(broker_pb2_grpc.MovesStub(channel), method)
+        try:
+            return await call(request, timeout=SOURCE_TIMEOUT_S, metadata=self._told)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+
+
+class QueuePull:
+    """One call's part of the fetching of one queue."""
+
+    def __init__(
+        self,
+        target: Target,
+        source: Source,
+        key: QueueKey,
+        job: int,
+        *,
+        bytes_per_second: int,
+        on_copied: Callable[[int], None],
+    ) -> None:
+        """`on_copied` hears how many bytes of batches have become durable here."""
+        self._target = target
+        self._source = source
+        self._key = key
+        self._job = job
+        self._rate = bytes_per_second
+        self._due = 0.0
+        self._on_copied = on_copied
+
+    async def run(self, max_s: float, *, finish: bool) -> broker_pb2.PullQueueReply:
+        """Returns at the source's present end, or when the time is over; with `finish` only when
+        the queue is ready, or the time is over. Raises SemelError."""
+        until = time.monotonic() + max_s
+        reply = broker_pb2.PullQueueReply()
+        while not self._ready():
+            answer = await self._copy(reply)
+            at_end = reply.copied_offset >= reply.log_end_offset
+            if at_end and finish:
+                await self._ingest()
+            if at_end or time.monotonic() >= until:
+                break
+            if not finish:
+                await self._pace(sum(len(batch.stored) for batch in answer.batches))
+        reply.ready = self._ready()
+        return reply
+
+    def _ready(self) -> bool:
+        place = self._target.state.moves.places.get(self._key)
+        return place is not None and place.job == self._job and place.state is MoveState.READY
+
+    def _incoming(self) -> Incoming:
+        moves = self._target.state.moves
+        place, incoming = moves.places.get(self._key), moves.incoming.get(self._key)
+        if place is None or incoming is None or place.job != self._job:
+            raise InvalidRequest(
+                f"move {self._job} of queue {self._key.queue_id} has not begun here, or is over"
+            )
+        return incoming
+
+    # --- batches --------------------------------------------------------------------------------
+
+    async def _copy(self, progress: broker_pb2.PullQueueReply) -> broker_pb2.CopyQueueReply:
+        at = self._incoming().queue.log_end_offset
+        request = broker_pb2.CopyQueueRequest(
+            queue=queue_ref(self._key), offset=at, max_bytes=COPY_BYTES
+        )
+        answer: broker_pb2.CopyQueueReply = await self._source.ask("CopyQueue", request)
+        self._check_level(answer.feature_level)
+        await self._target.in_reader(lambda: self._check(answer))
+        base = answer.batches[0].base_offset if answer.batches else answer.log_start_offset
+        if base > at:
+            await self._step(control_pb2.MOVE_STEP_FLOOR, offset=base)
+        elif self._incoming().queue.log_start_offset < answer.log_start_offset <= at:
+            await self._step(control_pb2.MOVE_STEP_FLOOR, offset=answer.log_start_offset)
+        results = await asyncio.gather(
+            *(self._target.submit_copy(batch.stored) for batch in answer.batches)
+        )
+        for result in results:
+            assert isinstance(result, MoveApplied)
+            if result.error is not None:
+                raise result.error
+        self._on_copied(sum(len(batch.stored) for batch in answer.batches))
+        queue = self._incoming().queue
+        progress.log_start_offset = answer.log_start_offset
+        progress.log_end_offset = answer.log_end_offset
+        progress.copied_offset = queue.log_end_offset
+        progress.copied_bytes, progress.total_bytes = queue.bytes, answer.bytes
+        return answer
+
+    def _check(self, answer: broker_pb2.CopyQueueReply) -> None:
+        """BLOCKING for some milliseconds. Raises CorruptBatch."""
+        at: int | None = None
+        for batch in answer.batches:
+            head = decode_broker_header(batch.stored)
+            found = check_batch(batch.stored, BROKER_HEADER_BYTES)
+            if (
+                found.queue_key != self._key
+                or found.count != batch.count
+                or head.base_offset != batch.base_offset
+                or at not in (None, head.base_offset)
+            ):
+                raise CorruptBatch(
+                    f"offset {batch.base_offset} of queue {self._key.queue_id} came with a batch of"
+                    f" {found.queue_key}, {found.count} messages at {head.base_offset}"
+                )
+            at = head.base_offset + found.count
+
+    def _check_level(self, level: int) -> None:
+        """Raises UnsupportedVersion."""
+        own = self._target.state.feature_level
+        level = level or UNTOLD_MAX  # who does not tell may be at any level of its time
+        if level > own:
+            raise UnsupportedVersion(
+                f"queue {self._key.queue_id} comes from a broker group at feature level {level},"
+                f" this group is at {own}: raise it first (semel cluster upgrade)",
+                level=level,
+            )
+
+    async def _pace(self, length: int) -> None:
+        """Sleeps until so many bytes more may come."""
+        now = time.monotonic()
+        self._due = max(self._due, now) + length / self._rate
+        if self._due > now:
+            await asyncio.sleep(self._due - now)
+
+    # --- the slice ------------------------------------------------------------------------------
+
+    async def _ingest(self) -> None:
+        at, total, digest = 0, 1, b""
+        while at < total:
+            request = broker_pb2.ReadSliceRequest(
+                queue=queue_ref(self._key), job=self._job, offset=at, max_bytes=PART_BYTES
+            )
+            answer: broker_pb2.ReadSliceReply = await self._source.ask("ReadSlice", request)
+            self._check_level(answer.feature_level)
+            if not answer.part:
+                raise InvalidRequest(f"the slice of queue {self._key.queue_id} ends at {at}")
+            await self._step(control_pb2.MOVE_STEP_PART, offset=at, part=answer.part)
+            at += len(answer.part)
+            total, digest = answer.total_bytes, answer.digest
+        await self._step(control_pb2.MOVE_STEP_INGEST, offset=total, digest=digest)
+
+    async def _step(self, step: control_pb2.MoveStep, **fields: Any) -> None:
+        """Raises the refusal."""
+        record = control_pb2.MoveQueue(
+            queue=queue_ref(self._key), job=self._job, step=step, **fields
+        )
+        record.group_id = self._target.state.moves.places[self._key].group_id
+        result = await self._target.submit_control(control_pb2.ControlRecord(move_queue=record))
+        assert isinstance(result, MoveApplied)
+        if result.error is not None:
+            raise result.error

@@ -1,0 +1,1 @@
+"""This node and the controllers: reports, the routes it caches, calls to other groups' masters."""

@@ -1,0 +1,175 @@
+"""Reports this node to the controllers: where it listens, what it is, how far it is, what it does.
+
+How it works. One task a controller calls ReportNode regularly, and at once on a change of role or
+members. The one in office answers with the version of its routes, and the node fetches them when
+they are newer than its copy. The node needs no answer to serve: while no controller can be reached
+it goes on, says so once, and tries again soon. A node that was told some of the controllers learns
+of the others.
+
+Not here: what the controller makes of it (`controller/`), the copy (`route_cache.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from semel.broker.config import BrokerConfig
+from semel.broker.control_plane.load import Counters, LoadMeter
+from semel.broker.control_plane.route_cache import RoutesCopy
+from semel.broker.identity import NodeIdentity
+from semel.broker.replica.replica import Replica
+from semel.broker.server.admin import disk_room
+from semel.protos import compat
+from semel.protos.errors import NotMaster
+from semel.protos.levels import levels_metadata
+from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.v1 import common_pb2, controller_pb2, controller_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S: Final = 2.0
+_RETRY_S: Final = 0.2
+"""Pause after a controller could not be reached: one that starts is to know its nodes at once."""
+_FETCH_S: Final = 1.0
+"""Shortest time between two fetches of the routes."""
+
+
+class Registration:
+    """Keeps all controllers informed; `run` ends only by cancellation."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        replica: Replica,
+        address: str,
+        routes: RoutesCopy,
+        counters: Callable[[], Counters],
+        identity: NodeIdentity,
+    ) -> None:
+        """`counters` are the totals of what the node has done."""
+        self._config = config
+        self._replica = replica
+        self._address = address
+        self._routes = routes
+        self._counters = counters
+        self._identity = identity
+        self._meter = LoadMeter()
+        self._changed: dict[str, asyncio.Event] = {}
+        """By controller's address."""
+        self._fetched_s = -_FETCH_S
+
+    def report_now(self) -> None:
+        """Something changed that clients wait for."""
+        for event in self._changed.values():
+            event.set()
+
+    async def run(self) -> None:
+        async with compat.TaskGroup() as tasks:
+            for address in self._config.controllers:
+                self._begin(tasks, address)
+
+    def _begin(self, tasks: compat.TaskGroup, address: str) -> None:
+        if address not in self._changed:
+            self._changed[address] = asyncio.Event()
+            tasks.create_task(self._report_to(tasks, address))
+
+    def _learn(self, tasks: compat.TaskGroup) -> None:
+        """Who was told of as many as there are learns none: they may be elsewhere from here."""
+        if len(self._changed) < len(self._routes.controllers):
+            for address in self._routes.controllers:
+                self._begin(tasks, address)
+
+    async def _report_to(self, tasks: compat.TaskGroup, address: str) -> None:
+        changed = self._changed[address]
+        reachable = True
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            stub = controller_pb2_grpc.ControllerStub(channel)
+            while True:
+                changed.clear()
+                try:
+                    answer = await stub.ReportNode(
+                        self._report(),
+                        timeout=_TIMEOUT_S,
+                        metadata=levels_metadata(self._replica.levels()),
+                    )
+                    if not reachable:
+                        logger.info("controller is back address=%s", address)
+                    reachable = True
+                    start, end = answer.producer_ids_start, answer.producer_ids_end
+                    self._routes.on_ids(start, end, _time_s())
+                    if self._routes.on_answer(address, answer.route_version, answer.controllers):
+                        await self._fetch(stub)
+                    self._learn(tasks)
+                except grpc.aio.AioRpcError as error:
+                    known = error_from_rpc(error)
+                    if reachable and not isinstance(known, NotMaster):
+                        logger.warning(
+                            "controller does not take reports address=%s error=%s", address, known
+                        )
+                    reachable = isinstance(known, NotMaster)
+                pause_s = self._config.report_ms / 1000 if reachable else _RETRY_S
+                with contextlib.suppress(TimeoutError):
+                    async with compat.timeout(pause_s):
+                        await changed.wait()
+
+    async def _fetch(self, stub: Any) -> None:
+        now_s = _time_s()
+        if now_s - self._fetched_s >= _FETCH_S:
+            self._fetched_s = now_s
+            request = controller_pb2.GetRoutesRequest()
+            told = levels_metadata(self._replica.levels())
+            self._routes.on_routes(await stub.GetRoutes(request, timeout=_TIMEOUT_S, metadata=told))
+
+    def _load(self) -> controller_pb2.NodeLoad:
+        rates = self._meter.sample(_time_s(), self._counters())
+        free, total = disk_room(self._config.data)
+        return controller_pb2.NodeLoad(
+            produced_messages=rates.produced_messages,
+            produced_bytes=rates.produced_bytes,
+            fetched_messages=rates.fetched_messages,
+            fetched_bytes=rates.fetched_bytes,
+            disk_free_bytes=free,
+            disk_total_bytes=total,
+        )
+
+    def _report(self) -> controller_pb2.ReportNodeRequest:
+        replica, config = self._replica, self._config
+        role = replica.role
+        if role == "master" and not replica.is_master:
+            role = "candidate"  # elected, and not yet able to serve
+        return controller_pb2.ReportNodeRequest(
+            cluster_id=config.cluster_id,
+            group_id=config.group_id,
+            node=common_pb2.NodeAddress(
+                node_id=config.node_id, address=self._address, rack=config.rack
+            ),
+            role=role,
+            term=replica.term,
+            master_id=replica.core.master_id or 0,
+            commit_index=replica.core.commit_index,
+            log_end_index=replica.log.last_index,
+            queues=len(replica.state.queues),
+            damaged=len(replica.log.damaged) + len(replica.log.damaged_records),
+            lost=len(replica.lost_entries),
+            disk_full=replica.disk_full,
+            load=self._load(),
+            founding_id=self._identity.founding,
+            wants_producer_ids=self._routes.wants_ids(_time_s()),
+            members=[
+                common_pb2.NodeAddress(node_id=node, address=address)
+                for node, address in sorted(replica.addresses().items())
+            ],
+            levels=replica.levels(),
+        )
+
+
+def _time_s() -> float:
+    """The event loop's clock."""
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""Who belongs to the group: changes that an operator asks for, founding, a node's own status."""

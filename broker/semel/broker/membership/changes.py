@@ -1,0 +1,304 @@
+"""Changes of membership and of mastership, as an operator asks for them.
+
+How it works. A change is one step of one node: it joins as a learner, becomes a voter, or leaves
+(`raft/membership.py`). Each is one entry; the call returns when that is applied. What is so already
+is success, so whoever lost an answer, or found another one's work half done, asks again.
+
+Handing over. The successor is asked first whether it would take mastership, and waited for until it
+has nearly everything; only then proposals stop, for the time of one election that was ordered.
+
+Invariants
+1. No step is taken that the group could not commit, or that would leave it without a quorum.
+2. A voter that everybody who is there can reach: nobody is promoted before all of them have the
+   entry with its address.
+
+Not here: the sequence of steps of a replacement (the console), gRPC (`service.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from semel.broker.config import BrokerConfig
+from semel.broker.membership.status import ask_status
+from semel.broker.raft import Membership, Role
+from semel.broker.raft.membership import add_learner, promote, remove
+from semel.broker.replica.member_book import Members
+from semel.broker.replica.replica import Replica
+from semel.protos import compat
+from semel.protos.errors import InvalidRequest, SemelError, Throttled, Unavailable
+from semel.protos.frames import RecordKind
+from semel.protos.ids import NodeId
+
+logger = logging.getLogger(__name__)
+
+NODES_MAX: Final = 7
+"""Five voters, and two that join while two leave."""
+_CLOSE_ENTRIES: Final = 64
+"""A successor with no more than this to get has it within milliseconds."""
+_CLOSE_LOOKS: Final = 1000
+_LOOK_S: Final = 0.005
+_SETTLE_S: Final = 5.0
+_WRITE_S: Final = 10.0
+
+
+class MembershipChanges:
+    """An operator's calls on one node. All may be repeated."""
+
+    def __init__(self, config: BrokerConfig, replica: Replica) -> None:
+        self._config = config
+        self._replica = replica
+        self._drain_end: asyncio.TimerHandle | None = None
+
+    # --- members
+
+    async def add_learner(self, node: NodeId, address: str) -> None:
+        """`node` gets the log from now on.
+
+        Raises NotMaster, InvalidRequest, Throttled (not yet), Unavailable (it does not answer).
+        """
+        replica = self._replica
+        await replica.wait_master()
+        now, addresses = replica.core.membership, replica.addresses()
+        if node in now.nodes:
+            if address not in ("", addresses[node]):
+                raise InvalidRequest(
+                    f"node {node} is a member at {addresses[node]}, not at {address}; give the new "
+                    "node a number of its own"
+                )
+            await self._settled()
+            return
+        if len(now.nodes) >= NODES_MAX:
+            raise InvalidRequest(
+                f"the group has {len(now.nodes)} nodes already; remove one before adding node "
+                f"{node}"
+            )
+        if address in addresses.values():
+            raise InvalidRequest(f"another member listens at {address}")
+        await self._check_joiner(node, address)
+        await self._change(add_learner(now, node), {node: address})
+        logger.info("learner added node=%d address=%s", node, address)
+
+    async def _check_joiner(self, node: NodeId, address: str) -> None:
+        """It runs, and takes itself for this node of this group."""
+        config = self._config
+        try:
+            found = await ask_status(address)
+        except SemelError as error:
+            raise InvalidRequest(
+                f"node {node} does not answer at {address} ({error.message}); start it with "
+                "`semel broker --join` first"
+            ) from None
+        told = (found.cluster_id, found.group_id, found.node_id)
+        if told != (config.cluster_id, config.group_id, node):
+            raise InvalidRequest(
+                f"{address} is node {found.node_id} of group {found.group_id} of cluster "
+                f"{found.cluster_id}, not node {node} of group {config.group_id} of cluster "
+                f"{config.cluster_id}"
+            )
+
+    async def promote(self, node: NodeId) -> None:
+        """Learner `node` becomes a voter.
+
+        Raises NotMaster, InvalidRequest, and Throttled while it has not caught up.
+        """
+        replica = self._replica
+        await replica.wait_master()
+        now = replica.core.membership
+        if node in now.voters:
+            await self._settled()
+            return
+        changed = promote(now, node)
+        await self._settled()
+        status = replica.core.status()
+        late = [
+            peer
+            for peer, progress in status.progress.items()
+            if progress.recently_active and progress.match_index < replica.members.index
+        ]
+        if late:
+            raise Throttled(f"nodes {sorted(late)} do not know node {node} yet; try again")
+        replica.core.propose_membership_allowed(changed)  # before what is said of silent nodes
+        self._check_quorum(changed)
+        await self._change(changed, {})
+        logger.info("learner promoted node=%d", node)
+
+    async def remove(self, node: NodeId) -> None:
+        """`node` leaves. A master that is to leave hands over first, and says NotMaster.
+
+        Raises NotMaster, InvalidRequest, Throttled, Unavailable (nobody to hand over to).
+        """
+        replica = self._replica
+        await replica.wait_master()
+        now = replica.core.membership
+        if node not in now.nodes:
+            await self._settled()
+            return
+        changed = remove(now, node)
+        self._check_quorum(changed)
+        if node == self._config.node_id:
+            await self.transfer(None)
+            raise replica.not_master()
+        await self._change(changed, {})
+        logger.info("node removed node=%d", node)
+
+    async def readmit(self, node: NodeId) -> tuple[int, int]:
+        """Index and term of an entry that is new, and committed by a quorum without muted `node`.
+
+        With that, `node` may count again. A candidate of an earlier term, which still holds a vote
+        that the node forgot, lacks the entry and cannot win any more; an entry of a later
+        term, which the node once acknowledged, would have kept this one from being committed.
+        Raises NotMaster, Throttled while this master still counts the node, Unavailable.
+        """
+        replica = self._replica
+        await replica.wait_master()
+        progress = replica.core.progress.get(node)
+        if progress is None:
+            raise InvalidRequest(f"node {node} is no other member of the group")
+        if progress.counts:
+            raise Throttled(f"node {node} has not said yet that it is muted; try again")
+        return await self._write(RecordKind.NOOP)
+
+    async def _change(self, membership: Membership, addresses: Mapping[NodeId, str]) -> None:
+        """Returns once the membership is applied; `addresses` are of who is new."""
+        replica = self._replica
+        replica.core.propose_membership_allowed(membership)
+        members = replica.members.current.with_membership(membership, addresses)
+        await self._write(RecordKind.MEMBERSHIP, members)
+
+    async def _write(self, kind: RecordKind, members: Members | None = None) -> tuple[int, int]:
+        """Index and term of an entry, once it is applied. Raises NotMaster, Unavailable."""
+        replica = self._replica
+        payload = b"" if members is None else members.encode()
+        index, term = replica.append_alone(kind, payload, members)
+        await replica.wait_applied(index, _WRITE_S)
+        if replica.log.term_at(index) != term:
+            raise replica.not_master()  # another entry has taken its place
+        return index, term
+
+    async def _settled(self) -> None:
+        """The members in force are committed."""
+        await self._replica.wait_applied(self._replica.members.index, _SETTLE_S)
+
+    def _check_quorum(self, changed: Membership) -> None:
+        """Raises InvalidRequest when too few of the voters-to-be are there."""
+        progress = self._replica.core.status().progress
+        silent = [
+            node
+            for node in sorted(changed.voters)
+            if node != self._config.node_id
+            and not (progress[node].recently_active and progress[node].counts)
+        ]
+        if len(changed.voters) - len(silent) < changed.quorum:
+            raise InvalidRequest(
+                f"with voters {sorted(changed.voters)} the group would have no quorum, because "
+                f"{silent} are silent or not caught up; start or replace those first"
+            )
+
+    # --- mastership
+
+    async def transfer(self, wanted: NodeId | None) -> tuple[NodeId, int]:
+        """Hands mastership to `wanted`, or to whoever is furthest; returns master and term.
+
+        Raises NotMaster, InvalidRequest, Unavailable (nobody took it; this node is still master).
+        """
+        replica, core = self._replica, self._replica.core
+        if wanted is not None and wanted == core.master_id:
+            return wanted, core.term
+        if core.role is not Role.MASTER:
+            raise replica.not_master()
+        reasons: list[str] = []
+        for successor in self._successors(wanted):
+            refusal = await self._refusal(successor)
+            if refusal:
+                reasons.append(refusal)
+                continue
+            await self._wait_close(successor)
+            replica.hand_over(successor)
+            patience_s = 2 * replica.config.raft.transfer_ms / 1000
+            with contextlib.suppress(TimeoutError):
+                async with compat.timeout(patience_s):
+                    while core.role is Role.MASTER or core.master_id is None:
+                        if core.role is Role.MASTER and core.accepts_proposals:
+                            break  # given up
+                        await self._role_change()
+            if core.role is not Role.MASTER and core.master_id is not None:
+                logger.info("mastership handed over to=%d term=%d", core.master_id, core.term)
+                return core.master_id, core.term
+            if core.role is not Role.MASTER:
+                raise Unavailable("mastership was given up and nobody has taken it yet; try again")
+            reasons.append(f"node {successor} did not take it")
+        raise Unavailable(
+            f"node {self._config.node_id} stays master: "
+            + ("; ".join(reasons) or "there is no other voter that is there")
+        )
+
+    def _successors(self, wanted: NodeId | None) -> list[NodeId]:
+        core = self._replica.core
+        others = core.membership.voters - {self._config.node_id}
+        if wanted is not None:
+            if wanted not in others:
+                raise InvalidRequest(
+                    f"node {wanted} is no voter of group {self._config.group_id}, which has "
+                    f"{sorted(core.membership.voters)}"
+                )
+            return [wanted]
+        progress = core.status().progress
+        there = [
+            node for node in others if progress[node].recently_active and progress[node].counts
+        ]
+        return sorted(there, key=lambda node: (-progress[node].match_index, node))
+
+    async def _refusal(self, successor: NodeId) -> str:
+        """Why it would not take mastership; empty when it would."""
+        address = self._replica.peer_address(successor)
+        if address is None:
+            return f"node {successor} has left"
+        try:
+            found = await ask_status(address)
+        except SemelError as error:
+            return f"node {successor} does not answer ({error.message})"
+        return "" if found.electable else f"node {successor} is drained or not whole"
+
+    async def _wait_close(self, successor: NodeId) -> None:
+        """Until little is missing there: proposals stand still while the rest goes over."""
+        core = self._replica.core
+        for _ in range(_CLOSE_LOOKS):
+            progress = core.progress.get(successor)
+            if progress is None or progress.match_index + _CLOSE_ENTRIES >= core.log.last_index:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def _role_change(self) -> None:
+        """The next change of role, or a moment: a transfer that is given up is no change."""
+        with contextlib.suppress(TimeoutError):
+            async with compat.timeout(0.05):
+                await self._replica.role_change()
+
+    async def drain(self, drain_ms: int) -> bool:
+        """Keeps this node from being master for so long, 0 ends that; true when it was master.
+
+        Raises Unavailable when nobody else can take mastership; nothing is changed then.
+        """
+        replica = self._replica
+        if self._drain_end is not None:
+            self._drain_end.cancel()
+            self._drain_end = None
+        replica.set_fit("drained", not drain_ms)
+        if not drain_ms:
+            return False
+        loop = asyncio.get_running_loop()
+        self._drain_end = loop.call_later(drain_ms / 1000, replica.set_fit, "drained", True)
+        if replica.core.role is not Role.MASTER:
+            return False
+        try:
+            await self.transfer(None)
+        except SemelError:
+            self._drain_end.cancel()
+            replica.set_fit("drained", True)
+            raise
+        return True

@@ -1,0 +1,135 @@
+"""The calls of `Members`: who belongs to the group, and who leads it.
+
+Not here: what they do (`changes.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from semel.broker.config import BrokerConfig
+from semel.broker.identity import NodeIdentity
+from semel.broker.membership.changes import MembershipChanges
+from semel.broker.membership.status import Standing
+from semel.broker.replica.replica import Replica
+from semel.protos.errors import InvalidRequest
+from semel.protos.ids import NodeId
+from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2
+
+
+class _Addressed(Protocol):
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def group_id(self) -> int: ...
+
+
+def member_statuses(replica: Replica) -> list[broker_pb2.MemberStatus]:
+    """Everybody by the newest applied membership, or by the founding one."""
+    members = replica.members_of(replica.state)
+    return [
+        broker_pb2.MemberStatus(
+            node=common_pb2.NodeAddress(node_id=node, address=address),
+            standing=(
+                broker_pb2.STANDING_VOTER if node in members.voters else broker_pb2.STANDING_LEARNER
+            ),
+        )
+        for node, address in sorted(members.addresses.items())
+    ]
+
+
+class MembersService(broker_pb2_grpc.MembersServicer):
+    """Serves semel.protos.v1.Members on one replica."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        replica: Replica,
+        changes: MembershipChanges,
+        identity: NodeIdentity,
+        standing: Standing,
+    ) -> None:
+        self._config = config
+        self._replica = replica
+        self._changes = changes
+        self._identity = identity
+        self._standing = standing
+
+    async def ChangeMember(  # noqa: N802
+        self, request: broker_pb2.ChangeMemberRequest, context: object
+    ) -> broker_pb2.ChangeMemberReply:
+        self._check_group(request)
+        node = NodeId(request.node.node_id)
+        if node < 1:
+            raise InvalidRequest("a change of membership names a node, 1 and up")
+        match request.standing:
+            case broker_pb2.STANDING_LEARNER:
+                await self._changes.add_learner(node, request.node.address)
+            case broker_pb2.STANDING_VOTER:
+                await self._changes.promote(node)
+            case broker_pb2.STANDING_REMOVED:
+                await self._changes.remove(node)
+            case _:
+                raise InvalidRequest(f"unknown standing {request.standing} for node {node}")
+        return broker_pb2.ChangeMemberReply(
+            members=member_statuses(self._replica),
+            membership_index=self._replica.state.membership.index,
+        )
+
+    async def ReadmitNode(  # noqa: N802
+        self, request: broker_pb2.ReadmitNodeRequest, context: object
+    ) -> broker_pb2.ReadmitNodeReply:
+        self._identity.check_caller(request)
+        index, term = await self._changes.readmit(NodeId(request.node_id))
+        return broker_pb2.ReadmitNodeReply(index=index, term=term)
+
+    async def TransferMastership(  # noqa: N802
+        self, request: broker_pb2.TransferMastershipRequest, context: object
+    ) -> broker_pb2.TransferMastershipReply:
+        self._check_group(request)
+        wanted = NodeId(request.node_id) if request.node_id else None
+        master, term = await self._changes.transfer(wanted)
+        return broker_pb2.TransferMastershipReply(master_id=master, term=term)
+
+    async def DrainNode(  # noqa: N802
+        self, request: broker_pb2.DrainNodeRequest, context: object
+    ) -> broker_pb2.DrainNodeReply:
+        self._check_group(request)
+        was_master = await self._changes.drain(request.drain_ms)
+        master = self._replica.core.master_id or 0
+        return broker_pb2.DrainNodeReply(master_id=master, was_master=was_master)
+
+    async def RefoundNode(  # noqa: N802
+        self, request: broker_pb2.RefoundNodeRequest, context: object
+    ) -> broker_pb2.RefoundNodeReply:
+        self._check_group(request)
+        if request.node_id != self._config.node_id:
+            raise InvalidRequest(
+                f"this is node {self._config.node_id}, the call is for node {request.node_id}"
+            )
+        self._standing.refound(
+            request.from_id,
+            request.to_id,
+            count=request.count,
+            voters=frozenset(map(NodeId, request.voters)),
+        )
+        return broker_pb2.RefoundNodeReply(
+            founding_id=self._identity.founding, muted=self._replica.muted
+        )
+
+    async def RaiseLevel(  # noqa: N802
+        self, request: broker_pb2.RaiseLevelRequest, context: object
+    ) -> broker_pb2.RaiseLevelReply:
+        self._check_group(request)
+        await self._replica.raise_level(request.level, dry_run=request.dry_run)
+        return broker_pb2.RaiseLevelReply(level=self._replica.state.feature_level)
+
+    def _check_group(self, request: _Addressed) -> None:
+        config = self._config
+        if (request.cluster_id, request.group_id) != (config.cluster_id, config.group_id):
+            raise InvalidRequest(
+                f"node {config.node_id} belongs to group {config.group_id} of cluster "
+                f"{config.cluster_id}; the call is for group {request.group_id} of cluster "
+                f"{request.cluster_id}"
+            )

@@ -1,0 +1,59 @@
+"""What a node does when a file of its own is damaged beyond what it can mend itself.
+
+How it works. Most damage is mended entry by entry (`repair.py`). What is left, when both copies of
+a segment's header, every checkpoint or every copy of the vote are bad, makes the log or the vote
+unusable. A node that has peers then does what one with an empty disk does: it sets the unusable
+part aside and comes back *muted* (`membership/status.py`), counted by nobody until the others have
+given it everything again. A node that is alone in its group refuses to start and names the file.
+
+Nothing is deleted: the part is moved to `damaged-N/` in the node's directory, for an operator to
+look at and delete. So if this happens on a majority at once, no master can be elected, no data is
+lost, and the directories can be put back.
+
+Invariants
+1. The mark that keeps the node muted is durable before anything is moved.
+2. A node that has set something aside never takes its group for a new one (`membership/status.py`).
+
+Not here: what counts as damage (`log/`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Final
+
+from semel.broker.log import FileLayer
+from semel.broker.log.files import replace_file
+
+logger = logging.getLogger(__name__)
+
+MARK_NAME: Final = "CATCHING_UP"
+MARK_DAMAGED: Final = b"This node's data was damaged and set aside: nobody counts it yet.\n"
+_PREFIX: Final = "damaged-"
+
+
+def set_aside(files: FileLayer, data: Path, part: str, reason: Exception) -> None:
+    """BLOCKING. Moves `part` of the data directory away; the node must come back muted."""
+    replace_file(files, data / MARK_NAME, [MARK_DAMAGED])
+    move_away(files, data, part, reason)
+
+
+def move_away(files: FileLayer, data: Path, part: str, reason: Exception) -> None:
+    """BLOCKING. Moves `part` into a new directory beside it."""
+    taken = [name.removeprefix(_PREFIX) for name in files.names(data) if name.startswith(_PREFIX)]
+    number = 1 + max((int(name) for name in taken if name.isdecimal()), default=0)
+    target = data / f"{_PREFIX}{number}"
+    files.make_directory(target)
+    with contextlib.suppress(FileNotFoundError):
+        files.rename(data / part, target / part)
+    files.sync_directory(data)
+    files.sync_directory(target)
+    logger.error(
+        "SET ASIDE what is damaged beyond mending; delete it when this node has caught up "
+        "part=%s to=%s reason=%s",
+        part,
+        target,
+        reason,
+    )

@@ -1,0 +1,298 @@
+"""Mends what is damaged in the own log with what the peers have.
+
+How it works. The log knows a damaged entry by index and term, and a damaged kept record by its
+place: from its start, from a read that failed, or from the scrub. Each peer in turn is asked for
+them. A frame proves itself: both CRCs, and index, term and length as the log remembers them; a
+record must have the CRC that its header remembers. A live record that has no copy at all, because
+its kept file lost everything, is looked for at the start and after each scrub.
+
+What no peer could give is judged by what all of them say they have (`decision.py`): an entry that
+nobody can have acknowledged is cut off, one whose copies are all damaged is called lost.
+
+An entry that the peers have cleaned away is not missed once each of its records that is still
+needed was fetched by itself and stands in a kept file; its damaged frame goes with its segment. One
+that must yet be applied here needs its frame, though. If nobody gives it, this node puts a peer's
+checkpoint in place of its log, and a master, which has entries that nobody else can have, resigns.
+
+Invariants
+1. While an entry is damaged that may still be mended, or that must yet be applied, this node votes
+   but never stands for election: a master must be able to give out every entry.
+
+Not here: finding damage (`log/`, `scrub.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import google_crc32c
+import grpc
+import grpc.aio
+
+from semel.broker.identity import NodeIdentity
+from semel.broker.log import RecordRef
+from semel.broker.raft import Role
+from semel.broker.repair.decision import Verdict, judge
+from semel.broker.replica.replica import Replica
+from semel.broker.replication.receiver import frame_meta
+from semel.protos.errors import SemelError
+from semel.protos.frames import decode_frame_header
+from semel.protos.ids import NodeId
+from semel.protos.rpc import PEER_CHANNEL_OPTIONS
+from semel.protos.v1 import raft_pb2, raft_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+_PAUSE_MAX_S = 5.0
+_PULL_TIMEOUT_S = 10.0
+_ENTRIES_PER_PULL = 256
+
+_Standings = dict[tuple[int, int], dict[NodeId, raft_pb2.EntryStanding]]
+"""By (index, term): what each peer says."""
+
+
+def note_missing(replica: Replica) -> None:
+    """Live records below the log's first entry that are in no kept file are to be mended."""
+    log, state = replica.log, replica.state
+    if log.first_index > state.applied_index + 1:
+        return  # a snapshot has replaced the log, and the state is about to follow
+    log.note_missing(RecordRef(*record) for record in state.live_records(0, log.first_index))
+
+
+class Repair:
+    """The background task that keeps a replica's log whole."""
+
+    def __init__(
+        self, replica: Replica, rebuild: Callable[[], None], identity: NodeIdentity
+    ) -> None:
+        """`rebuild` puts a snapshot in place of the whole log, if now is the time."""
+        self._replica = replica
+        self._rebuild = rebuild
+        self._identity = identity
+        self._reported: set[int] = set()
+        self._stuck = False
+        """Nobody gave an entry that is yet to be applied, when it was asked for last."""
+
+    async def run(self) -> None:
+        """Ends only by cancellation."""
+        log = self._replica.log
+        note_missing(self._replica)
+        known: tuple[object, object] = ({}, [])
+        pause_s = wait_s = _LOOK_S
+        while True:
+            self._note()
+            self._forget_dead_records()
+            found = (log.damaged, log.damaged_records)
+            wait_s -= _LOOK_S
+            if found != known:
+                pause_s, wait_s = _LOOK_S, 0.0
+            if any(found) and wait_s <= 0:
+                await self._mend()
+                found = (log.damaged, log.damaged_records)
+                wait_s = pause_s
+                pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+            known = found
+            await asyncio.sleep(_LOOK_S)
+
+    def _note(self) -> None:
+        """Says what is damaged, and whether this node may stand for election."""
+        replica = self._replica
+        damaged = replica.log.damaged
+        replica.set_lost(replica.lost_entries & damaged.keys())
+        missing = [
+            index
+            for index in damaged
+            if index not in replica.lost_entries or index > replica.state.applied_index
+        ]
+        replica.set_fit("entries are damaged", not missing or len(replica.addresses()) == 1)
+        self._reported &= damaged.keys()
+        for index in sorted(damaged.keys() - self._reported):
+            logger.error("damaged, asking the peers for it what=%s", replica.log.describe(index))
+            self._reported.add(index)
+
+    def _live(self, index: int) -> list[RecordRef]:
+        """The records of an applied entry that are still needed."""
+        return [RecordRef(*record) for record in self._replica.state.live_records(index, index + 1)]
+
+    def _forget_dead_records(self) -> None:
+        """What was trimmed since is not mended: no peer need have it any more."""
+        log = self._replica.log
+        for ref in log.damaged_records:
+            if ref not in self._live(ref.index):
+                log.forget_record(ref)
+
+    async def _mend(self) -> None:
+        """Asks all peers once for what is damaged."""
+        replica = self._replica
+        standings: _Standings = {}
+        for peer in replica.addresses():
+            address = replica.peer_address(peer)
+            if not address or peer == self._replica.config.node_id:
+                continue
+            try:
+                async with grpc.aio.insecure_channel(
+                    address, options=PEER_CHANNEL_OPTIONS
+                ) as channel:
+                    stub = raft_pb2_grpc.SnapshotsStub(channel)
+                    await self._mend_entries(stub, peer)
+                    await self._mend_records(stub, peer)
+                    await self._keep_records(stub, peer)
+                    await self._ask(stub, peer, standings)
+            except grpc.aio.AioRpcError:
+                continue  # the next peer may answer
+            except OSError as error:  # the disk does not take it where it could not be read
+                logger.error("not mended, replace this disk error=%s", error)
+            except SemelError as error:
+                logger.error("peer sent what does not fit peer=%d error=%s", peer, error)
+        self._judge(standings)
+        self._go_round(standings)
+        self._note()
+        replica.apply()
+
+    async def _mend_entries(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
+        log = self._replica.log
+        loop = asyncio.get_running_loop()
+        request = raft_pb2.PullFramesRequest(
+            entries=self._wanted(), caller=self._identity.caller(peer)
+        )
+        if not request.entries:
+            return
+        async for chunk in stub.PullFrames(request, timeout=_PULL_TIMEOUT_S):
+            await loop.run_in_executor(self._replica.readers, log.mend, chunk.data)
+            logger.warning("entry mended index=%d peer=%d", chunk.index, peer)
+            meta = frame_meta(chunk.data, decode_frame_header(chunk.data))
+            if meta.membership is not None and meta.index > self._replica.state.applied_index:
+                self._replica.on_fatal(
+                    f"entry {chunk.index}, now mended, changed the membership of this group, which "
+                    "is read from the log at the start only: start this node again"
+                )
+
+    async def _mend_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
+        log = self._replica.log
+        loop = asyncio.get_running_loop()
+        for ref, data in await self._pull(stub, peer, log.damaged_records):
+            await loop.run_in_executor(self._replica.readers, log.mend_record, ref, data)
+            logger.warning("kept record mended index=%d peer=%d", ref.index, peer)
+
+    async def _keep_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
+        """Of entries that the peer has cleaned away: the records that are still needed."""
+        replica, log = self._replica, self._replica.log
+        wanted = [
+            ref
+            for index in sorted(log.damaged)
+            if index <= replica.state.applied_index
+            for ref in self._live(index)
+            if not log.has_kept(ref)
+        ]
+        found = await self._pull(stub, peer, wanted)
+        if found:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(replica.readers, log.keep_records, found)
+            logger.warning("records of damaged entries kept count=%d peer=%d", len(found), peer)
+
+    async def _pull(
+        self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, refs: list[RecordRef]
+    ) -> list[tuple[RecordRef, bytes]]:
+        """What the peer has of these records, checked."""
+        wanted = refs[:_ENTRIES_PER_PULL]
+        found: list[tuple[RecordRef, bytes]] = []
+        if not wanted:
+            return found
+        request = raft_pb2.PullRecordsRequest(
+            records=[
+                raft_pb2.RecordRef(index=ref.index, position=ref.position, length=ref.length)
+                for ref in wanted
+            ],
+            caller=self._identity.caller(peer),
+        )
+        async for chunk in stub.PullRecords(request, timeout=_PULL_TIMEOUT_S):
+            if chunk.gone or chunk.damaged:
+                continue
+            ref = RecordRef(chunk.record.index, chunk.record.position, chunk.record.length)
+            if len(chunk.data) == ref.length and google_crc32c.value(chunk.data) == chunk.crc:
+                found.append((ref, chunk.data))
+        return found
+
+    async def _ask(
+        self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, standings: _Standings
+    ) -> None:
+        """What the peer has of the entries that are still damaged."""
+        request = raft_pb2.DescribeEntriesRequest(
+            entries=self._wanted(), caller=self._identity.caller(peer)
+        )
+        if not request.entries:
+            return
+        reply = await stub.DescribeEntries(request, timeout=_PULL_TIMEOUT_S)
+        if reply.node_id != peer or len(reply.standings) != len(request.entries):
+            return  # somebody else answers there
+        for ref, standing in zip(request.entries, reply.standings, strict=True):
+            standings.setdefault((ref.index, ref.term), {})[peer] = standing
+
+    def _others(self) -> set[NodeId]:
+        replica = self._replica
+        nodes = {*replica.addresses(), *replica.core.membership.nodes}
+        return nodes - {replica.config.node_id}
+
+    def _go_round(self, standings: _Standings) -> None:
+        """What everybody was asked for twice, nobody gave and must yet be applied ends a
+        mastership: nobody else has it, or it is cleaned away there. A slave does without it."""
+        replica, members = self._replica, self._others()
+        stuck = [
+            index
+            for index, damage in replica.log.damaged.items()
+            if index > replica.state.applied_index
+            and members
+            and members <= standings.get((index, damage.term), {}).keys()
+        ]
+        again, self._stuck = self._stuck, bool(stuck)
+        if not stuck or not again:
+            return
+        if replica.core.role is Role.MASTER:
+            logger.error("no longer master: nobody gives %s", replica.log.describe(min(stuck)))
+            replica.resign()
+        elif min(stuck) <= replica.core.commit_index:
+            self._rebuild()
+
+    def _is_kept(self, index: int) -> bool:
+        """Whatever is still needed of an applied entry has a copy of its own."""
+        replica = self._replica
+        return index <= replica.state.applied_index and all(
+            replica.log.has_kept(ref) for ref in self._live(index)
+        )
+
+    def _wanted(self) -> list[raft_pb2.EntryRef]:
+        damaged = sorted(self._replica.log.damaged.values(), key=lambda damage: damage.index)
+        return [
+            raft_pb2.EntryRef(index=damage.index, term=damage.term)
+            for damage in damaged[:_ENTRIES_PER_PULL]
+        ]
+
+    def _judge(self, standings: _Standings) -> None:
+        """In index order: what is cut takes all behind it along."""
+        replica = self._replica
+        members = self._others()
+        for index, damage in sorted(replica.log.damaged.items()):
+            said = standings.get((index, damage.term), {})
+            verdict = judge(members, said, torn=damage.torn)
+            if verdict is Verdict.CUT:
+                if replica.cut_torn(index):
+                    logger.warning("torn write cut, nobody acknowledged it index=%d", index)
+                return
+            if index in replica.lost_entries:
+                continue
+            if members <= said.keys() and self._is_kept(index):
+                replica.set_lost(replica.lost_entries | {index})
+                logger.warning(
+                    "the peers have cleaned this entry away, what is needed of it is kept what=%s",
+                    replica.log.describe(index),
+                )
+            elif verdict is Verdict.LOST:
+                replica.set_lost(replica.lost_entries | {index})
+                logger.error(
+                    "EVERY COPY IS DAMAGED, its messages are refused; restore the file on one "
+                    "node what=%s",
+                    replica.log.describe(index),
+                )

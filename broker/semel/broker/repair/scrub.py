@@ -1,0 +1,84 @@
+"""Looks for damage on this node's disk, slowly and always, so that no second fault meets a first.
+
+How it works. A pass reads everything once (`log/scrubbing.py`) in the reader pool, a piece at a
+time, with a pause after each so that `scrub_bytes_per_second` is kept; then the vote and the
+identity. What is found wrong is mended from memory at once, from a peer by `repair.py`, or, for a
+checkpoint, by writing a new one.
+
+Not here: what is damaged and how that shows (`log/`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from semel.broker.repair.repair import note_missing
+from semel.broker.replica.replica import Replica
+from semel.broker.snapshots.snapshots import Checkpoints
+from semel.protos.errors import DiskFull, SemelError
+
+logger = logging.getLogger(__name__)
+
+
+class Scrub:
+    """The background task; its fields are read by the node's status."""
+
+    def __init__(
+        self, replica: Replica, checkpoints: Checkpoints, check_identity: Callable[[], object]
+    ) -> None:
+        """`check_identity` blocks; it raises SemelError when nothing is left to mend from."""
+        self._replica = replica
+        self._checkpoints = checkpoints
+        self._check_identity = check_identity
+        self.passes = 0
+        """Passes that were completed since the start."""
+        self.position_bytes = 0
+        """Read in the pass under way."""
+        self.total_bytes = 0
+        """What the pass under way will read, about."""
+
+    async def run(self) -> None:
+        """Ends only by cancellation; at once when the rate is 0."""
+        config = self._replica.config
+        if not config.scrub_bytes_per_second:
+            return
+        while True:
+            await asyncio.sleep(config.scrub_pause_ms / 1000)
+            began = time.monotonic()
+            await self._pass(config.scrub_bytes_per_second)
+            self.passes += 1
+            logger.info(
+                "scrub done pass=%d bytes=%d seconds=%.1f damaged=%d",
+                self.passes,
+                self.position_bytes,
+                time.monotonic() - began,
+                len(self._replica.log.damaged),
+            )
+
+    async def _pass(self, rate: int) -> None:
+        replica = self._replica
+        loop = asyncio.get_running_loop()
+        stats = replica.log.stats()
+        self.position_bytes, self.total_bytes = 0, stats.segment_bytes + stats.kept_bytes
+        pieces = replica.log.scrub()
+        while True:
+            length = await loop.run_in_executor(replica.readers, next, pieces, None)
+            if length is None:
+                break
+            self.position_bytes += length
+            await asyncio.sleep(length / rate)
+        note_missing(replica)
+        if replica.log.checkpoints_damaged:
+            logger.error("a checkpoint is damaged, writing a new one")
+            try:
+                await self._checkpoints.write(anew=True)
+            except DiskFull as error:  # the older one counts
+                logger.error("no new checkpoint, the next pass tries again error=%s", error)
+        replica.mend_hard_state()
+        try:
+            await loop.run_in_executor(replica.readers, self._check_identity)
+        except SemelError as error:
+            logger.error("%s", error)

@@ -1,0 +1,1 @@
+"""One replica at work: what it proposes, persists, sends, applies and answers."""

@@ -1,0 +1,465 @@
+"""Turns what clients ask for into log entries, and entries that were applied into answers.
+
+How it works. Requests wait in one queue. Once a loop turn, `next_entry` judges them in order and
+returns the records of one entry; whoever waits for a record is remembered under the entry's index.
+Applying the entry answers them (`on_applied`); losing mastership answers everybody (`on_lost`).
+
+The judge sees each request exactly when its record is put into an entry that is appended in the
+same uninterrupted step, so that what it has accepted and what the log holds never differ.
+
+Invariants
+1. A request is answered exactly once.
+2. Records accepted by the judge = records appended: after `next_entry` the caller appends, or dies.
+3. A duplicate of an unapplied batch is answered after that batch, and as that batch was.
+
+Not here: rules (`state/admission/admission.py`), durability and order of leaving (`replica.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from semel.broker.state import (
+    RELEASE_BATCHES_MAX,
+    Accepted,
+    ApplyResult,
+    BatchApplied,
+    BatchKey,
+    BatchVerdict,
+    ControlVerdict,
+    DelayedReleased,
+    Duplicate,
+    Judge,
+    Parked,
+    ParkKey,
+    Pending,
+    Refused,
+    Staged,
+    batch_record_parts,
+)
+from semel.protos.batch import BatchHeader
+from semel.protos.delays import time_trouble
+from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
+from semel.protos.ids import ProducerId, QueueKey, Term
+from semel.protos.queue_refs import queue_key_of
+from semel.protos.staging import STAGER_ID_MIN
+from semel.protos.v1.control_pb2 import ControlRecord
+from semel.protos.values import value
+
+RecordParts = tuple[RecordKind, Sequence[bytes | memoryview]]
+_RECORD_OVERHEAD = 64
+_EXPIRY_BYTES = 64
+_RELEASE_BYTES = 64
+_NEVER_MS = 1 << 40
+_BUSY_MS = 10_000
+"""Producers that wrote or fenced so lately keep their rows, however many there are: they would come
+back at once."""
+_FULL_LOOK_US = 1_000_000
+
+
+class AckSink(Protocol):
+    """Where answers to batches go (`server/produce.py`)."""
+
+    def ack(
+        self, header: BatchHeader, status: str, base_offset: int, append_time_us: int
+    ) -> None: ...
+
+    def refuse(self, header: BatchHeader, error: SemelError) -> None: ...
+
+
+@value
+class _Batch:
+    header: BatchHeader
+    data: bytes
+    sink: AckSink
+
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    record: ControlRecord
+    future: asyncio.Future[ApplyResult]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A stored batch of another group; decided at apply."""
+
+    stored: bytes
+    future: asyncio.Future[ApplyResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expiry:
+    """Nobody waits for it: what is not done now is done at the next look."""
+
+    queue_key: QueueKey
+    now_us: int
+    idle_ms: int
+    rows_max: int
+    spare_ms: int = 0
+    """Surplus rows that have changed since are left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Release:
+    """Delayed batches of a queue are due. Nobody waits for it, either."""
+
+    queue_key: QueueKey
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A record that makes room for the one behind it. Nobody waits for it, either."""
+
+
+_Item = _Batch | _Control | _Copy | _Expiry | _Release
+
+
+@value
+class Entry:
+    """Records of one entry to append now."""
+
+    records: list[RecordParts]
+    size: int
+
+
+class Proposer:
+    """Requests of one mastership; the node makes a new one for each."""
+
+    def __init__(
+        self, judge: Judge, on_released: Callable[[DelayedReleased], None] = lambda _: None
+    ) -> None:
+        self._judge = judge
+        self._on_released = on_released
+        self._queue: deque[_Item] = deque()
+        self._entries: dict[int, list[_Item | _Room]] = {}
+        self._duplicates: dict[BatchKey, list[tuple[_Batch, int]]] = {}
+        self._parked: dict[ParkKey, _Batch] = {}
+        self._releasing: set[QueueKey] = set()
+        """Queues whose release waits to be judged."""
+        self._time_us = 0
+        """Of the entry being made."""
+        self._full_until_us: dict[QueueKey, int] = {}
+        """When a queue with too many rows is looked at again."""
+        self._released = 0
+        """Delayed batches that the entry being made releases."""
+        self.pending_bytes = 0
+        """Bytes of batches that wait to be judged."""
+        self.unapplied_bytes = 0
+        """Bytes of entries that are appended and not applied."""
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests that were not judged yet, batches and control records."""
+        return len(self._queue)
+
+    @property
+    def parked_count(self) -> int:
+        """Batches that wait for their predecessor."""
+        return len(self._parked)
+
+    @property
+    def parked_bytes(self) -> int:
+        """What those hold together."""
+        return self._judge.parked_bytes
+
+    @property
+    def entries_in_flight(self) -> int:
+        """Entries that are appended and not applied."""
+        return len(self._entries)
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._queue)
+
+    def submit_batch(self, header: BatchHeader, data: bytes, sink: AckSink) -> None:
+        """`data` is the client batch, checked; `sink` gets the answer."""
+        self._queue.append(_Batch(header, data, sink))
+        self.pending_bytes += len(data)
+
+    def submit_control(self, record: ControlRecord) -> asyncio.Future[ApplyResult]:
+        """The future gives the record's result, or raises: refused, NotMaster."""
+        future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Control(record, future))
+        return future
+
+    def submit_copy(self, stored: bytes) -> asyncio.Future[ApplyResult]:
+        """A batch of a queue that is moved here, checked; the future gives what became of it."""
+        future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Copy(stored, future))
+        return future
+
+    def submit_expiry(
+        self, queue_key: QueueKey, *, now_us: int, idle_ms: int, rows_max: int
+    ) -> None:
+        """Ends the idle and surplus rows of a queue."""
+        self._queue.append(
+            _Expiry(queue_key=queue_key, now_us=now_us, idle_ms=idle_ms, rows_max=rows_max)
+        )
+
+    def submit_release(self, queue_key: QueueKey) -> None:
+        """Gives offsets to what is due of a queue; asked again meanwhile, once."""
+        if queue_key not in self._releasing:
+            self._releasing.add(queue_key)
+            self._queue.append(_Release(queue_key))
+
+    def refuse_pending(self, error: SemelError) -> None:
+        """Answers all that was not judged yet; nothing of it is stored."""
+        waiting, self._queue = self._queue, deque()
+        self._releasing.clear()
+        self.pending_bytes = 0
+        for item in waiting:
+            _answer(item, error)
+
+    def next_entry(
+        self, index: int, term: int, time_us: int, now_ms: int, bytes_target: int
+    ) -> Entry | None:
+        """Judges what waits, up to about `bytes_target` bytes; None when nothing was accepted."""
+        records: list[RecordParts] = []
+        owners: list[_Item | _Room] = []
+        size = self._released = 0
+        self._time_us = time_us
+        queue = self._queue
+        while queue and len(records) < FRAME_RECORDS_MAX - 1:  # one may need another before it
+            item = queue[0]
+            length = _size(item)
+            if records and size + length > bytes_target:
+                break
+            if isinstance(item, _Release) and self._released >= RELEASE_BATCHES_MAX:
+                break  # the rest is the next entry's
+            queue.popleft()
+            if isinstance(item, _Batch):
+                self.pending_bytes -= length
+                accepted = self._judge_batch(item, time_us, term, now_ms)
+            elif isinstance(item, _Control):
+                room = self._judge.judge_room(item.record.transaction)
+                if room is not None:
+                    records.append(_control_parts(ControlRecord(transaction=room)))
+                    owners.append(_Room())
+                accepted = self._judge_control(item)
+            elif isinstance(item, _Copy):
+                accepted = RecordKind.COPY, (item.stored,)
+            elif isinstance(item, _Release):
+                accepted = self._judge_release(item, time_us)
+            else:
+                accepted = self._judge_expiry(item)
+            if accepted is None:
+                continue
+            records.append(accepted)
+            owners.append(item)
+            size += length + _RECORD_OVERHEAD
+        if not records:
+            return None
+        self._entries[index] = owners
+        self._sizes[index] = size
+        self.unapplied_bytes += size
+        return Entry(records, size)
+
+    def _judge_batch(
+        self, item: _Batch, time_us: int, term: int, now_ms: int
+    ) -> RecordParts | None:
+        header = item.header
+        staged = header.producer_id >= STAGER_ID_MIN
+        trouble = time_trouble(header.deliver_at_us, time_us)
+        verdict: BatchVerdict
+        if trouble is not None:
+            verdict = Refused(InvalidRequest(trouble))
+        elif staged:
+            verdict = self._judge.judge_staged(header)
+        else:
+            verdict = self._judge.judge_batch(header, now_ms)
+        if isinstance(verdict, Accepted):
+            parts = batch_record_parts(
+                item.data,
+                base_offset=verdict.base_offset,
+                append_time_us=self._judge.append_time_us(header.queue_key, time_us),
+                term=Term(term),
+            )
+            if staged:
+                return RecordKind.STAGED, parts
+            self._unpark(header.queue_key, header.producer_id)
+            return RecordKind.BATCH, parts
+        if isinstance(verdict, Duplicate):
+            item.sink.ack(header, "duplicate", verdict.base_offset, 0)
+        elif isinstance(verdict, Pending):
+            self._duplicates.setdefault(verdict.after, []).append((item, verdict.base_offset))
+        elif isinstance(verdict, Parked):
+            self._parked[verdict.park_key] = item
+        elif isinstance(verdict, Refused):
+            item.sink.refuse(header, verdict.error)
+        else:
+            assert_never(verdict)
+        return None
+
+    def _unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> None:
+        """A batch or a fence was accepted: what waited for it is judged next, in order."""
+        ready: list[_Batch] = []
+        while (key := self._judge.unpark(queue_key, producer_id)) is not None:
+            ready.append(self._parked.pop(key))
+        self._queue.extendleft(reversed(ready))
+        self.pending_bytes += sum(len(item.data) for item in ready)
+
+    def expire_parked(self, now_ms: int) -> None:
+        """Answers batches whose predecessor did not come in time."""
+        for key, error in self._judge.expire_parked(now_ms):
+            item = self._parked.pop(key)
+            item.sink.refuse(item.header, error)
+
+    def _judge_control(self, item: _Control) -> RecordParts | None:
+        record = item.record
+        verdict: ControlVerdict = Accepted()
+        match record.WhichOneof("record"):
+            case "create_queue":
+                verdict = self._judge.judge_create_queue(record.create_queue)
+            case "delete_queue":
+                verdict = self._judge.judge_delete_queue(record.delete_queue)
+            case "split_queue":
+                verdict = self._judge.judge_split(record.split_queue)
+            case "move_queue":
+                verdict = self._judge.judge_move(record.move_queue)
+            case "delete_group":
+                verdict = self._judge.judge_delete_group(record.delete_group)
+            case "feature_level":
+                verdict = self._judge.judge_feature_level(record.feature_level)
+            case "alter_topic":
+                verdict = self._judge.judge_alter_topic(record.alter_topic)
+            case "trim":
+                verdict = self._judge.judge_trim(record.trim)
+            case "fence":
+                verdict = self._judge.judge_fence(record.fence)
+            case "transaction":
+                verdict = self._judge.judge_transaction(record.transaction)
+            case None:
+                verdict = Refused(InvalidRequest("the control record is empty"))
+            case _:
+                pass  # decided at apply
+        if isinstance(verdict, Refused):
+            _answer(item, verdict.error)
+            return None
+        if record.WhichOneof("record") == "fence":
+            for queue in record.fence.queues:
+                self._unpark(queue_key_of(queue), ProducerId(record.fence.producer_id))
+                self._make_room(queue_key_of(queue))
+        return _control_parts(record)
+
+    def _make_room(self, queue_key: QueueKey) -> None:
+        """Rows of a queue end as soon as there are too many: who looks now and then comes too late
+        for a queue to which ever new producers come. At most once a second: it reads all rows."""
+        if not self._judge.is_full(queue_key) or self._time_us < self._full_until_us.get(
+            queue_key, 0
+        ):
+            return
+        self._full_until_us[queue_key] = self._time_us + _FULL_LOOK_US
+        self._queue.append(
+            _Expiry(
+                queue_key=queue_key,
+                now_us=self._time_us,
+                idle_ms=_NEVER_MS,
+                rows_max=self._judge.producers_max - self._judge.producers_max // 16,
+                spare_ms=_BUSY_MS,
+            )
+        )
+
+    def _judge_expiry(self, item: _Expiry) -> RecordParts | None:
+        record = self._judge.judge_expire(
+            item.queue_key,
+            now_us=item.now_us,
+            idle_ms=item.idle_ms,
+            rows_max=item.rows_max,
+            spare_ms=item.spare_ms,
+        )
+        if record is None:
+            return None
+        return _control_parts(ControlRecord(expire_producers=record))
+
+    def _judge_release(self, item: _Release, time_us: int) -> RecordParts | None:
+        self._releasing.discard(item.queue_key)
+        record = self._judge.judge_release(
+            item.queue_key, now_us=time_us, batches_max=RELEASE_BATCHES_MAX - self._released
+        )
+        if record is None:
+            return None
+        self._released += record.batches
+        return _control_parts(ControlRecord(release_delayed=record))
+
+    def on_applied(self, index: int, results: Sequence[ApplyResult]) -> None:
+        """Answers those who wait for the records of this entry."""
+        self._judge.on_applied(results)
+        owners = self._entries.pop(index, None)
+        if owners is None:
+            return  # an entry of an earlier term, or the no-op
+        self.unapplied_bytes -= self._sizes.pop(index)
+        assert len(owners) == len(results), f"entry {index} has {len(results)} results"
+        for item, result in zip(owners, results, strict=True):
+            if isinstance(item, _Expiry | _Room):
+                continue
+            if isinstance(item, _Release):
+                assert isinstance(result, DelayedReleased)
+                self._on_released(result)
+                self.submit_release(result.queue_key)  # more may be due
+                continue
+            if isinstance(item, _Control | _Copy):
+                if not item.future.done():
+                    item.future.set_result(result)
+                continue
+            if isinstance(result, Staged):
+                if result.error is not None:
+                    item.sink.refuse(item.header, result.error)
+                else:
+                    status = "duplicate" if result.duplicate else "committed"
+                    item.sink.ack(item.header, status, -1, 0)
+                continue
+            assert isinstance(result, BatchApplied)
+            item.sink.ack(item.header, "committed", result.base_offset, result.append_time_us)
+            key = BatchKey(result.queue_key, result.producer_id, result.base_sequence)
+            for duplicate, base_offset in self._duplicates.pop(key, ()):
+                duplicate.sink.ack(
+                    duplicate.header, "duplicate", base_offset, result.append_time_us
+                )
+
+    def on_lost(self, error: Callable[[], SemelError]) -> None:
+        """Mastership is lost: everybody hears so. What was appended may still be committed."""
+        waiting: list[_Item | _Room] = [*self._queue, *self._parked.values()]
+        for owners in self._entries.values():
+            waiting += owners
+        for duplicates in self._duplicates.values():
+            waiting += [item for item, _ in duplicates]
+        self._queue.clear()
+        self._releasing.clear()
+        self._parked.clear()
+        self._entries.clear()
+        self._duplicates.clear()
+        self._sizes.clear()
+        self.pending_bytes = self.unapplied_bytes = 0
+        for item in waiting:
+            _answer(item, error())
+
+
+def _answer(item: _Item | _Room, error: SemelError) -> None:
+    if isinstance(item, _Batch):
+        item.sink.refuse(item.header, error)
+    elif isinstance(item, _Control | _Copy) and not item.future.done():
+        item.future.set_exception(error)
+
+
+def _control_parts(record: ControlRecord) -> RecordParts:
+    return RecordKind.CONTROL, (record.SerializeToString(deterministic=True),)
+
+
+def _size(item: _Item) -> int:
+    """Upper bound of the record's payload, broker header aside."""
+    if isinstance(item, _Batch):
+        return len(item.data)
+    if isinstance(item, _Copy):
+        return len(item.stored)
+    if isinstance(item, _Control):
+        return item.record.ByteSize()
+    if isinstance(item, _Release):
+        return _RELEASE_BYTES
+    return _EXPIRY_BYTES + 10 * item.rows_max

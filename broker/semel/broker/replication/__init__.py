@@ -1,0 +1,1 @@
+"""Raft's messages between the nodes of a group: sender, receiver and their framed port."""

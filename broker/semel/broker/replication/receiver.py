@@ -1,0 +1,158 @@
+"""The receiving side of replication: streams of Raft messages from the other replicas.
+
+How it works. A peer asks over gRPC for a stream; who it says to be is checked there, and a ticket
+given. With that it connects to the peer port and sends Raft messages, on which nothing is answered
+(`framed_port.py`). A message is decoded, its frames are checked (both CRCs), and the node gets it
+in the same loop turn in which its last byte arrived.
+
+Invariants
+1. A stream whose bytes make no sense, or which speaks for another node, ends; no node does.
+
+Not here: the sending side (`sender.py`), snapshots' bytes (`snapshots/snapshots.py`), what a
+message does (`raft/`, `replica/replica.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from semel.broker.identity import NodeIdentity
+from semel.broker.raft import EntryMeta, Membership, Message, decode_message, envelope_length
+from semel.broker.replication.framed_port import FramedStream, TicketPort
+from semel.broker.replication.sender import SILENCE_MAX_S
+from semel.protos.control_records import membership_nodes
+from semel.protos.errors import DataDirectoryError, InvalidRequest
+from semel.protos.frames import (
+    FRAME_HEADER_BYTES,
+    RECORD_HEADER_STRUCT,
+    FrameHeader,
+    RecordKind,
+    check_frame,
+    frame_length_at,
+    iter_records,
+)
+from semel.protos.ids import NodeId
+from semel.protos.levels import check_levels, check_member, own_levels, untold_levels
+from semel.protos.v1 import raft_pb2, raft_pb2_grpc
+from semel.protos.v1.common_pb2 import Levels
+
+
+class MessageSink(Protocol):
+    """The node, as this module needs it."""
+
+    def on_message(self, message: Message, frames: Sequence[bytes]) -> None: ...
+
+
+def frame_meta(frame: bytes, header: FrameHeader) -> EntryMeta:
+    """What the Raft core knows of a frame that was checked before."""
+    membership = None
+    kind: int = RECORD_HEADER_STRUCT.unpack_from(frame, FRAME_HEADER_BYTES)[1]
+    if kind == RecordKind.MEMBERSHIP:
+        _, _, payload = next(iter_records(frame))
+        voters, learners = membership_nodes(payload)
+        membership = Membership(voters=frozenset(voters), learners=frozenset(learners))
+    return EntryMeta(index=header.index, term=header.term, size=len(frame), membership=membership)
+
+
+def split_message(data: memoryview) -> tuple[Message, list[bytes]]:
+    """The message and the frames behind it, all checked. Raises SemelError."""
+    at = envelope_length(data)
+    end = len(data)
+    frames: list[bytes] = []
+    metas: list[EntryMeta] = []
+    while at < end:
+        frame = bytes(data[at : at + frame_length_at(data, at)])
+        metas.append(frame_meta(frame, check_frame(frame)))
+        frames.append(frame)
+        at += len(frame)
+    return decode_message(data, tuple(metas)), frames
+
+
+class PeerPort(raft_pb2_grpc.RaftPeerServicer):
+    """Lets peers in and hands their messages on; `serve` and `close` open and shut the port."""
+
+    def __init__(
+        self,
+        sink: MessageSink,
+        identity: NodeIdentity,
+        is_member: Callable[[NodeId], bool],
+        *,
+        levels: Callable[[], Levels] = own_levels,
+        level_needed: Callable[[], int] = int,
+    ) -> None:
+        """`levels` are this node's, and `level_needed` what every member must know, as they are
+        now."""
+        self._sink = sink
+        self._levels = levels
+        self._level_needed = level_needed
+        self._identity = identity
+        self._is_member = is_member
+        self._port = TicketPort(silence_max_s=SILENCE_MAX_S)
+        self.serve = self._port.serve
+        self.close = self._port.close
+
+    async def OpenStream(  # noqa: N802
+        self, request: raft_pb2.OpenStreamRequest, context: object
+    ) -> raft_pb2.OpenStreamReply:
+        """A ticket for one stream.
+
+        Raises DataDirectoryError when the caller belongs elsewhere, Unavailable while it is not
+        known where this node or the caller belongs, UnsupportedVersion when it does not know the
+        rules of the group's log.
+        """
+        own = self._identity
+        own.check_caller(request, request.address)
+        levels = self._levels()
+        told = request.levels if request.HasField("levels") else untold_levels()
+        peer = NodeId(request.node_id)
+        if not self._is_member(peer):
+            raise DataDirectoryError(
+                f"node {request.node_id or '?'} is not a member of group {own.group_id}"
+            )
+
+        check_levels(levels, f"node {own.node_id}", told, f"node {peer}")
+        check_member(f"node {peer}", told, self._level_needed())
+
+        def taker(_: FramedStream) -> _Incoming:
+            return _Incoming(self._sink, peer, own)
+
+        return raft_pb2.OpenStreamReply(
+            port=self._port.port,
+            ticket=self._port.give_ticket(taker),
+            feature_level_max=levels.max,
+            levels=levels,
+        )
+
+
+class _Incoming:
+    """What one peer sends (`ticket_port.Taker`)."""
+
+    def __init__(self, sink: MessageSink, peer: NodeId, own: NodeIdentity) -> None:
+        self._sink = sink
+        self._peer = peer
+        self._own = own.node_id
+        self._identity = own
+        self._founding = own.founding
+        self.whose = f"node {peer}"
+
+    def on_message(self, data: memoryview, *, owned: bool) -> None:
+        """Raises InvalidRequest and other SemelErrors when `data` is malformed."""
+        message, frames = split_message(data)
+        if message.source != self._peer or message.target != self._own:
+            raise InvalidRequest(
+                f"message of node {message.source} to node {message.target} on a stream of node "
+                f"{self._peer} to node {self._own}"
+            )
+        if self._identity.founding != self._founding:
+            raise InvalidRequest(
+                f"node {self._own} belongs to another founding of its group than when node "
+                f"{self._peer} opened the stream"
+            )
+        self._sink.on_message(message, frames)
+
+    def on_writable(self) -> None:
+        """Peers are answered on their own streams."""
+
+    def on_lost(self) -> None:
+        """The sending side of the link notices."""

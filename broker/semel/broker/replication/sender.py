@@ -1,0 +1,297 @@
+"""Outgoing streams to the other replicas of the group.
+
+How it works. To each peer this node opens one stream for control messages (votes, heartbeats,
+acknowledgements) and one for APPENDs, so that a heartbeat never queues behind a megabyte. An empty
+APPEND asks whether those before it were lost: were it to overtake them, they would be sent again,
+and again, over a link that is slow already. Messages go one way; what the peer answers comes
+through the peer's own streams. Raft survives lost messages, so nothing is kept for a peer that is
+not connected: the core is told, and probes anew.
+
+A message is written in the call that sends it, so that it costs no turn of the loop. It waits in
+line only where it cannot: behind others, while the socket is full, or when its entries must be read
+from disk, which happens in the reader pool, so that a slow disk holds up one peer's stream and
+nothing else.
+
+Invariants
+1. Per peer and stream, messages leave in the order in which they were given.
+2. Of what waits, only messages are kept, not entries' bytes: the socket's buffer holds
+   `_BUFFER_BYTES` and one message more, the core's byte window bounds the rest.
+
+Not here: what is sent and when (`raft/`, `replica/replica.py`), the receiving side (`receiver.py`),
+the bytes (`protos/framed.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Final, cast
+
+import grpc
+import grpc.aio
+
+from semel.broker.identity import NodeIdentity
+from semel.broker.log import IndexUnavailable, Log
+from semel.broker.raft import Message, MessageKind, encode_message
+from semel.protos import compat
+from semel.protos.errors import CorruptSegment, UnsupportedVersion
+from semel.protos.framed import ACCEPTED, encode_head, encode_hello, tune
+from semel.protos.ids import NodeId
+from semel.protos.levels import check_levels, check_member, levels_metadata, own_levels
+from semel.protos.rpc import PEER_CHANNEL_OPTIONS
+from semel.protos.v1 import raft_pb2, raft_pb2_grpc
+from semel.protos.v1.common_pb2 import Levels
+
+logger = logging.getLogger(__name__)
+
+_RECONNECT_MIN_S = 0.02
+_RECONNECT_MAX_S = 0.2
+_OPEN_TIMEOUT_S = 2.0
+_WAITING_MAX = 4096
+_BUFFER_BYTES = 2 << 20
+SILENCE_MAX_S: Final = 3
+"""A link that says nothing for so long is given up."""
+_CONTROL: Final = 0
+_BULK: Final = 1
+
+
+class PeerLink:
+    """The two streams to one peer; `run` keeps them open until it is cancelled."""
+
+    def __init__(
+        self,
+        *,
+        peer_id: NodeId,
+        address: str,
+        identity: NodeIdentity,
+        log: Log,
+        readers: Executor,
+        on_unreachable: Callable[[NodeId], None],
+        route: str = "",
+        levels: Callable[[], Levels] = own_levels,
+        level_needed: Callable[[], int] = int,
+    ) -> None:
+        """`route` is HOST:PORT under which the peer's stream port is reached, if not directly;
+        `levels` are this node's, and `level_needed` what every member must know, as they are now.
+        """
+        self.peer_id = peer_id
+        self.address = address
+        self._identity = identity
+        self._log = log
+        self._readers = readers
+        self._on_unreachable = on_unreachable
+        self._route = route
+        self._own_levels = levels
+        self._level_needed = level_needed
+        self._streams: list[_Stream | None] = [None, None]
+        """For control messages and for entries; None while not open."""
+        self.levels: Levels | None = None
+        """What the peer's program told of itself for its newest stream; None: not heard."""
+
+    def send(self, message: Message) -> None:
+        """Sends one message; drops it when the peer is not connected."""
+        stream = self._streams[_BULK if message.kind is MessageKind.APPEND else _CONTROL]
+        if stream is not None:
+            stream.send(message)
+
+    async def run(self) -> None:
+        """Opens, feeds and reopens both streams."""
+        async with compat.TaskGroup() as tasks:
+            tasks.create_task(self._keep(_CONTROL))
+            tasks.create_task(self._keep(_BULK))
+
+    async def _keep(self, kind: int) -> None:
+        delay = _RECONNECT_MIN_S
+        refused = ""
+        while True:
+            stream = _Stream(self.peer_id, self._log, self._readers)
+            try:
+                async with compat.timeout(_OPEN_TIMEOUT_S):
+                    await self._open(stream)
+                delay = _RECONNECT_MIN_S
+                refused = ""
+                self._streams[kind] = stream
+                await stream.run()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    reason = str(error.details())
+                    if reason != refused:  # a node that is to join, or was removed, goes on asking
+                        logger.error(
+                            "peer refuses this node peer=%s reason=%s", self.peer_id, reason
+                        )
+                        refused = reason
+                    delay = _RECONNECT_MAX_S
+            except UnsupportedVersion as error:
+                if error.message != refused:
+                    logger.error("peer is not let in peer=%s reason=%s", self.peer_id, error)
+                    refused = error.message
+                delay = _RECONNECT_MAX_S
+            except (OSError, TimeoutError):
+                pass  # not up yet, or gone meanwhile
+            finally:
+                self._streams[kind] = None
+                stream.close()
+                if not any(self._streams):
+                    self.levels = None  # it may come back as another program
+            self._on_unreachable(self.peer_id)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _RECONNECT_MAX_S)
+
+    async def _open(self, stream: _Stream) -> None:
+        """Asks for a ticket and connects with it; returns once the peer has let it in.
+
+        Raises UnsupportedVersion for a peer that does not know the rules of the group's log.
+        """
+        own = self._identity
+        levels = self._own_levels()
+        async with grpc.aio.insecure_channel(self.address, options=PEER_CHANNEL_OPTIONS) as channel:
+            reply: raft_pb2.OpenStreamReply = await raft_pb2_grpc.RaftPeerStub(channel).OpenStream(
+                raft_pb2.OpenStreamRequest(
+                    cluster_id=own.cluster_id,
+                    group_id=own.group_id,
+                    node_id=own.node_id,
+                    founding_id=own.founding,
+                    to_node_id=self.peer_id,
+                    address=own.address,
+                    levels=levels,
+                ),
+                timeout=_OPEN_TIMEOUT_S,
+                metadata=levels_metadata(levels),
+            )
+        told = reply.levels
+        if not reply.HasField("levels"):
+            told = Levels(max=reply.feature_level_max)  # it is older than levels that are told
+        self.levels = told
+        check_levels(levels, "this node", told, f"node {self.peer_id}")
+        check_member(f"node {self.peer_id}", told, self._level_needed())
+        host, _, port = (self._route or self.address).rpartition(":")
+        await asyncio.get_running_loop().create_connection(
+            lambda: stream, host.strip("[]"), int(port) if self._route else reply.port
+        )
+        await stream.accepted(reply.ticket)
+
+
+class _Stream(asyncio.Protocol):
+    """One connection to the peer and the messages that wait for it."""
+
+    def __init__(self, peer_id: NodeId, log: Log, readers: Executor) -> None:
+        self._peer_id = peer_id
+        self._log = log
+        self._readers = readers
+        self._transport: asyncio.Transport | None = None
+        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting: deque[Message] = deque()
+        self._wake = asyncio.Event()
+        self._paused = False
+        self._lost = False
+
+    # ------------------------------------------------------------------ asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        tune(transport, silence_max_s=SILENCE_MAX_S)
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_BUFFER_BYTES)
+        self._write_parts = compat.parts_writer(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._accepted.done() and data == ACCEPTED:
+            self._accepted.set_result(None)
+        else:
+            self.close()  # a peer says nothing else
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._wake.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
+        self._wake.set()
+        if not self._accepted.done():
+            self._accepted.set_exception(ConnectionResetError("the peer closed the stream"))
+            self._accepted.exception()  # nobody may be waiting
+
+    # ------------------------------------------------------------------ sending
+
+    async def accepted(self, ticket: bytes) -> None:
+        """Shows the ticket and waits for the peer's word. Raises OSError."""
+        assert self._transport is not None
+        self._transport.write(encode_hello(ticket))
+        await self._accepted
+
+    def send(self, message: Message) -> None:
+        """At once if that is possible, else in line."""
+        if self._lost:
+            return
+        if not self._waiting and not self._paused:
+            frames = self._cached(message)
+            if frames is not None:
+                self._write(message, frames)
+                return
+        if len(self._waiting) >= _WAITING_MAX:
+            self._waiting.popleft()  # as good as lost on the way: Raft sends what matters again
+        self._waiting.append(message)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Sends what waits in line, until the connection is lost."""
+        waiting = self._waiting
+        while not self._lost:
+            if self._paused or not waiting:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            message = waiting[0]  # in line until it is written, so that nothing overtakes it
+            frames = self._cached(message)
+            if frames is None:
+                frames = await self._read(message)
+            if waiting and waiting[0] is message:
+                waiting.popleft()
+            if frames is not None and not self._lost:
+                self._write(message, frames)
+
+    def close(self) -> None:
+        self._lost = True
+        self._waiting.clear()
+        self._wake.set()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _write(self, message: Message, frames: list[bytes]) -> None:
+        assert self._transport is not None
+        head = encode_message(message)
+        if not frames:
+            self._transport.write(encode_head(len(head)) + head)
+            return
+        length = len(head) + sum(map(len, frames))
+        self._write_parts((encode_head(length) + head, *frames))
+
+    def _cached(self, message: Message) -> list[bytes] | None:
+        """The entries' frames, if none of them must be read from disk."""
+        entries = message.entries
+        if not entries:
+            return []
+        return self._of_this_term(
+            message, self._log.cached_frames(entries[0].index, entries[-1].index + 1)
+        )
+
+    async def _read(self, message: Message) -> list[bytes] | None:
+        """The entries' frames; None when they are gone by now (the core will offer a snapshot)."""
+        lo, hi = message.entries[0].index, message.entries[-1].index + 1
+        loop = asyncio.get_running_loop()
+        try:
+            frames = await loop.run_in_executor(self._readers, self._log.read_frames, lo, hi)
+        except (IndexUnavailable, CorruptSegment) as error:
+            logger.warning("entries not sent peer=%s reason=%s", self._peer_id, error)
+            return None
+        return self._of_this_term(message, frames)
+
+    def _of_this_term(self, message: Message, frames: list[bytes] | None) -> list[bytes] | None:
+        """None if the entries were truncated and replaced: the message speaks of others."""
+        last = message.entries[-1]
+        return frames if self._log.term_at(last.index) == last.term else None

@@ -1,0 +1,1 @@
+"""Checkpoints of a node's own state, and catching up from a peer's."""

@@ -1,0 +1,1 @@
+"""The master's decision about each request, made before it is proposed."""

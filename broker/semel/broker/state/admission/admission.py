@@ -1,0 +1,594 @@
+"""The master's judge: decides about batches and fences before they are proposed, exactly once.
+
+How it works. The judge sees `spec`: the applied state plus everything accepted and not yet applied
+(`pending.py`). A request is judged and counted on in one uninterrupted call; the caller appends
+what was accepted to the entry being built, in the order of judging. `on_applied` takes it out of
+spec when the fold reaches it.
+
+The judge lives only while its node is master: built when the no-op of its own term is applied, so
+that the applied state holds everything older, and dropped when the node steps down, when unapplied
+entries may be lost, or when something accepted could not be appended.
+
+Order of the checks: queue, size, row, incarnation, next in the chain, stored before, in flight,
+sealed, gap. "Stored before" comes ahead of the rest: a retry whose first answer was lost must find
+its original, not an error about order, nor that the queue was split since.
+
+Invariants
+1. A batch is accepted only if its `previous_sequence` is the last accepted sequence of its row:
+   nothing can be stored twice, and nothing stored late passes for a duplicate of what was lost.
+2. Duplicate is said of applied batches only. A final refusal never rests on an accepted batch that
+   may still be lost: such a request waits (Pending) or is asked to come back (Throttled).
+3. A message that is certainly not stored is never answered with Duplicate: a batch that begins or
+   ends in a gap between remembered batches is OutOfOrderSequence.
+4. At most 64 batches of a row are in flight, so each of them can still be found in the window.
+5. A queue whose split is accepted accepts nothing more, and QueueSealed is said of applied splits
+   only: what gets that answer is not in the queue and never will be.
+6. Whether a batch is delayed follows from its header alone. What is released is chosen from the
+   applied state, one record a queue at a time: nothing that is in flight changes the choice.
+7. What an accepted, unapplied record makes is nobody else's: a second record about the same name
+   comes back (`pending.py`). So whatever is accepted can be applied; the fold never has to choose.
+8. A queue that a move has sealed changes in nothing, and no final answer is given that its table
+   does not hold for ever: who comes with something new comes back, here or at its new group.
+
+Not here: the overlay (`pending.py`), parked batches and their order (`parking.py`), locks and
+commits (decided at apply).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Final
+
+from semel.broker.state.admission.decisions import (
+    NO_OFFSET,
+    Accepted,
+    BatchKey,
+    BatchVerdict,
+    ControlVerdict,
+    Duplicate,
+    Parked,
+    ParkKey,
+    Pending,
+    Refused,
+    come_back,
+    expired,
+    fenced,
+    out_of_order,
+)
+from semel.broker.state.admission.parking import Parking
+from semel.broker.state.admission.pending import InFlight, RecordUse, Spec, SpecQueue, SpecRow
+from semel.broker.state.apply.delays import (
+    RELEASE_BATCHES_MAX,
+    delay_refusal,
+    held_by_delays,
+    judge_release,
+)
+from semel.broker.state.apply.expired import Expired
+from semel.broker.state.apply.machine import State
+from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
+from semel.broker.state.apply.results import ApplyResult, Staged
+from semel.broker.state.apply.rows import WINDOW_BATCHES, OutcomeKind
+from semel.broker.state.apply.splits import children_of, sealed_error, split_trouble
+from semel.broker.state.apply.transactions import judge_room, judge_staged, judge_step
+from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
+from semel.protos.delays import is_delayed
+from semel.protos.errors import (
+    InvalidRequest,
+    MessageTooLarge,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    PartialOverlap,
+    SemelError,
+    SequenceConflict,
+)
+from semel.protos.ids import (
+    NO_SEQUENCE,
+    Offset,
+    ProducerId,
+    QueueId,
+    QueueKey,
+    Term,
+)
+from semel.protos.levels import MOVE_LEVEL, SPLIT_LEVEL, lacking
+from semel.protos.queue_refs import queue_key_of, queue_ref
+from semel.protos.v1 import control_pb2, transaction_records_pb2
+
+IN_FLIGHT_BATCHES_MAX: Final = WINDOW_BATCHES
+EXPIRED_ROWS_MAX: Final = 4_096
+"""One record ends at most so many rows, so that it fits an entry and does not stall the fold."""
+
+
+class Judge:
+    """Decides for one term of one master. Asserts that the term's no-op is applied."""
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        term: Term,
+        park_ms: int = 2_000,
+        park_bytes_max: int = 32 << 20,
+        staged_bytes_max: int = 1 << 40,
+        stagers_max: int = 100_000,
+        transactions_max: int = 100_000,
+        producers_max: int = 100_000,
+    ) -> None:
+        assert state.applied_term == term, f"term {term} begins, {state.applied_term} is applied"
+        self._state = state
+        self._spec = Spec(state)
+        self._parking = Parking(park_ms=park_ms, bytes_max=park_bytes_max)
+        self._staged_bytes_max = staged_bytes_max
+        self._stagers_max = stagers_max
+        self._transactions_max = transactions_max
+        self.producers_max = producers_max
+        self._staging_bytes = 0
+        """Of staged batches that are accepted and not applied."""
+
+    @property
+    def pending_count(self) -> int:
+        """Accepted records that are not applied."""
+        return self._spec.unapplied_count
+
+    @property
+    def parked_count(self) -> int:
+        """Requests that wait for a predecessor."""
+        return self._parking.count
+
+    @property
+    def parked_bytes(self) -> int:
+        """What the parked requests hold together."""
+        return self._parking.bytes
+
+    # --- batches ----------------------------------------------------------------------------
+
+    def judge_batch(self, header: BatchHeader, now_ms: float) -> BatchVerdict:
+        """What becomes of a batch that passed `check_batch`. Accepted: append it now."""
+        key = header.queue_key
+        queue = self._spec.queue(key)
+        if queue is None:
+            return Refused(self._state.absent(key))
+        if header.batch_length > queue.batch_bytes_max and self._sealed(key) is None:
+            return Refused(
+                MessageTooLarge(
+                    f"batch of {header.batch_length} bytes; queue {key.queue_id} takes"
+                    f" {queue.batch_bytes_max}",
+                    limit_bytes=queue.batch_bytes_max,
+                )
+            )
+        if (unknown := delay_refusal(header, self._state.feature_level)) is not None:
+            return unknown
+        row = self._spec.row(queue, header.producer_id)
+        if not row.exists or header.epoch != row.epoch or header.session != row.session:
+            return Refused(_incarnation_error(header, queue, row))
+        if header.previous_sequence == row.last:
+            return self._ended(queue) or self._accept(header, queue, row)
+        return self._judge_unchained(header, row, now_ms)
+
+    def _sealed(self, key: QueueKey) -> QueueState | None:
+        """The queue, if it is split for certain."""
+        queue = self._state.queues.get(key)
+        return queue if queue is not None and queue.sealed else None
+
+    def _taken(self, key: QueueKey) -> Refused | None:
+        """The refusal of a new queue under a name that there is here, or was before it moved away;
+        final only once that is certain."""
+        if key in self._state.queues or key in self._state.moves.places:
+            return Refused(InvalidRequest(f"queue {key.queue_id} exists already"))
+        if self._spec.is_coming(key) or self._spec.queue_or_deleting(key) is not None:
+            return come_back(f"queue {key.queue_id} is being made or deleted")
+        return None
+
+    def _ended(self, queue: SpecQueue) -> Refused | None:
+        """The refusal of what a split queue does not hold; None for a queue that goes on. Final
+        only once the split is applied: until then it may be lost, and the queue go on."""
+        sealed = self._sealed(queue.key)
+        if sealed is not None:
+            return Refused(sealed_error(sealed))
+        if queue.splitting:
+            return come_back("the queue is being split")
+        return self._moving(queue)
+
+    def _moving(self, queue: SpecQueue) -> Refused | None:
+        """The refusal of what would change a queue that a move has sealed: never final."""
+        if queue.sealing:
+            return come_back("the queue is being sealed for a move")
+        frozen = self._state.moves.frozen(queue.key)
+        return None if frozen is None else Refused(frozen)
+
+    def _bound(self, queue: SpecQueue) -> Refused | None:
+        """The refusal of what would leave stored messages behind that have no offsets yet."""
+        if self._spec.may_pin or self._state.transactions.staging.is_pinned(queue.key):
+            return come_back("a transaction is being committed to the queue")
+        return held_by_delays(self._state.delays, queue)
+
+    def _accept(self, header: BatchHeader, queue: SpecQueue, row: SpecRow) -> BatchVerdict:
+        if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
+            return come_back(f"{len(row.in_flight)} batches of this producer are in flight")
+        base, last, offset = header.base_sequence, header.last_sequence, queue.log_end_offset
+        if is_delayed(header):
+            offset = NO_OFFSET
+            queue.delaying += 1
+        else:
+            queue.log_end_offset = offset + header.count
+        row.in_flight.append(InFlight(base, last, header.count, header.content_crc, offset))
+        row.last = last
+        self._spec.use(RecordUse.BATCH, (queue,), (row,))
+        return Accepted(Offset(offset))
+
+    def _judge_unchained(self, header: BatchHeader, row: SpecRow, now_ms: float) -> BatchVerdict:
+        """A batch that does not follow the last one: stored, in flight, too early, or wrong."""
+        verdict = self._judge_applied(header, row)
+        if verdict is not None:
+            return verdict
+        if header.base_sequence <= row.last:
+            return self._judge_in_flight(header, row)
+        queue = self._spec.queue(header.queue_key)
+        ended = None if queue is None else self._ended(queue)
+        if ended is not None:
+            return ended
+        if header.previous_sequence > row.last:
+            return self._park(header, now_ms)
+        if row.in_flight:
+            return come_back("batches of this producer are in flight")
+        return Refused(out_of_order(header, row))
+
+    def _judge_applied(self, header: BatchHeader, row: SpecRow) -> BatchVerdict | None:
+        """Judges what the applied row alone decides; None when it does not."""
+        applied = row.applied
+        if applied is None or header.base_sequence > applied.last_sequence:
+            return None
+        base, last = header.base_sequence, header.last_sequence
+        entry = applied.find(base)
+        if (
+            entry is not None
+            and not entry.inherited
+            and (entry.base_sequence, entry.last_sequence, entry.count)
+            == (base, last, header.count)
+        ):
+            if entry.content_crc == header.content_crc:
+                return Duplicate(entry.base_offset)
+            return Refused(
+                SequenceConflict(
+                    f"producer {header.producer_id} stored other content as {base} to {last} of"
+                    f" queue {header.queue_id}"
+                )
+            )
+        if not header.count and last <= applied.last_sequence:
+            return Duplicate(Offset(-1))
+        first = applied.outcome(base)
+        if first.kind is OutcomeKind.NOT_COMMITTED:
+            return Refused(out_of_order(header, row))
+        if last > applied.last_sequence:
+            if row.in_flight:
+                return None
+            return Refused(
+                PartialOverlap(
+                    f"batch {base} to {last} of producer {header.producer_id} is stored up to"
+                    f" {applied.last_sequence}; send the rest",
+                    last_sequence=applied.last_sequence,
+                )
+            )
+        if applied.outcome(last).kind is OutcomeKind.NOT_COMMITTED:
+            return Refused(out_of_order(header, row))
+        return Duplicate(Offset(first.offset))
+
+    def _judge_in_flight(self, header: BatchHeader, row: SpecRow) -> BatchVerdict:
+        """A batch that touches accepted ones which may still be lost."""
+        wanted = (header.base_sequence, header.last_sequence, header.count, header.content_crc)
+        for batch in row.in_flight:
+            if batch[:4] == wanted:
+                after = BatchKey(header.queue_key, header.producer_id, header.base_sequence)
+                return Pending(after, Offset(batch.base_offset))
+        return come_back("it overlaps batches of this producer that are in flight")
+
+    # --- parking ----------------------------------------------------------------------------
+
+    def _park(self, header: BatchHeader, now_ms: float) -> BatchVerdict:
+        key = self._parking.add(header, now_ms)
+        return come_back("too much waits for earlier batches") if key is None else Parked(key)
+
+    def unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> ParkKey | None:
+        """A parked request that can be judged again now, no longer parked; None if there is none.
+
+        To be called until None after every accepted batch of that row and every fence of it.
+        """
+        if not self._parking.count:
+            return None
+        queue = self._spec.queue(queue_key)
+        row = None if queue is None else self._spec.row(queue, producer_id)
+        if row is None or not row.exists:
+            return self._parking.take(queue_key, producer_id, None, (0, 0))
+        return self._parking.take(queue_key, producer_id, row.last, (row.epoch, row.session))
+
+    def expire_parked(self, now_ms: float) -> list[tuple[ParkKey, SemelError]]:
+        """Requests that waited for `park_ms`, no longer parked, and what to answer them."""
+        return [(key, self._give_up(key)) for key in self._parking.expire(now_ms)]
+
+    def _give_up(self, key: ParkKey) -> SemelError:
+        applied = self._state.producers.find(key.queue_key, key.producer_id)
+        return OutOfOrderSequence(
+            f"batch after {key.previous_sequence} of producer {key.producer_id} waited in vain for"
+            " the one before it",
+            last_sequence=applied.last_sequence if applied else NO_SEQUENCE,
+        )
+
+    # --- control records --------------------------------------------------------------------
+
+    def judge_fence(self, record: control_pb2.Fence) -> ControlVerdict:
+        """Whether an incarnation may take over its rows: on all of the queues, or on none."""
+        producer_id = ProducerId(record.producer_id)
+        if not 0 < producer_id < 1 << 63:
+            return Refused(InvalidRequest(f"producer id {producer_id} is out of range"))
+        chosen: dict[QueueKey, tuple[SpecQueue, SpecRow]] = {}
+        for reference in record.queues:
+            key = queue_key_of(reference)
+            queue = self._spec.queue(key)
+            if queue is None:
+                return Refused(self._state.absent(key))
+            row = self._spec.row(queue, producer_id)
+            if not row.exists and not queue.expired.may_open(
+                producer_id, record.epoch, after_expiry=record.after_expiry
+            ):
+                return Refused(expired(queue, producer_id))
+            if row.exists and (record.epoch, record.session) < (row.epoch, row.session):
+                return Refused(fenced(producer_id, record.epoch, record.session, row))
+            if (
+                row.exists
+                and record.epoch > row.epoch
+                and row.last == NO_SEQUENCE
+                and not record.after_expiry
+                and queue.expired.may_have_stored(producer_id)
+            ):
+                # One life knew, took an empty row and ended; this one would take it for the truth.
+                return Refused(expired(queue, producer_id))
+            ended = self._ended(queue)
+            asks = row.exists and record.epoch == row.epoch and self._sealed(key) is not None
+            if ended is not None and not asks:
+                # A new incarnation has nothing to write here. That of the row may ask, once the
+                # split is applied, what became of its batches.
+                return ended
+            chosen[key] = queue, row
+        for _, row in chosen.values():
+            row.exists = True
+            row.epoch, row.session = record.epoch, record.session
+        queues = tuple(queue for queue, _ in chosen.values())
+        self._spec.use(RecordUse.FENCE, queues, tuple(row for _, row in chosen.values()))
+        return Accepted()
+
+    def judge_create_queue(self, record: control_pb2.CreateQueue) -> ControlVerdict:
+        """Idempotent; refused when malformed, or while its number is somebody else's."""
+        key = queue_key_of(record.queue)
+        if not 0 <= record.slot_start < record.slot_end <= SLOTS or key.topic_id >> 63:
+            return Refused(
+                InvalidRequest(
+                    f"queue {key} cannot own slots {record.slot_start} to {record.slot_end}"
+                )
+            )
+        queue = self._spec.queue(key)
+        if queue is None:
+            if self._spec.is_deleting(key):
+                return come_back("the queue is being deleted")
+            if self._spec.is_coming(key):
+                return come_back("the queue is being made by a split or a move")
+            if key in self._state.moves.places:
+                return Refused(self._state.absent(key))
+            settings = QueueSettings.from_message(record.settings)
+            queue = SpecQueue(key, 0, settings.batch_bytes_max, Expired())
+        self._spec.use(RecordUse.CREATE, (queue,), ())
+        return Accepted()
+
+    def judge_delete_queue(self, record: control_pb2.DeleteQueue) -> ControlVerdict:
+        """Idempotent; from now on the queue is unknown to everything judged."""
+        key = queue_key_of(record.queue)
+        queue = self._spec.queue_or_deleting(key) or SpecQueue(key, 0, 0, Expired())
+        queue.deleted = True
+        self._spec.use(RecordUse.DELETE, (queue,), ())
+        return Accepted()
+
+    def judge_split(self, record: control_pb2.SplitQueue) -> ControlVerdict:
+        """Idempotent once it is applied; refused when malformed, or split in another way."""
+        key = queue_key_of(record.queue)
+        queue, children = self._spec.queue(key), children_of(record)
+        names = tuple(QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children)
+        if queue is None:
+            return Refused(self._state.absent(key))
+        if (moving := self._moving(queue)) is not None:
+            return moving
+        if self._state.feature_level < SPLIT_LEVEL:
+            return Refused(lacking(SPLIT_LEVEL, self._state.feature_level, "the broker group"))
+        applied = self._state.queues.get(key)
+        if queue.splitting and (applied is None or not applied.sealed):
+            return come_back("the queue is being split")
+        if applied is None:
+            return come_back("the queue is being created")
+        if not applied.sealed and (bound := self._bound(queue)) is not None:
+            return bound
+        if applied.sealed:
+            if applied.children != children:
+                return Refused(sealed_error(applied))
+            names = ()
+        else:
+            trouble = split_trouble(children, key.queue_id, applied.slot_start, applied.slot_end)
+            if trouble is not None:
+                return Refused(InvalidRequest(f"queue {key.queue_id}: {trouble}"))
+            for child in names:
+                if (taken := self._taken(child)) is not None:
+                    return taken
+        queue.splitting = True
+        self._spec.use(RecordUse.SPLIT, (queue,), (), names)
+        return Accepted()
+
+    def judge_staged(self, header: BatchHeader) -> BatchVerdict:
+        """What becomes of a batch of a stager. Accepted: append it as STAGED; the fold decides."""
+        room = self._staged_bytes_max - self._staging_bytes - self._state.transactions.staging.bytes
+        queue = self._state.queues.get(header.queue_key)
+        if queue is None:
+            return Refused(self._state.absent(header.queue_key))
+        if queue.frozen:
+            return come_back("the queue is sealed by a move")
+        if (unknown := delay_refusal(header, self._state.feature_level)) is not None:
+            return unknown
+        verdict = judge_staged(self._state.transactions, header, queue, room_bytes=room)
+        if isinstance(verdict, Accepted):
+            self._staging_bytes += header.batch_length + BROKER_HEADER_BYTES
+        return verdict
+
+    def judge_transaction(self, step: transaction_records_pb2.TransactionRecord) -> ControlVerdict:
+        """Most steps are decided at apply; a publication gets its offsets here."""
+        state = self._state
+        for reference in step.open_stager.queues:
+            key = queue_key_of(reference)
+            if (barred := state.moves.barred(key, state.queues.get(key))) is not None:
+                return Refused(barred)
+        return judge_step(
+            state.transactions,
+            self._spec,
+            state.feature_level,
+            step,
+            stagers_max=self._stagers_max,
+            rows_max=self._transactions_max,
+        )
+
+    def judge_room(
+        self, step: transaction_records_pb2.TransactionRecord
+    ) -> transaction_records_pb2.TransactionRecord | None:
+        """What has to be appended before the step, already counted on; to be asked before it is
+        judged."""
+        return judge_room(
+            self._state.transactions, self._spec, step, rows_max=self._transactions_max
+        )
+
+    def is_full(self, queue_key: QueueKey) -> bool:
+        """The queue has more producers' rows than it may: `judge_expire` has to end some."""
+        return self._state.producers.count(queue_key) > self.producers_max
+
+    def judge_move(self, record: control_pb2.MoveQueue) -> ControlVerdict:
+        """Decided at apply; but once a seal is accepted, nothing more is that would change the
+        queue."""
+        key = queue_key_of(record.queue)
+        if self._state.feature_level < MOVE_LEVEL:
+            return Refused(lacking(MOVE_LEVEL, self._state.feature_level, "the broker group"))
+        if record.step == control_pb2.MOVE_STEP_SEAL:
+            queue = self._spec.queue(key)
+            if queue is None:
+                return Refused(self._state.absent(key))
+            if queue.splitting and self._sealed(key) is None:
+                return come_back("the queue is being split")
+            if queue.sealing:
+                return come_back("the queue is being sealed already")
+            if (bound := self._bound(queue)) is not None:
+                return bound
+            if (error := self._state.moves.seal_refusal(record, key, self._state)) is not None:
+                return Refused(error)
+            queue.sealing = True
+            self._spec.use(RecordUse.SEAL, (queue,), ())
+        elif record.step == control_pb2.MOVE_STEP_BEGIN:
+            self._spec.use(RecordUse.BEGIN, (), (), (key,))
+        return Accepted()
+
+    def judge_delete_group(self, record: control_pb2.DeleteGroup) -> ControlVerdict:
+        """Not while a sealed queue's slice goes over: it would come back with that. What moves
+        before or after that, the caller has to notice by the digest of moves in the answer."""
+        if self._spec.sealing or self._state.moves.settling:
+            return come_back(f"a queue moves, perhaps with offsets of {record.group!r}")
+        return Accepted()
+
+    def judge_feature_level(self, record: control_pb2.FeatureLevel) -> ControlVerdict:
+        """Whoever asks has made sure that every member knows the level's rules."""
+        if record.level > self._state.level_max:
+            return Refused(
+                InvalidRequest(
+                    f"feature level {record.level} is not known here, only {self._state.level_max}"
+                )
+            )
+        return Accepted()
+
+    def judge_alter_topic(self, record: control_pb2.AlterTopic) -> ControlVerdict:
+        """Settings bind from the moment they are applied."""
+        settings = QueueSettings.from_message(record.settings)
+        if settings.retention_ms < -1 or settings.retention_bytes < -1:
+            return Refused(InvalidRequest("retention is -1 (no limit) or a positive number"))
+        return Accepted()
+
+    def judge_trim(self, record: control_pb2.Trim) -> ControlVerdict:
+        """A queue can be trimmed up to its end as it is applied."""
+        key = queue_key_of(record.queue)
+        queue, spec = self._state.queues.get(key), self._spec.queue(key)
+        if queue is None or spec is None:
+            return Refused(self._state.absent(key))
+        if (moving := self._moving(spec)) is not None:
+            return moving
+        if not 0 <= record.log_start_offset <= queue.log_end_offset:
+            return Refused(
+                OffsetOutOfRange(
+                    f"queue {key.queue_id} cannot start at {record.log_start_offset}",
+                    log_start_offset=queue.log_start_offset,
+                    log_end_offset=queue.log_end_offset,
+                )
+            )
+        return Accepted()
+
+    def judge_expire(
+        self, queue_key: QueueKey, *, now_us: int, idle_ms: int, rows_max: int, spare_ms: int = 0
+    ) -> control_pb2.ExpireProducers | None:
+        """The record that ends a queue's idle and surplus rows, already counted on: append it.
+
+        None when nothing is to do. Rows with something in flight are left alone; of very many,
+        the rest is left to the next call.
+        """
+        queue = self._spec.queue(queue_key)
+        if queue is None or self._moving(queue) is not None:
+            return None
+        producers = self._state.producers
+        found = producers.expirable(queue_key, now_us, idle_ms, rows_max, spare_ms)
+        idle = [number for number in found if number not in queue.rows][:EXPIRED_ROWS_MAX]
+        rows = [self._spec.row(queue, number) for number in idle]
+        if not rows:
+            return None
+        queue.expired = queue.expired.copy()
+        for row in rows:
+            queue.expired.add(row.producer_id, row.epoch, stored=row.last >= 0)
+            row.exists, row.applied, row.last = False, None, NO_SEQUENCE
+        self._spec.use(RecordUse.EXPIRE, (queue,), tuple(rows))
+        return control_pb2.ExpireProducers(
+            queue=queue_ref(queue_key), producer_ids=[row.producer_id for row in rows]
+        )
+
+    def judge_release(
+        self, queue_key: QueueKey, *, now_us: int, batches_max: int = RELEASE_BATCHES_MAX
+    ) -> control_pb2.ReleaseDelayed | None:
+        """The record that gives offsets to what is due, already counted on: append it to an entry
+        of that time. None when nothing is, or not now."""
+        queue = self._spec.queue(queue_key)
+        if queue is None or self._ended(queue) is not None:
+            return None
+        return judge_release(self._state.delays, self._spec, queue, now_us, batches_max)
+
+    def append_time_us(self, queue_key: QueueKey, time_us: int) -> int:
+        """`QueueState.append_time_us` of a batch that was just accepted; the entry's time while the
+        queue's own beginning is not applied."""
+        queue = self._state.queues.get(queue_key)
+        return time_us if queue is None else queue.append_time_us(time_us)
+
+    # --- the fold catches up ----------------------------------------------------------------
+
+    def on_applied(self, results: Many[ApplyResult]) -> None:
+        """Takes what a frame did out of the overlay; right after `State.apply_frame`."""
+        self._spec.on_applied(results)
+        for result in results:
+            if isinstance(result, Staged):
+                self._staging_bytes -= result.length
+
+
+def batch_record_parts(
+    batch: bytes | memoryview, *, base_offset: Offset, append_time_us: int, term: Term
+) -> list[bytes | memoryview]:
+    """The payload of a BATCH record in two parts: broker header, and the client's bytes as sent."""
+    head = BrokerHeader(base_offset=base_offset, append_time_us=append_time_us, term=term)
+    return [head.encode(), batch]
+
+
+def _incarnation_error(header: BatchHeader, queue: SpecQueue, row: SpecRow) -> SemelError:
+    if row.exists and (header.epoch, header.session) < (row.epoch, row.session):
+        return fenced(header.producer_id, header.epoch, header.session, row)
+    return expired(queue, header.producer_id)

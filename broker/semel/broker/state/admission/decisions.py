@@ -1,0 +1,123 @@
+"""What the judge answers to a request that is not in the log yet.
+
+Not here: how it decides (`admission.py`), and what applying did (`state/apply/results.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from semel.protos.errors import (
+    DedupStateExpired,
+    OutOfOrderSequence,
+    ProducerFenced,
+    SemelError,
+    Throttled,
+)
+from semel.protos.ids import NO_SEQUENCE, Offset, ProducerId, QueueKey, Sequence
+from semel.protos.values import value
+
+if TYPE_CHECKING:
+    from semel.broker.state.admission.pending import SpecQueue, SpecRow
+    from semel.protos.batch import BatchHeader
+
+NO_OFFSET: Final = Offset(-1)
+RETRY_AFTER_MS: Final = 20
+"""About one round of replication: by then what was in flight is applied or lost."""
+
+
+class BatchKey(NamedTuple):
+    """Names an accepted batch until it is applied; `BatchApplied` has the same three fields."""
+
+    queue_key: QueueKey
+    producer_id: ProducerId
+    base_sequence: Sequence
+
+
+class ParkKey(NamedTuple):
+    """Names one parked request; `serial` tells a repeated request from the first one."""
+
+    queue_key: QueueKey
+    producer_id: ProducerId
+    previous_sequence: Sequence
+    serial: int
+
+
+@value
+class Accepted:
+    """Append it to the entry being built, now: the judge already counts on it."""
+
+    base_offset: Offset = NO_OFFSET
+    """Where the batch goes; -1 for control records."""
+
+
+@value
+class Duplicate:
+    """Stored before, durable and applied; `base_offset` of its first message, -1 when unknown."""
+
+    base_offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A duplicate of the accepted batch `after`, which is not applied yet.
+
+    When `after` is applied: Duplicate, at `base_offset`. When the entry is lost: NotMaster.
+    """
+
+    after: BatchKey
+    base_offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Its predecessor has not arrived. Keep the bytes under `park_key`; `Judge.unpark` asks for it
+    again, `Judge.expire_parked` gives it up."""
+
+    park_key: ParkKey
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not stored, by this request, now or later."""
+
+    error: SemelError
+
+
+BatchVerdict = Accepted | Duplicate | Pending | Parked | Refused
+ControlVerdict = Accepted | Refused
+
+
+def come_back(why: str) -> Refused:
+    """The refusal of what cannot be judged before something in flight is applied, or lost."""
+    return Refused(Throttled(f"not judged: {why}; send again", retry_after_ms=RETRY_AFTER_MS))
+
+
+def fenced(producer_id: int, epoch: int, session: int, row: SpecRow) -> ProducerFenced:
+    return ProducerFenced(
+        f"producer {producer_id} of epoch {epoch}, session {session} was fenced by epoch"
+        f" {row.epoch}, session {row.session}",
+        current_epoch=row.epoch,
+        current_session=row.session,
+    )
+
+
+def expired(queue: SpecQueue, producer_id: int) -> DedupStateExpired:
+    floor = queue.expired.floor_of(producer_id)
+    return DedupStateExpired(
+        f"queue {queue.key.queue_id} of topic {queue.key.topic_id} has no row of producer"
+        f" {producer_id}, or had one and let it expire: what it stored there is not known. Fence it"
+        f" after expiry, with an epoch above {floor}",
+        epoch_floor=floor,
+    )
+
+
+def out_of_order(header: BatchHeader, row: SpecRow) -> OutOfOrderSequence:
+    last = row.applied.last_sequence if row.applied else NO_SEQUENCE
+    return OutOfOrderSequence(
+        f"batch {header.base_sequence} to {header.last_sequence} of producer"
+        f" {header.producer_id} names {header.previous_sequence} as its predecessor; queue"
+        f" {header.queue_id} has stored up to {last}, and not this",
+        last_sequence=Sequence(last),
+    )

@@ -1,0 +1,111 @@
+"""Batches that arrived before their predecessor, by producer, in the order of the chain.
+
+How it works. Only the fact is kept; the caller keeps the bytes under the key. A waiting batch can
+be judged again when the row's last sequence has reached its predecessor, or when its incarnation
+was fenced or lost its row: then judging it gives the right error at once.
+
+Invariants
+1. At most 64 batches of a row and `bytes_max` bytes in all wait, each for at most `park_ms`.
+2. A key is handed out once: by `take` or by `expire`.
+
+Not here: the verdict about a batch (`admission.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
+
+from semel.broker.state.admission.decisions import ParkKey
+from semel.protos.batch import BatchHeader
+from semel.protos.ids import ProducerId, QueueKey
+
+PARKED_BATCHES_MAX: Final = 64
+
+
+class _Waiting(NamedTuple):
+    """Ordered by predecessor, then by arrival."""
+
+    previous: int
+    serial: int
+    incarnation: tuple[int, int]
+    length: int
+    key: ParkKey
+
+
+class Parking:
+    """What waits, bounded in time, batches and bytes."""
+
+    def __init__(self, *, park_ms: int, bytes_max: int) -> None:
+        self._park_ms = park_ms
+        self._bytes_max = bytes_max
+        self._rows: dict[tuple[QueueKey, int], list[_Waiting]] = {}
+        self._deadlines: deque[tuple[float, ParkKey]] = deque()
+        self._serial = 0
+        self.count = 0
+        self.bytes = 0
+
+    def add(self, header: BatchHeader, now_ms: float) -> ParkKey | None:
+        """Keeps the fact that this batch waits; None when there is no room."""
+        queue_key, producer_id = header.queue_key, header.producer_id
+        waiting = self._rows.get((queue_key, producer_id), [])
+        length = header.batch_length
+        if len(waiting) >= PARKED_BATCHES_MAX or self.bytes + length > self._bytes_max:
+            return None
+        self._rows[queue_key, producer_id] = waiting
+        self._serial += 1
+        key = ParkKey(queue_key, producer_id, header.previous_sequence, self._serial)
+        incarnation = header.epoch, header.session
+        heappush(
+            waiting, _Waiting(header.previous_sequence, self._serial, incarnation, length, key)
+        )
+        self._deadlines.append((now_ms + self._park_ms, key))
+        self.count += 1
+        self.bytes += length
+        return key
+
+    def take(
+        self,
+        queue_key: QueueKey,
+        producer_id: ProducerId,
+        last: int | None,
+        incarnation: tuple[int, int],
+    ) -> ParkKey | None:
+        """The next batch whose predecessor is at or below `last`, or of another incarnation;
+        with `last` None any batch."""
+        waiting = self._rows.get((queue_key, producer_id))
+        if not waiting:
+            return None
+        if last is None or waiting[0].previous <= last:
+            found = heappop(waiting)
+        else:
+            others = [one for one in waiting if one.incarnation != incarnation]
+            if not others:
+                return None
+            found = min(others)
+            waiting.remove(found)
+            heapify(waiting)
+        self._drop(queue_key, producer_id, found)
+        return found.key
+
+    def expire(self, now_ms: float) -> list[ParkKey]:
+        """Keys of batches that waited long enough."""
+        expired: list[ParkKey] = []
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            _, key = self._deadlines.popleft()
+            waiting = self._rows.get((key.queue_key, key.producer_id), [])
+            for at, one in enumerate(waiting):
+                if one.serial == key.serial:
+                    del waiting[at]
+                    heapify(waiting)
+                    self._drop(key.queue_key, key.producer_id, one)
+                    expired.append(key)
+                    break
+        return expired
+
+    def _drop(self, queue_key: QueueKey, producer_id: ProducerId, one: _Waiting) -> None:
+        self.count -= 1
+        self.bytes -= one.length
+        if not self._rows[queue_key, producer_id]:
+            del self._rows[queue_key, producer_id]

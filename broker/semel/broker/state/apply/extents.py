@@ -1,0 +1,273 @@
+"""Which log records a queue consists of: columns of extents in chunks.
+
+How it works. An extent says: offsets from `base_offset` on are rows `[first_row, …)` of the stored
+batch at (index, position). Its count is the distance to the next extent, for offsets are dense.
+Extents stand in columns, 36 bytes each. The newest ones are in growing arrays; 1,024 of them make
+a *sealed chunk*: one immutable `bytes` which is read in place and goes into a checkpoint as it is.
+
+Invariants
+1. Base offsets rise strictly; append times never fall.
+2. Chunk k holds the extents with ordinals [1024 k, 1024 (k + 1)), counted from the queue's first
+   one ever, so that its bytes depend on the log only.
+3. `first` is the ordinal of the first live extent; chunks wholly below it are dropped.
+
+Format of a sealed chunk. base_offset i64[1024], index i64[1024], place i64[1024]
+(position << 32 | length), append_time_us i64[1024], first_row u32[1024], then lowest index,
+highest index and sum of lengths, i64 each. An open chunk of n: the five columns of n, no sums.
+
+Rejected: a dict or an object an extent (ten times the memory), and rebuilding checkpoint bytes
+from arrays each time (it stalls the loop at a million extents).
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from semel.broker.state.apply.codec import Reader
+from semel.protos.errors import CorruptSegment
+
+CHUNK: Final = 1024
+EXTENT_BYTES: Final = 36
+_INDEX_AT: Final = CHUNK
+_PLACE_AT: Final = 2 * CHUNK
+_TIME_AT: Final = 3 * CHUNK
+_QUADS: Final = 4 * CHUNK * 8
+_SUMS: Final = struct.Struct("<qqq")
+SEALED_BYTES: Final = CHUNK * EXTENT_BYTES + _SUMS.size
+_LENGTH_MASK: Final = 0xFFFFFFFF
+
+assert sys.byteorder == "little", (
+    "the columns are read in place; big-endian machines are not served"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Offsets `[base_offset, base_offset + count)`: rows from `first_row` of one stored batch."""
+
+    base_offset: int
+    count: int
+    first_row: int
+    index: int
+    position: int
+    """Of the record in its frame."""
+    length: int
+    """Of the record's payload: broker header and batch."""
+    append_time_us: int
+
+
+class _Sealed:
+    """1,024 extents that never change again."""
+
+    __slots__ = ("data", "highest_index", "lowest_index", "quads", "rows", "total_bytes")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        view = memoryview(data)
+        self.quads = view[:_QUADS].cast("q")
+        self.rows = view[_QUADS : CHUNK * EXTENT_BYTES].cast("I")
+        self.lowest_index, self.highest_index, self.total_bytes = _SUMS.unpack_from(
+            data, CHUNK * EXTENT_BYTES
+        )
+
+    def at(self, at: int) -> tuple[int, int, int, int, int]:
+        quads = self.quads
+        return (
+            quads[at],
+            quads[_INDEX_AT + at],
+            quads[_PLACE_AT + at],
+            quads[_TIME_AT + at],
+            self.rows[at],
+        )
+
+
+class Extents:
+    """The extents of one queue, by ordinal."""
+
+    __slots__ = ("_bases", "_indexes", "_places", "_rows", "_sealed", "_times", "first", "total")
+
+    def __init__(self) -> None:
+        self.first = 0
+        """Ordinal of the first live extent."""
+        self.total = 0
+        """Ordinal of the next extent; extents appended in the queue's whole life."""
+        self._sealed: list[_Sealed] = []
+        self._open()
+
+    def _open(self) -> None:
+        self._bases = array("q")
+        self._indexes = array("q")
+        self._places = array("q")
+        self._times = array("q")
+        self._rows = array("I")
+
+    def __len__(self) -> int:
+        return self.total - self.first
+
+    def append(
+        self,
+        base_offset: int,
+        first_row: int,
+        index: int,
+        position: int,
+        length: int,
+        append_time_us: int,
+    ) -> None:
+        """Adds the newest extent."""
+        self._bases.append(base_offset)
+        self._indexes.append(index)
+        self._places.append(position << 32 | length)
+        self._times.append(append_time_us)
+        self._rows.append(first_row)
+        self.total += 1
+        if len(self._bases) == CHUNK:
+            sums = _SUMS.pack(
+                min(self._indexes),
+                max(self._indexes),
+                sum(place & _LENGTH_MASK for place in self._places),
+            )
+            self._sealed.append(_Sealed(b"".join([*self._columns(), sums])))
+            self._open()
+
+    def _columns(self) -> list[bytes]:
+        columns = (self._bases, self._indexes, self._places, self._times, self._rows)
+        return [column.tobytes() for column in columns]
+
+    def _at(self, ordinal: int) -> tuple[int, int, int, int, int]:
+        """Base offset, index, place, append time and first row of one extent."""
+        chunk = ordinal // CHUNK - self.first // CHUNK
+        at = ordinal % CHUNK
+        if chunk < len(self._sealed):
+            return self._sealed[chunk].at(at)
+        return (
+            self._bases[at],
+            self._indexes[at],
+            self._places[at],
+            self._times[at],
+            self._rows[at],
+        )
+
+    def find_offset(self, offset: int) -> int:
+        """Ordinal of the last live extent with base_offset <= offset, at least `first`."""
+        chunk = bisect_right(self._sealed, offset, key=_first_base) - 1
+        if self._bases and self._bases[0] <= offset:
+            chunk, at = len(self._sealed), bisect_right(self._bases, offset) - 1
+        elif chunk < 0:
+            return self.first
+        else:
+            at = bisect_right(self._sealed[chunk].quads, offset, 0, CHUNK) - 1
+        return max(self.first, (self.first // CHUNK + chunk) * CHUNK + at)
+
+    def find_time(self, time_us: int) -> int:
+        """Ordinal of the first live extent appended at `time_us` or later; `total` if none."""
+        chunk = bisect_left(self._sealed, time_us, key=_last_time)
+        if chunk < len(self._sealed):
+            at = bisect_left(self._sealed[chunk].quads, time_us, _TIME_AT, _TIME_AT + CHUNK)
+            at -= _TIME_AT
+        else:
+            at = bisect_left(self._times, time_us)
+        return max(self.first, (self.first // CHUNK + chunk) * CHUNK + at)
+
+    def base_offset(self, ordinal: int) -> int:
+        """Of an extent that exists."""
+        return self._at(ordinal)[0]
+
+    def read(self, ordinal: int, log_end_offset: int) -> Iterator[Extent]:
+        """The extents from `ordinal` on."""
+        if ordinal >= self.total:
+            return
+        base, index, place, time_us, row = self._at(ordinal)
+        while True:
+            ordinal += 1
+            last = ordinal >= self.total
+            following = (log_end_offset, 0, 0, 0, 0) if last else self._at(ordinal)
+            length = place & _LENGTH_MASK
+            yield Extent(base, following[0] - base, row, index, place >> 32, length, time_us)
+            if last:
+                return
+            base, index, place, time_us, row = following
+
+    def bytes_before(self, ordinal: int) -> int:
+        """Sum of the lengths of the live extents below `ordinal`."""
+        total = 0
+        at = self.first
+        while at < ordinal:
+            chunk = at // CHUNK - self.first // CHUNK
+            if at % CHUNK == 0 and at + CHUNK <= ordinal and chunk < len(self._sealed):
+                total += self._sealed[chunk].total_bytes
+                at += CHUNK
+            else:
+                total += self._at(at)[2] & _LENGTH_MASK
+                at += 1
+        return total
+
+    def find_excess(self, excess_bytes: int) -> int:
+        """The lowest ordinal below which live extents of `excess_bytes` or more lie; at most the
+        newest extent's."""
+        at = self.first
+        while excess_bytes > 0 and at < self.total - 1:
+            chunk = at // CHUNK - self.first // CHUNK
+            whole = at % CHUNK == 0 and chunk < len(self._sealed)
+            if whole and self._sealed[chunk].total_bytes < excess_bytes:
+                excess_bytes -= self._sealed[chunk].total_bytes
+                at += CHUNK
+            else:
+                excess_bytes -= self._at(at)[2] & _LENGTH_MASK
+                at += 1
+        return min(at, max(self.first, self.total - 1))
+
+    def trim(self, ordinal: int) -> None:
+        """Drops the extents below `ordinal`."""
+        del self._sealed[: ordinal // CHUNK - self.first // CHUNK]
+        self.first = ordinal
+
+    def records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
+        """(index, position, length) of live extents with lo_index <= index < hi_index."""
+        ordinal = self.first
+        for sealed in self._sealed:
+            end = (ordinal // CHUNK + 1) * CHUNK
+            if sealed.lowest_index < hi_index and sealed.highest_index >= lo_index:
+                quads = sealed.quads
+                for at in range(ordinal % CHUNK, CHUNK):
+                    if lo_index <= quads[_INDEX_AT + at] < hi_index:
+                        place = quads[_PLACE_AT + at]
+                        yield quads[_INDEX_AT + at], place >> 32, place & _LENGTH_MASK
+            ordinal = end
+        for at in range(ordinal % CHUNK, len(self._bases)):
+            index = self._indexes[at]
+            if lo_index <= index < hi_index:
+                place = self._places[at]
+                yield index, place >> 32, place & _LENGTH_MASK
+
+    def parts(self) -> list[bytes]:
+        """Sealed chunks, then the open one's columns."""
+        return [*(sealed.data for sealed in self._sealed), *self._columns()]
+
+    @classmethod
+    def read_parts(cls, reader: Reader, first: int, total: int) -> Extents:
+        """The inverse of `parts`. Raises CorruptSegment."""
+        if not 0 <= first <= total:
+            raise CorruptSegment(f"state names extents [{first}, {total})")
+        extents = cls()
+        extents.first, extents.total = first, total
+        for _ in range(total // CHUNK - first // CHUNK):
+            extents._sealed.append(_Sealed(bytes(reader.take(SEALED_BYTES))))
+        count = total % CHUNK
+        for column in (extents._bases, extents._indexes, extents._places, extents._times):
+            column.frombytes(reader.take(8 * count))
+        extents._rows.frombytes(reader.take(4 * count))
+        return extents
+
+
+def _first_base(sealed: _Sealed) -> int:
+    return sealed.quads[0]
+
+
+def _last_time(sealed: _Sealed) -> int:
+    return sealed.quads[_TIME_AT + CHUNK - 1]

@@ -1,0 +1,330 @@
+"""Consumer groups: progress and fenced locks, one for each (group, queue).
+
+How it works. All is decided here, at apply, the same on every node: who owns a queue, which token
+is current, which commit counts. No clock: that an owner is gone arrives as a ReleaseLock record,
+which the master proposes (`state/lock_clock.py`).
+
+Invariants
+1. Tokens of a (group, queue) only rise, also across a deleted and re-created group: every grant and
+   every reset raises the token.
+2. A commit counts only under the current token while that lock is held.
+3. Progress falls by a reset only.
+4. Metadata is what the newest commit under the newest token said, by the owner's own numbers: a
+   commit that was under way for long takes nothing back. It outlives a reset: what it
+   tells of is done or under way, wherever the group goes on.
+
+Not here: membership and assignment (the controller), timeouts (`state/lock_clock.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from semel.broker.state.apply.codec import Reader, pack_bytes, pack_text
+from semel.broker.state.apply.queues import QueueState
+from semel.broker.state.apply.results import (
+    CommitOutcome,
+    LockGranted,
+    LockRefused,
+    OffsetReset,
+    Released,
+)
+from semel.protos.errors import (
+    InvalidRequest,
+    LockLost,
+    OffsetOutOfRange,
+    ParentUnread,
+    QueueLocked,
+    SemelError,
+    StaleGeneration,
+    UnknownQueue,
+)
+from semel.protos.ids import QueueKey
+from semel.protos.levels import METADATA_LEVEL
+from semel.protos.v1 import control_pb2
+
+METADATA_ONLY: Final = -1
+"""Instead of an offset: the commit is about metadata alone."""
+_FIXED: Final = struct.Struct("<QIqQQII")
+_VERSION: Final = struct.Struct("<Q")
+_COUNT: Final = struct.Struct("<I")
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupQueue:
+    """One group on one queue. Changed by `ConsumerGroups` only."""
+
+    committed_offset: int = -1
+    """Next offset to read; -1 when the group never committed here."""
+    token: int
+    """The newest token given; current as long as `owner` is set."""
+    owner: str = ""
+    """Member that holds the lock; empty when unlocked."""
+    generation: int = 0
+    """The highest one that was granted the lock."""
+    lock_ms: int = 0
+    session_ms: int = 0
+    metadata: bytes = b""
+    """What the group keeps beside the offset."""
+    metadata_version: int = 0
+    """The owner's number of it; 0 for what an earlier owner left."""
+
+
+class ConsumerGroups:
+    """All consumer groups of one broker group."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[QueueKey, GroupQueue]] = {}
+
+    def lookup(self, group: str, key: QueueKey) -> GroupQueue | None:
+        """The live state of one group on one queue; not to be changed."""
+        return self._groups.get(group, {}).get(key)
+
+    def names(self) -> list[str]:
+        """Groups that have any state here, sorted."""
+        return sorted(self._groups)
+
+    def states(self, group: str | None = None) -> Iterator[tuple[str, QueueKey, GroupQueue]]:
+        """All states, or one group's, by group, then queue."""
+        for name in self.names() if group is None else [group]:
+            queues = self._groups.get(name, {})
+            for key in sorted(queues):
+                yield name, key, queues[key]
+
+    def copy_of(self, group: str) -> list[tuple[QueueKey, GroupQueue]]:
+        """One group's states in no order: cheap, and safe to walk while the state changes."""
+        return list(self._groups.get(group, {}).items())
+
+    def held(self) -> Iterator[tuple[str, QueueKey, GroupQueue]]:
+        """States whose lock somebody holds."""
+        return (state for state in self.states() if state[2].owner)
+
+    def _at(self, group: str, queue: QueueState) -> GroupQueue:
+        queues = self._groups.setdefault(group, {})
+        if queue.key not in queues:
+            queues[queue.key] = GroupQueue(token=queue.token_floor)
+        return queues[queue.key]
+
+    def inherit(self, key: QueueKey, children: list[QueueState]) -> None:
+        """A queue is split: groups that have read it begin its children at their start, whatever
+        they would do with a queue they never heard of."""
+        for group, queues in self._groups.items():
+            if key in queues:
+                for child in children:
+                    self._at(group, child).committed_offset = 0
+
+    def acquire(
+        self,
+        record: control_pb2.AcquireLock,
+        key: QueueKey,
+        queue: QueueState | None,
+        unread: ParentUnread | None,
+        barred: SemelError | None = None,
+    ) -> LockGranted | LockRefused:
+        """Grants an unlocked queue, or one that the member holds already, under a new token; not
+        one that is `unread` further up, or `barred` by a move."""
+        error = barred
+        state = self.lookup(record.group, key)
+        if error is not None:
+            pass
+        elif queue is None:
+            error = unknown_queue(key)
+        elif not record.member_id:
+            error = InvalidRequest("a lock needs a member_id")
+        elif state is not None and 0 < record.generation < state.generation:
+            error = StaleGeneration(
+                f"generation {record.generation} of group {record.group!r} is over;"
+                f" {state.generation} is known for queue {key.queue_id}"
+            )
+        elif state is not None and state.owner not in ("", record.member_id):
+            error = QueueLocked(
+                f"queue {key.queue_id} is locked by {state.owner!r} of group {record.group!r}",
+                owner=state.owner,
+            )
+        elif unread is not None:
+            error = unread
+        if error is not None or queue is None:
+            assert error is not None
+            return LockRefused(group=record.group, queue_key=key, error=error)
+        state = self._at(record.group, queue)
+        state.token += 1
+        state.owner = record.member_id
+        state.generation = max(state.generation, record.generation)
+        state.lock_ms = record.lock_ms
+        state.session_ms = record.session_ms
+        state.metadata_version = 0
+        return LockGranted(
+            group=record.group,
+            queue_key=key,
+            member_id=record.member_id,
+            token=state.token,
+            committed_offset=state.committed_offset,
+            lock_ms=state.lock_ms,
+            session_ms=state.session_ms,
+            metadata=state.metadata,
+        )
+
+    def release(self, record: control_pb2.ReleaseLock, key: QueueKey) -> Released:
+        """Unlocks if the token is the current one and held."""
+        state = self.lookup(record.group, key)
+        released = state is not None and bool(state.owner) and state.token == record.token
+        if state is not None and released:
+            state.owner = ""
+        return Released(group=record.group, queue_key=key, token=record.token, released=released)
+
+    def commit(
+        self,
+        group: str,
+        key: QueueKey,
+        queue: QueueState | None,
+        commit: control_pb2.QueueCommit,
+        *,
+        moved: bool = False,
+        level: int = METADATA_LEVEL,
+    ) -> CommitOutcome:
+        """Stores progress of the lock's holder. A queue that was `moved` away has no holder."""
+        token, offset = commit.token, commit.offset
+        state = self.lookup(group, key)
+        error: SemelError | None = None
+        has_metadata = level >= METADATA_LEVEL and commit.HasField("metadata")
+        only_metadata = has_metadata and offset == METADATA_ONLY
+        if queue is None and not moved:
+            error = unknown_queue(key)
+        elif queue is None or state is None or not state.owner or state.token != token:
+            current = state.token if state is not None and state.owner else 0
+            error = LockLost(
+                f"token {token} of group {group!r} for queue {key.queue_id} is not current"
+                f" ({current})",
+                current_token=current,
+            )
+        elif not only_metadata and not 0 <= offset <= queue.log_end_offset:
+            error = _out_of_range(queue, offset)
+        elif not only_metadata and offset < state.committed_offset:
+            error = InvalidRequest(
+                f"group {group!r} has committed {state.committed_offset} of queue {key.queue_id};"
+                f" {offset} needs a reset"
+            )
+        else:
+            if not only_metadata:
+                state.committed_offset = offset
+            if has_metadata and commit.metadata_version > state.metadata_version:
+                state.metadata = commit.metadata
+                state.metadata_version = commit.metadata_version
+        return CommitOutcome(key, offset, token, error)
+
+    def reset(
+        self, record: control_pb2.ResetOffset, key: QueueKey, queue: QueueState | None
+    ) -> OffsetReset:
+        """Moves progress anywhere, unlocks, and raises the token so that the owner is fenced."""
+        error: SemelError | None = None
+        token = 0
+        if queue is None:
+            error = unknown_queue(key)
+        elif not 0 <= record.offset <= queue.log_end_offset:
+            error = _out_of_range(queue, record.offset)
+        else:
+            state = self._at(record.group, queue)
+            state.token += 1
+            state.owner = ""
+            state.committed_offset = record.offset
+            token = state.token
+        return OffsetReset(group=record.group, queue_key=key, token=token, error=error)
+
+    def remove_group(self, group: str, queues: dict[QueueKey, QueueState]) -> int:
+        """Forgets a group, on how many queues; a group of that name begins above the tokens this
+        one had."""
+        states = self._groups.pop(group, {})
+        for key, state in states.items():
+            queues[key].token_floor = max(queues[key].token_floor, state.token)
+        return len(states)
+
+    def release_all(self, key: QueueKey) -> None:
+        """Ends every lock of a queue; the tokens stay."""
+        for queues in self._groups.values():
+            if key in queues:
+                queues[key].owner = ""
+
+    def only(self, key: QueueKey) -> ConsumerGroups:
+        """The states of one queue; shared."""
+        made = ConsumerGroups()
+        made._groups = {
+            group: {key: queues[key]} for group, queues in self._groups.items() if key in queues
+        }
+        return made
+
+    def adopt(self, key: QueueKey, other: ConsumerGroups) -> None:
+        """A queue that was moved here brings its states."""
+        for group, queues in other._groups.items():
+            if key in queues:
+                self._groups.setdefault(group, {})[key] = queues[key]
+
+    def remove_queue(self, key: QueueKey) -> None:
+        """Forgets a queue."""
+        for group in list(self._groups):
+            self._groups[group].pop(key, None)
+            if not self._groups[group]:
+                del self._groups[group]
+
+    @property
+    def has_metadata(self) -> bool:
+        """Something in it needs the bytes of `METADATA_LEVEL`."""
+        return any(state.metadata for _, _, state in self.states())
+
+    def parts(self, *, metadata: bool) -> list[bytes]:
+        """Canonical bytes, by group, then queue; with `metadata` from version 6 of the state on."""
+        states = list(self.states())
+        parts = [_COUNT.pack(len(states))]
+        for group, key, state in states:
+            fixed = _FIXED.pack(
+                key.topic_id,
+                key.queue_id,
+                state.committed_offset,
+                state.token,
+                state.generation,
+                state.lock_ms,
+                state.session_ms,
+            )
+            parts.append(fixed + pack_text(group) + pack_text(state.owner))
+            if metadata:
+                parts.append(_VERSION.pack(state.metadata_version) + pack_bytes(state.metadata))
+        return parts
+
+    @classmethod
+    def read_parts(cls, reader: Reader, *, metadata: bool) -> ConsumerGroups:
+        """The inverse of `parts`. Raises CorruptSegment."""
+        groups = cls()
+        for _ in range(reader.unpack(_COUNT)[0]):
+            topic_id, queue_id, committed, token, generation, lock_ms, session_ms = reader.unpack(
+                _FIXED
+            )
+            queues = groups._groups.setdefault(reader.text(), {})
+            state = queues[QueueKey(topic_id, queue_id)] = GroupQueue(
+                committed_offset=committed,
+                token=token,
+                owner=reader.text(),
+                generation=generation,
+                lock_ms=lock_ms,
+                session_ms=session_ms,
+            )
+            if metadata:
+                (state.metadata_version,) = reader.unpack(_VERSION)
+                state.metadata = reader.bytes()
+        return groups
+
+
+def unknown_queue(key: QueueKey) -> UnknownQueue:
+    """The error for a queue that this group does not have."""
+    return UnknownQueue(f"queue {key.queue_id} of topic {key.topic_id:#x} is not here")
+
+
+def _out_of_range(queue: QueueState, offset: int) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"offset {offset} does not exist in queue {queue.key.queue_id} of {queue.topic!r}",
+        log_start_offset=queue.log_start_offset,
+        log_end_offset=queue.log_end_offset,
+    )

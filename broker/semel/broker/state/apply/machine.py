@@ -1,0 +1,600 @@
+"""The replicated state machine: folds committed frames, one after the other, into one state.
+
+How it works. `apply_frame` walks over the records of one Raft entry. Batches and fences were
+decided by the master's judge before they were proposed, and so were releases of delayed batches;
+here they are re-checked (incarnation, chain, offset, time) and a mismatch is `StateDiverged`, which
+halts the node. Locks, commits and resets are decided here. Nothing else enters the state: no
+clock, no file, no random number, no message.
+
+Invariants
+1. Two states that applied the same frames have the same canonical bytes, whether they replayed all
+   of them or began with `from_bytes` somewhere. Dict order never shows.
+2. `applied_index` rises by one with each frame; `log_time_us` and `applied_term` never fall.
+3. A record is applied whole or the node halts.
+
+Format. docs/formats/state.md.
+
+It is one file because the fold and the canonical bytes of the whole state change together: a record
+that is folded in one place and forgotten in the other would be lost at the next checkpoint.
+
+Not here: deciding about batches (`state/admission/admission.py`); where bytes lie on disk (the
+log).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
+from semel.broker.state.apply.locks import ConsumerGroups
+from semel.broker.state.apply.moves import Moves
+from semel.broker.state.apply.producers import SequenceTable
+from semel.broker.state.apply.queues import SLOTS, Child, QueueSettings, QueueState
+from semel.broker.state.apply.results import (
+    ApplyResult,
+    BatchApplied,
+    CommitApplied,
+    DelayedReleased,
+    Done,
+    FenceApplied,
+    GroupDeleted,
+    Membership,
+    MembershipApplied,
+    NodeRef,
+    OffsetReset,
+    ProducerState,
+    StateDiverged,
+)
+from semel.broker.state.apply.rows import Outcome, OutcomeKind, Row
+from semel.broker.state.apply.splits import children_of, split_trouble, unread_error
+from semel.broker.state.apply.transactions import Transactions
+from semel.protos.batch import (
+    BROKER_HEADER_BYTES,
+    HEADER_BYTES,
+    decode_broker_header,
+    decode_header,
+)
+from semel.protos.errors import CorruptBatch, CorruptFrame, CorruptSegment, SemelError
+from semel.protos.frames import FrameHeader, RecordKind, decode_frame_header, iter_records
+from semel.protos.ids import (
+    Index,
+    ProducerId,
+    QueueId,
+    QueueKey,
+    Term,
+)
+from semel.protos.levels import (
+    DELAY_LEVEL,
+    LEVEL_MAX,
+    METADATA_LEVEL,
+    MOVE_LEVEL,
+    SPLIT_LEVEL,
+    TRANSACTION_LEVEL,
+)
+from semel.protos.queue_refs import queue_key_of
+from semel.protos.v1 import control_pb2, transaction_records_pb2
+
+STATE_MAGIC: Final = b"SMST"
+_STORED: Final = struct.Struct("<qqQ8x6xHI8xIQIIQIIqqq16xq24x")
+"""What the fold needs of both headers of a stored batch. Their CRCs were checked with the frame,
+and a dataclass of all fields would double the cost of a batch."""
+_HEAD: Final = struct.Struct("<4sIQQqI")
+_MEMBERS: Final = struct.Struct("<QII")
+_COUNT: Final = struct.Struct("<I")
+_CRC: Final = struct.Struct("<I")
+
+
+class State:
+    """The replicated state at `applied_index`."""
+
+    __slots__ = (
+        "_handlers",
+        "applied_index",
+        "applied_term",
+        "delays",
+        "feature_level",
+        "groups",
+        "level_max",
+        "log_time_us",
+        "membership",
+        "moves",
+        "producers",
+        "queues",
+        "transactions",
+    )
+
+    def __init__(self, level_max: int = LEVEL_MAX) -> None:
+        """`level_max` is the highest level whose rules this node knows; no part of the state."""
+        self.level_max = level_max
+        self.applied_index = Index(0)
+        self.applied_term = Term(0)
+        self.log_time_us = 0
+        self.feature_level = 0
+        self.membership = Membership(index=Index(0))
+        self.queues: dict[QueueKey, QueueState] = {}
+        self.producers = SequenceTable()
+        self.groups = ConsumerGroups()
+        self.transactions = Transactions()
+        self.moves = Moves()
+        self.delays = Delays()
+        self._handlers: dict[str, Callable[..., ApplyResult]] = {
+            "create_queue": self._create_queue,
+            "delete_queue": self._delete_queue,
+            "alter_topic": self._alter_topic,
+            "split_queue": self._split_queue,
+            "fence": self._fence,
+            "trim": self._trim,
+            "expire_producers": self._expire_producers,
+            "acquire_lock": self._acquire_lock,
+            "release_lock": self._release_lock,
+            "commit_offsets": self._commit_offsets,
+            "reset_offset": self._reset_offset,
+            "delete_group": self._delete_group,
+            "feature_level": self._raise_feature_level,
+            "transaction": self._transaction,
+            "move_queue": self._move_queue,
+            "release_delayed": self._release_delayed,
+        }
+
+    # --- the fold ---------------------------------------------------------------------------
+
+    def apply_frame(self, frame: bytes) -> list[ApplyResult]:
+        """Folds the next frame; one result for each of its records.
+
+        The frame was checked by the log (`check_frame`). Raises StateDiverged.
+        """
+        try:
+            header = decode_frame_header(frame)
+            self._check_header(header)
+            self.log_time_us = header.time_us
+            self.applied_term = header.term
+            results: list[ApplyResult] = []
+            for position, kind, payload in iter_records(frame):
+                match kind:
+                    case RecordKind.BATCH:
+                        results.append(self._apply_batch(header, position, payload))
+                    case RecordKind.CONTROL:
+                        results.append(self._apply_control(payload))
+                    case RecordKind.MEMBERSHIP:
+                        results.append(self._apply_membership(header.index, payload))
+                    case RecordKind.COPY:
+                        self._check_level(MOVE_LEVEL)
+                        results.append(self.moves.copy(header.index, position, payload))
+                    case RecordKind.NOOP:
+                        results.append(Done(what="noop"))
+                    case RecordKind.STAGED:
+                        results.append(self._stage(header, position, payload))
+        except (CorruptFrame, CorruptBatch, DecodeError) as error:
+            raise StateDiverged(f"entry {self.applied_index + 1}: {error}") from error
+        self.applied_index = header.index
+        return results
+
+    def _check_header(self, header: FrameHeader) -> None:
+        if header.index != self.applied_index + 1:
+            raise StateDiverged(f"entry {header.index} after {self.applied_index}")
+        if header.term < self.applied_term or header.time_us < self.log_time_us:
+            raise StateDiverged(
+                f"entry {header.index} goes back: term {header.term} after {self.applied_term},"
+                f" time {header.time_us} after {self.log_time_us}"
+            )
+
+    def _apply_batch(self, frame: FrameHeader, position: int, payload: memoryview) -> BatchApplied:
+        if len(payload) < _STORED.size:
+            raise StateDiverged(
+                f"entry {frame.index} at {position}: a batch of {len(payload)} bytes"
+            )
+        (
+            base_offset,
+            append_time_us,
+            term,
+            flags,
+            body_length,
+            content_crc,
+            topic_id,
+            queue_id,
+            count,
+            producer_id,
+            epoch,
+            session,
+            previous,
+            base,
+            last,
+            due_us,
+        ) = _STORED.unpack_from(payload)
+        if self.feature_level < DELAY_LEVEL:
+            flags = due_us = 0  # a program that knew nothing of delivery times has taken it
+        queue = self.queues.get((topic_id, queue_id))  # type: ignore[call-overload]
+        row = None if queue is None else self.producers.change(queue.key, producer_id)
+        length = len(payload)
+        if (
+            queue is None
+            or row is None
+            or epoch != row.epoch
+            or session != row.session
+            or previous != row.last_sequence
+            or base <= previous
+            or last < base
+            or base_offset != (-1 if due_us else queue.log_end_offset)
+            or flags & COLUMN_FLAG
+            or queue.children
+            or queue.frozen
+            or term != frame.term
+            or append_time_us < queue.last_append_us
+            # A queue that was moved here may have later batches than this group's clock knows.
+            or (append_time_us > frame.time_us and append_time_us != queue.last_append_us)
+            or length != BROKER_HEADER_BYTES + HEADER_BYTES + body_length
+        ):
+            raise StateDiverged(self._why_not(frame, position, payload))
+        row.append(base, last, base_offset, count, content_crc, frame.time_us)
+        if due_us:
+            self.delays.add(queue.key, due_us, frame.index, position, length, count)
+        elif count:
+            queue.append(count, frame.index, position, length, append_time_us)
+        return BatchApplied(
+            queue_key=queue.key,
+            producer_id=producer_id,
+            base_sequence=base,
+            last_sequence=last,
+            base_offset=base_offset,
+            count=count,
+            append_time_us=append_time_us,
+        )
+
+    def _why_not(self, frame: FrameHeader, position: int, payload: memoryview) -> str:
+        stored = decode_broker_header(payload)
+        batch = decode_header(payload, BROKER_HEADER_BYTES)
+        queue = self.queues.get(batch.queue_key)
+        row = self.producers.lookup(batch.queue_key, batch.producer_id)
+        return (
+            f"entry {frame.index} at {position}: {batch} stored as {stored} does not follow {row},"
+            f" end {None if queue is None else queue.log_end_offset}"
+        )
+
+    def _apply_membership(self, index: Index, payload: memoryview) -> MembershipApplied:
+        record = control_pb2.MembershipRecord.FromString(bytes(payload))
+        self.membership = Membership(
+            index=index,
+            voters=tuple(NodeRef.of(node) for node in record.voters),
+            learners=tuple(NodeRef.of(node) for node in record.learners),
+        )
+        return MembershipApplied(membership=self.membership)
+
+    def _apply_control(self, payload: memoryview) -> ApplyResult:
+        record = control_pb2.ControlRecord.FromString(bytes(payload))
+        name = record.WhichOneof("record")
+        if name is None:
+            raise StateDiverged(
+                f"entry {self.applied_index + 1} has a control record that this version does not"
+                " know; upgrade this node"
+            )
+        return self._handlers[name](getattr(record, name))
+
+    # --- queues -----------------------------------------------------------------------------
+
+    def _create_queue(self, record: control_pb2.CreateQueue) -> Done:
+        key = queue_key_of(record.queue)
+        if not 0 <= record.slot_start < record.slot_end <= SLOTS:
+            raise StateDiverged(f"queue {key} has slots {record.slot_start} to {record.slot_end}")
+        if key not in self.queues:
+            settings = QueueSettings.from_message(record.settings)
+            self.queues[key] = QueueState(
+                key, record.topic, record.slot_start, record.slot_end, settings
+            )
+        return Done(what="create_queue", queue_key=key)
+
+    def _delete_queue(self, record: control_pb2.DeleteQueue) -> Done:
+        key = queue_key_of(record.queue)
+        if self.queues.pop(key, None) is not None:
+            self.producers.remove_queue(key)
+            self.groups.remove_queue(key)
+            self.transactions.staging.remove_queue(key)
+            self.delays.remove_queue(key)
+        self.moves.forget(key)
+        return Done(what="delete_queue", queue_key=key)
+
+    def _alter_topic(self, record: control_pb2.AlterTopic) -> Done:
+        settings = QueueSettings.from_message(record.settings)
+        for key, queue in self.queues.items():
+            if key.topic_id == record.topic_id:
+                queue.settings = settings
+        return Done(what="alter_topic")
+
+    def _split_queue(self, record: control_pb2.SplitQueue) -> Done:
+        key = queue_key_of(record.queue)
+        queue = self.queues.get(key)
+        children = children_of(record)
+        if queue is None or queue.frozen or self.feature_level < SPLIT_LEVEL:
+            raise StateDiverged(f"queue {key} cannot be split at level {self.feature_level}")
+        if not queue.sealed or queue.children != children:
+            trouble = split_trouble(children, key.queue_id, queue.slot_start, queue.slot_end)
+            keys = [QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children]
+            bound = self.transactions.staging.is_pinned(key) or key in self.delays.queues
+            taken = any(child in self.queues for child in keys)
+            if queue.sealed or trouble or taken or bound:
+                raise StateDiverged(f"queue {key} of {queue.children} cannot become {children}")
+            queue.children = children
+            made = [self._make_child(queue, child) for child in children]
+            self.groups.inherit(key, made)
+        return Done(what="split_queue", queue_key=key)
+
+    def _make_child(self, parent: QueueState, child: Child) -> QueueState:
+        key = QueueKey(parent.key.topic_id, QueueId(child.queue_id))
+        queue = QueueState(key, parent.topic, child.slot_start, child.slot_end, parent.settings)
+        queue.parent = parent.key.queue_id
+        queue.expired = parent.expired.copy()
+        self.queues[key] = queue
+        self.producers.inherit(parent.key, key)
+        return queue
+
+    def _move_queue(self, record: control_pb2.MoveQueue) -> ApplyResult:
+        self._check_level(MOVE_LEVEL)
+        return self.moves.apply(record, self)
+
+    def _trim(self, record: control_pb2.Trim) -> Done:
+        key = queue_key_of(record.queue)
+        queue = self.queues.get(key)
+        if queue is not None:
+            if record.log_start_offset > queue.log_end_offset:
+                raise StateDiverged(
+                    f"queue {key} ends at {queue.log_end_offset}; it cannot start at"
+                    f" {record.log_start_offset}"
+                )
+            queue.trim(record.log_start_offset)
+        return Done(what="trim", queue_key=key)
+
+    def _release_delayed(self, record: control_pb2.ReleaseDelayed) -> DelayedReleased:
+        self._check_level(DELAY_LEVEL)
+        queue = self.queues.get(queue_key_of(record.queue))
+        return self.delays.release(record, queue, self.applied_index + 1, self.log_time_us)
+
+    # --- the sequence table -----------------------------------------------------------------
+
+    def _fence(self, record: control_pb2.Fence) -> FenceApplied:
+        incarnation = record.epoch, record.session
+        producer_id = ProducerId(record.producer_id)
+        rows: list[ProducerState] = []
+        for reference in record.queues:
+            key = queue_key_of(reference)
+            queue = self.queues.get(key)
+            row = self.producers.change(key, producer_id)
+            if queue is None or (
+                row is None
+                and not queue.expired.may_open(
+                    producer_id, record.epoch, after_expiry=record.after_expiry
+                )
+            ):
+                raise StateDiverged(f"fence of producer {producer_id} by {incarnation} on {key}")
+            if queue.frozen or (queue.sealed and (row is None or row.epoch != record.epoch)):
+                raise StateDiverged(f"fence of producer {producer_id} by {incarnation} on {key}")
+            if row is None:
+                row = Row(record.epoch, record.session, self.log_time_us)
+                self.producers.create(key, producer_id, row)
+            elif incarnation < (row.epoch, row.session):
+                raise StateDiverged(
+                    f"fence of producer {producer_id} by {incarnation} on {key} after"
+                    f" {(row.epoch, row.session)}"
+                )
+            row.fence(record.epoch, record.session, self.log_time_us)
+        self.producers.set_name(producer_id, record.name)
+        for reference in record.queues:
+            copy = self.producers.lookup(queue_key_of(reference), producer_id)
+            assert copy is not None
+            rows.append(copy)
+        return FenceApplied(rows=tuple(rows))
+
+    def _expire_producers(self, record: control_pb2.ExpireProducers) -> Done:
+        key = queue_key_of(record.queue)
+        queue = self.queues.get(key)
+        if queue is not None:
+            for producer_id in record.producer_ids:
+                row = self.producers.remove(key, producer_id)
+                if row is not None:
+                    queue.expired.add(
+                        producer_id,
+                        max(row.epoch, record.epoch_floor),
+                        stored=row.last_sequence >= 0,
+                    )
+        return Done(what="expire_producers", queue_key=key)
+
+    # --- transactions -----------------------------------------------------------------------
+
+    def _stage(self, frame: FrameHeader, position: int, payload: memoryview) -> ApplyResult:
+        self._check_level(TRANSACTION_LEVEL)
+        return self.transactions.stage(
+            payload, self.queues, frame.index, position, self.log_time_us, self.feature_level
+        )
+
+    def _transaction(self, step: transaction_records_pb2.TransactionRecord) -> ApplyResult:
+        self._check_level(TRANSACTION_LEVEL)
+        entry = self.applied_index + 1, self.log_time_us, self.feature_level
+        return self.transactions.apply(step, self.queues, self.delays, *entry)
+
+    def _check_level(self, level: int) -> None:
+        if self.feature_level < level:
+            raise StateDiverged(
+                f"entry {self.applied_index + 1} holds what needs feature level {level}; the log is"
+                f" at {self.feature_level}"
+            )
+
+    # --- consumer groups --------------------------------------------------------------------
+
+    def _acquire_lock(self, record: control_pb2.AcquireLock) -> ApplyResult:
+        key = queue_key_of(record.queue)
+        queue = self.queues.get(key)
+        unread = None
+        if queue is not None and queue.parent is not None:
+            unread = unread_error(self.queues, self.groups, record.group, queue)
+        return self.groups.acquire(record, key, queue, unread, self.moves.barred(key, queue))
+
+    def _release_lock(self, record: control_pb2.ReleaseLock) -> ApplyResult:
+        return self.groups.release(record, queue_key_of(record.queue))
+
+    def _commit_offsets(self, record: control_pb2.CommitOffsets) -> CommitApplied:
+        outcomes = []
+        for commit in record.commits:
+            key = queue_key_of(commit.queue)
+            queue = self.queues.get(key)
+            outcomes.append(
+                self.groups.commit(
+                    record.group,
+                    key,
+                    queue,
+                    commit,
+                    moved=key in self.moves.places,
+                    level=self.feature_level,
+                )
+            )
+        return CommitApplied(group=record.group, outcomes=tuple(outcomes))
+
+    def _reset_offset(self, record: control_pb2.ResetOffset) -> ApplyResult:
+        key = queue_key_of(record.queue)
+        queue = self.queues.get(key)
+        barred = self.moves.barred(key, queue)
+        if barred is not None:
+            return OffsetReset(group=record.group, queue_key=key, token=0, error=barred)
+        return self.groups.reset(record, key, queue)
+
+    def _delete_group(self, record: control_pb2.DeleteGroup) -> GroupDeleted:
+        queues = self.groups.remove_group(record.group, self.queues)
+        return GroupDeleted(queues=queues, moves_digest=self.moves.digest())
+
+    def _raise_feature_level(self, record: control_pb2.FeatureLevel) -> Done:
+        if record.level > self.level_max:
+            raise StateDiverged(
+                f"the log needs feature level {record.level}; this version knows"
+                f" {self.level_max}; upgrade this node"
+            )
+        self.feature_level = max(self.feature_level, record.level)
+        return Done(what="feature_level")
+
+    # --- questions --------------------------------------------------------------------------
+
+    def outcome(self, key: QueueKey, producer_id: ProducerId, sequence: int) -> Outcome:
+        """The fate of one sequence; TOO_OLD when the row may have expired."""
+        queue = self.queues.get(key)
+        if (
+            queue is not None
+            and self.producers.find(key, producer_id) is None
+            and queue.expired.floor_of(producer_id)
+        ):
+            return Outcome(OutcomeKind.TOO_OLD, -1, -1)
+        return self.producers.outcome(key, producer_id, sequence)
+
+    def live_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
+        """(index, position, length) of every record in entries `[lo_index, hi_index)` that some
+        queue still needs, by queue, then offset, that transactions have staged, or that is delayed.
+        `length` is the payload's."""
+        for queue in self.stored_queues():
+            yield from queue.live_records(lo_index, hi_index)
+        yield from self.transactions.staging.live_records(lo_index, hi_index)
+        yield from self.delays.live_records(lo_index, hi_index)
+
+    @property
+    def live_bytes(self) -> int:
+        """Stored bytes that queues and transactions still need, or will."""
+        on_hold = self.transactions.staging.bytes + self.delays.bytes
+        return sum(queue.bytes for queue in self.stored_queues()) + on_hold
+
+    def stored_queues(self) -> Iterator[QueueState]:
+        """Every queue whose batches are needed, also those on their way here."""
+        yield from (self.queues[key] for key in sorted(self.queues))
+        yield from self.moves.stored()
+
+    def absent(self, key: QueueKey) -> SemelError:
+        """The error for a queue that is not here: QueueMoved or UnknownQueue."""
+        return self.moves.absent(key)
+
+    # --- canonical bytes --------------------------------------------------------------------
+
+    def to_parts(self) -> list[bytes]:
+        """Canonical bytes in parts; the last one is the CRC of all others."""
+        members = self.membership
+        version = _version_of(self.feature_level)
+        parts = [
+            _HEAD.pack(
+                STATE_MAGIC,
+                version,
+                self.applied_index,
+                self.applied_term,
+                self.log_time_us,
+                self.feature_level,
+            ),
+            _MEMBERS.pack(members.index, len(members.voters), len(members.learners)),
+        ]
+        for node in members.voters + members.learners:
+            parts.append(node.packed())
+        parts.append(_COUNT.pack(len(self.queues)))
+        for key in sorted(self.queues):
+            parts += self.queues[key].parts(lineage=version >= 2)
+        parts += self.producers.parts()
+        parts += self.groups.parts(metadata=version >= METADATA_LEVEL)
+        if version >= 3:
+            parts += self.transactions.parts(dues=version >= DELAY_LEVEL)
+        if version >= MOVE_LEVEL:
+            parts += self.moves.parts()
+        if version >= DELAY_LEVEL:
+            parts += self.delays.parts()
+        crc = 0
+        for part in parts:
+            crc = google_crc32c.extend(crc, part)
+        parts.append(_CRC.pack(crc))
+        return parts
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview, level_max: int = LEVEL_MAX) -> State:
+        """The state whose parts, joined, are `data`. Raises CorruptSegment."""
+        data = bytes(data)
+        if len(data) < _HEAD.size + _CRC.size or data[:4] != STATE_MAGIC:
+            raise CorruptSegment(f"not a replicated state: {len(data)} bytes, {data[:4]!r}")
+        body = data[: -_CRC.size]
+        if google_crc32c.value(body) != _CRC.unpack(data[-_CRC.size :])[0]:
+            raise CorruptSegment("replicated state is damaged: its CRC does not match")
+        reader = Reader(body)
+        _, version, index, term, time_us, level = reader.unpack(_HEAD)
+        if version != _version_of(level) or level > level_max:
+            raise CorruptSegment(
+                f"replicated state has version {version} and feature level {level}; this program"
+                f" knows level {level_max}; upgrade it"
+            )
+        state = cls(level_max)
+        state.applied_index, state.applied_term = Index(index), Term(term)
+        state.log_time_us, state.feature_level = time_us, level
+        members_index, voters, learners = reader.unpack(_MEMBERS)
+        state.membership = Membership(
+            index=Index(members_index),
+            voters=tuple(NodeRef.read(reader) for _ in range(voters)),
+            learners=tuple(NodeRef.read(reader) for _ in range(learners)),
+        )
+        for _ in range(reader.unpack(_COUNT)[0]):
+            queue = QueueState.read_parts(reader, lineage=version >= 2)
+            state.queues[queue.key] = queue
+        state.producers = SequenceTable.read_parts(reader)
+        state.groups = ConsumerGroups.read_parts(reader, metadata=version >= METADATA_LEVEL)
+        if version >= 3:
+            state.transactions = Transactions.read_parts(reader, dues=version >= DELAY_LEVEL)
+        if version >= MOVE_LEVEL:
+            state.moves = Moves.read_parts(reader, state.queues)
+        if version >= DELAY_LEVEL:
+            state.delays = Delays.read_parts(reader)
+        reader.finish()
+        return state
+
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical bytes."""
+        digest = hashlib.sha256()
+        for part in self.to_parts():
+            digest.update(part)
+        return digest.digest()
+
+
+def _version_of(level: int) -> int:
+    """Version of the bytes at a feature level: what nodes of both versions of the program keep must
+    be the same until the group has agreed on the newer rules."""
+    return max(1, level)

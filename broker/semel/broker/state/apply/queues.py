@@ -1,0 +1,271 @@
+"""One queue as the log defines it: where it starts and ends, its settings, its extents.
+
+Invariants
+1. Offsets are dense: the next batch begins at `log_end_offset`, whatever was trimmed.
+2. `log_start_offset` and `log_end_offset` never fall; start <= end.
+3. Trimming never touches the sequence table: a retry of a trimmed batch is still a duplicate.
+4. A queue with children is sealed: `log_end_offset` stays where it is.
+
+Not here: the columns (`extents.py`), what is known of expired rows (`expired.py`), the rows of the
+sequence table (`producers.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from semel.broker.state.apply.codec import Reader, pack_text
+from semel.broker.state.apply.expired import Expired
+from semel.broker.state.apply.extents import Extent, Extents
+from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
+from semel.protos.errors import OffsetOutOfRange
+from semel.protos.ids import Offset, QueueId, QueueKey, TopicId
+from semel.protos.v1 import common_pb2
+
+SLOTS: Final = 65_536
+_FIXED: Final = struct.Struct("<QIIIqqIIqqqqQQQ")
+_LINEAGE: Final = struct.Struct("<qI")
+_CHILD: Final = struct.Struct("<III")
+
+
+class Child(NamedTuple):
+    """A queue that a split made."""
+
+    queue_id: int
+    slot_start: int
+    slot_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """A topic's settings with the defaults filled in."""
+
+    retention_ms: int = -1
+    """-1 keeps everything: nothing is deleted that nobody asked to delete."""
+    retention_bytes: int = -1
+    message_bytes_max: int = MESSAGE_BYTES_MAX
+    batch_bytes_max: int = BATCH_BYTES_DEFAULT
+
+    @classmethod
+    def from_message(cls, message: common_pb2.TopicSettings) -> QueueSettings:
+        """Zero, protobuf's "absent", means the default."""
+        return cls(
+            retention_ms=message.retention_ms or -1,
+            retention_bytes=message.retention_bytes or -1,
+            message_bytes_max=message.message_bytes_max or MESSAGE_BYTES_MAX,
+            batch_bytes_max=message.batch_bytes_max or BATCH_BYTES_DEFAULT,
+        )
+
+
+class QueueState:
+    """One queue of the replicated state."""
+
+    __slots__ = (
+        "bytes",
+        "children",
+        "expired",
+        "extents",
+        "frozen",
+        "key",
+        "last_append_us",
+        "log_end_offset",
+        "log_start_offset",
+        "parent",
+        "settings",
+        "slot_end",
+        "slot_start",
+        "token_floor",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        key: QueueKey,
+        topic: str,
+        slot_start: int,
+        slot_end: int,
+        settings: QueueSettings,
+    ) -> None:
+        self.key = key
+        self.topic = topic
+        self.slot_start = slot_start
+        self.slot_end = slot_end
+        self.settings = settings
+        self.log_start_offset = 0
+        self.log_end_offset = 0
+        self.bytes = 0
+        """Stored bytes of the live extents."""
+        self.last_append_us = 0
+        self.expired = Expired()
+        self.token_floor = 0
+        """Fencing tokens of a group that begins anew are above this."""
+        self.extents = Extents()
+        self.parent: int | None = None
+        """Number of the queue that was split to make this one."""
+        self.children: tuple[Child, ...] = ()
+        """What a split made of it, by rising slot."""
+        self.frozen = False
+        """Sealed by a move (`moves.py`): nothing changes until the move ends."""
+
+    def bare(self) -> QueueState:
+        """All of it but the extents."""
+        made = QueueState(self.key, self.topic, self.slot_start, self.slot_end, self.settings)
+        made.log_start_offset, made.log_end_offset = self.log_start_offset, self.log_end_offset
+        made.bytes, made.last_append_us = self.bytes, self.last_append_us
+        made.token_floor, made.expired = self.token_floor, self.expired.copy()
+        made.parent, made.children = self.parent, self.children
+        return made
+
+    @property
+    def sealed(self) -> bool:
+        """It was split: nothing is appended any more."""
+        return bool(self.children)
+
+    def append_time_us(self, now_us: int) -> int:
+        """When what is appended at log time `now_us` counts as appended: not before the newest
+        batch. A queue that was moved here may have batches that another group's clock dated."""
+        return max(now_us, self.last_append_us)
+
+    def append(
+        self, count: int, index: int, position: int, length: int, append_time_us: int
+    ) -> None:
+        """A stored batch of `count` messages, all its rows, becomes the queue's end."""
+        self.extents.append(self.log_end_offset, 0, index, position, length, append_time_us)
+        self.log_end_offset += count
+        self.bytes += length
+        self.last_append_us = append_time_us
+
+    def trim(self, log_start_offset: int) -> None:
+        """Raises the start; never lowers it. An extent that is trimmed in part stays whole."""
+        if log_start_offset <= self.log_start_offset:
+            return
+        assert log_start_offset <= self.log_end_offset
+        self.log_start_offset = log_start_offset
+        extents = self.extents
+        if log_start_offset == self.log_end_offset:
+            ordinal = extents.total
+        else:
+            ordinal = extents.find_offset(log_start_offset)
+        self.bytes -= extents.bytes_before(ordinal)
+        extents.trim(ordinal)
+
+    def extents_from(self, offset: int, max_bytes: int) -> list[Extent]:
+        """Extents that cover `offset` and what follows, at least one if there is any, else as many
+        as `max_bytes` hold. The first may begin below `offset`, even below the queue's start.
+
+        Raises OffsetOutOfRange outside `[log_start_offset, log_end_offset]`.
+        """
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(
+                f"offset {offset} lies outside [{self.log_start_offset}, {self.log_end_offset}]"
+                f" of queue {self.key.queue_id} of {self.topic!r}",
+                log_start_offset=self.log_start_offset,
+                log_end_offset=self.log_end_offset,
+            )
+        found: list[Extent] = []
+        if offset == self.log_end_offset:
+            return found
+        for extent in self.extents.read(self.extents.find_offset(offset), self.log_end_offset):
+            max_bytes -= extent.length
+            if max_bytes < 0 and found:
+                break
+            found.append(extent)
+        return found
+
+    def offset_for_time(self, time_us: int) -> Offset:
+        """The first offset appended at `time_us` or later; the end offset when there is none."""
+        return Offset(self._offset_of(self.extents.find_time(time_us)))
+
+    def _offset_of(self, ordinal: int) -> int:
+        if ordinal >= self.extents.total:
+            return self.log_end_offset
+        return max(self.extents.base_offset(ordinal), self.log_start_offset)
+
+    def retention_target(self, now_us: int) -> Offset | None:
+        """Where the queue should start by its settings at log time `now_us`; None: as it is.
+
+        By age everything may go; by size the newest batch stays. Whole batches only.
+        """
+        target = self.log_start_offset
+        settings = self.settings
+        if settings.retention_ms >= 0:
+            target = max(target, self.offset_for_time(now_us - settings.retention_ms * 1000))
+        if 0 <= settings.retention_bytes < self.bytes:
+            ordinal = self.extents.find_excess(self.bytes - settings.retention_bytes)
+            target = max(target, self._offset_of(ordinal))
+        return Offset(target) if target > self.log_start_offset else None
+
+    def live_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
+        """(index, position, length) of records in entries `[lo_index, hi_index)` still needed."""
+        return self.extents.records(lo_index, hi_index)
+
+    def parts(self, *, lineage: bool) -> list[bytes]:
+        """Canonical bytes, with parent and children from version 2 of the state on."""
+        settings = self.settings
+        fixed = _FIXED.pack(
+            self.key.topic_id,
+            self.key.queue_id,
+            self.slot_start,
+            self.slot_end,
+            settings.retention_ms,
+            settings.retention_bytes,
+            settings.message_bytes_max,
+            settings.batch_bytes_max,
+            self.log_start_offset,
+            self.log_end_offset,
+            self.bytes,
+            self.last_append_us,
+            self.token_floor,
+            self.extents.first,
+            self.extents.total,
+        )
+        head = fixed + pack_text(self.topic) + self.expired.pack()
+        if lineage:
+            parent = -1 if self.parent is None else self.parent
+            head += _LINEAGE.pack(parent, len(self.children))
+            head += b"".join(_CHILD.pack(*child) for child in self.children)
+        return [head, *self.extents.parts()]
+
+    @classmethod
+    def read_parts(cls, reader: Reader, *, lineage: bool) -> QueueState:
+        """The inverse of `parts`. Raises CorruptSegment."""
+        (
+            topic_id,
+            queue_id,
+            slot_start,
+            slot_end,
+            retention_ms,
+            retention_bytes,
+            message_bytes_max,
+            batch_bytes_max,
+            log_start_offset,
+            log_end_offset,
+            stored_bytes,
+            last_append_us,
+            token_floor,
+            first,
+            total,
+        ) = reader.unpack(_FIXED)
+        settings = QueueSettings(
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+            message_bytes_max=message_bytes_max,
+            batch_bytes_max=batch_bytes_max,
+        )
+        key = QueueKey(TopicId(topic_id), QueueId(queue_id))
+        queue = cls(key, reader.text(), slot_start, slot_end, settings)
+        queue.log_start_offset = log_start_offset
+        queue.log_end_offset = log_end_offset
+        queue.bytes = stored_bytes
+        queue.last_append_us = last_append_us
+        queue.token_floor = token_floor
+        queue.expired = Expired.read(reader)
+        if lineage:
+            parent, count = reader.unpack(_LINEAGE)
+            queue.parent = None if parent < 0 else parent
+            queue.children = tuple(Child(*reader.unpack(_CHILD)) for _ in range(count))
+        queue.extents = Extents.read_parts(reader, first, total)
+        return queue

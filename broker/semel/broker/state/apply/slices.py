@@ -1,0 +1,102 @@
+"""All that a sealed queue is besides its messages: what goes over with the queue when it moves.
+
+How it works. A slice holds the queue without its extents, its rows with their windows, the names of
+their producers and its consumer groups, each in the state's own canonical bytes. The messages go
+over before, copied one by one; the slice says how many extents there are, how many bytes they have
+and where they begin and end, so that a copy that is not whole is noticed before it counts.
+
+Invariants
+1. A frozen queue gives the same bytes on every node of its group.
+2. What was read from a slice makes the same slice again.
+
+Not here: when a queue is frozen, where a slice goes (`moves.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.extents import Extents
+from semel.broker.state.apply.locks import ConsumerGroups
+from semel.broker.state.apply.producers import SequenceTable
+from semel.broker.state.apply.queues import QueueState
+from semel.protos.errors import CorruptSegment
+from semel.protos.v1 import control_pb2
+
+SLICE_VERSION: Final = 4
+"""Of the state's bytes in it."""
+SLICE_WITH_METADATA: Final = 6
+"""The same, when a consumer group has left metadata: a group below that level does not read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What was read."""
+
+    queue: QueueState
+    """Without extents; `bytes` is what they have."""
+    producers: SequenceTable
+    groups: ConsumerGroups
+    extents: int
+    """How many."""
+
+    def misfit(self, copied: QueueState) -> str | None:
+        """What a copy lacks, once it is cut off below the queue's start; None when it is whole.
+
+        Copies are dense and each has its own CRC, so numbers and bounds say enough.
+        """
+        queue = self.queue
+        if copied.log_end_offset != queue.log_end_offset:
+            return f"it ends at {copied.log_end_offset}, not {queue.log_end_offset}"
+        copied.trim(queue.log_start_offset)
+        found = (copied.log_start_offset, len(copied.extents), copied.bytes)
+        wanted = (queue.log_start_offset, self.extents, queue.bytes)
+        if found != wanted:
+            return f"it has start, extents and bytes {found}, not {wanted}"
+        if self.extents and copied.last_append_us != queue.last_append_us:
+            return f"its newest batch is of {copied.last_append_us}, not {queue.last_append_us}"
+        return None
+
+
+def make_slice(queue: QueueState, producers: SequenceTable, groups: ConsumerGroups) -> bytes:
+    """The slice of a frozen queue."""
+    bare = queue.bare()
+    own_groups = groups.only(queue.key)
+    metadata = own_groups.has_metadata
+    return control_pb2.QueueSlice(
+        version=SLICE_WITH_METADATA if metadata else SLICE_VERSION,
+        queue=b"".join(bare.parts(lineage=True)),
+        rows=b"".join(producers.only(queue.key).parts()),
+        groups=b"".join(own_groups.parts(metadata=metadata)),
+        extents=len(queue.extents),
+    ).SerializeToString(deterministic=True)
+
+
+def read_slice(data: bytes) -> Slice:
+    """The inverse of `make_slice`. Raises CorruptSegment."""
+    try:
+        message = control_pb2.QueueSlice.FromString(data)
+    except DecodeError as error:
+        raise CorruptSegment(f"not a slice of a queue: {error}") from error
+    if message.version not in (SLICE_VERSION, SLICE_WITH_METADATA):
+        raise CorruptSegment(
+            f"a slice of version {message.version}, known are {SLICE_VERSION} and"
+            f" {SLICE_WITH_METADATA}: upgrade this group"
+        )
+    queue_reader, rows, groups = (
+        Reader(part) for part in (message.queue, message.rows, message.groups)
+    )
+    found = Slice(
+        queue=QueueState.read_parts(queue_reader, lineage=True),
+        producers=SequenceTable.read_parts(rows),
+        groups=ConsumerGroups.read_parts(groups, metadata=message.version == SLICE_WITH_METADATA),
+        extents=message.extents,
+    )
+    for reader in (queue_reader, rows, groups):
+        reader.finish()
+    found.queue.extents = Extents()
+    return found

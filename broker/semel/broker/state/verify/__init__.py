@@ -1,0 +1,1 @@
+"""Recomputes exactly-once from the log alone, for `semel verify`."""

@@ -1,0 +1,1 @@
+"""Administrative calls: topics, groups, nodes, the cluster, proof of exactly-once."""

@@ -1,0 +1,358 @@
+"""The whole cluster looked at once: what the controllers say, and what every node says of itself.
+
+How it works. The controllers' view comes first. Then every controller and every broker node is
+asked directly, all at once, each for at most `PATIENCE_S`: a node that is silent towards the
+controllers may well answer here, and the other way round. A node that calls itself master is asked
+to have its quorum confirm that. `deep` looks at consumer groups and named producers as well, at
+the masters that serve; groups without one are left out and named.
+
+A node's clock is compared with this machine's: its answer lies between the question and its
+receipt, so half the way there and back is how wrong the difference can be.
+
+Invariant: after the controllers' view nothing here raises because somebody is down.
+
+Not here: what the findings mean (`semel.console.diagnosis`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from semel.client.admin.descriptions import ClusterStatus, Described, GroupSummary
+from semel.client.transactions.commit import merged
+from semel.client.transactions.descriptions import TransactionInfo
+from semel.client.transactions.staging import SERVICE
+from semel.client.transport.cluster import Cluster
+from semel.client.transport.connection import BROKER, CONTROLLER
+from semel.protos.errors import SemelError, TimedOut, Unavailable
+from semel.protos.ids import GroupId
+from semel.protos.levels import UNTOLD_MAX
+from semel.protos.v1 import broker_pb2, controller_pb2, transactions_pb2
+
+PATIENCE_S: Final = 2.0
+"""How long one node may take to answer."""
+ROWS_MAX: Final = 10_000
+"""Rows of the sequence table that are looked at, a broker group: its master answers nobody else
+meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerReport(Described):
+    """One controller, asked directly."""
+
+    address: str
+    trouble: str
+    """Why it did not answer; empty when it did."""
+    version: str
+    """Empty when it did not say."""
+    runtime: str = ""
+    """Its Python and its event loop; empty when it did not say."""
+    level: int = 0
+    """Feature level of the metadata, by the word of the one in office; 0 when it did not say."""
+    level_max: int = 0
+    """The highest feature level that it knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerReport(Described):
+    """A peer, as its master sees it."""
+
+    node: int
+    behind: int
+    """Entries that it lacks."""
+    active: bool
+    """Heard of within the election time."""
+    counts: bool
+    """A quorum may count it: it is not muted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport(Described):
+    """One broker node, asked directly; without an answer all but the first four are empty."""
+
+    node: int
+    group: int
+    address: str
+    trouble: str
+    """Why it did not answer; empty when it did."""
+    role: str = ""
+    serving: bool = False
+    """It is master, and its quorum confirms it."""
+    term: int = 0
+    commit_index: int = 0
+    applied_index: int = 0
+    log_end_index: int = 0
+    synced_index: int = 0
+    """Durable in its own log up to here."""
+    queues: int = 0
+    producers: int = 0
+    """Rows of the sequence table."""
+    version: str = ""
+    runtime: str = ""
+    """Its Python and its event loop; empty when it did not say."""
+    level: int = 0
+    """Feature level of the group's log, by the word of its master; 0 when it did not say."""
+    level_max: int = 0
+    """The highest feature level that its program knows."""
+    muted: bool = False
+    electable: bool = True
+    damaged: int = 0
+    lost: int = 0
+    disk_full: bool = False
+    disk_bytes: int = 0
+    disk_free_bytes: int = 0
+    disk_total_bytes: int = 0
+    """0 when not known."""
+    resident_bytes: int = 0
+    clock_ms: float = 0.0
+    """Its clock minus this machine's, milliseconds."""
+    clock_doubt_ms: float = 0.0
+    """How wrong that may be, either way."""
+    log_time_us: int = 0
+    producer_idle_ms: int = 0
+    peers: list[PeerReport] = field(default_factory=list)
+    """Filled by a master."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleProducer(Described):
+    """A named producer, and when its oldest row of the sequence table will be forgotten."""
+
+    name: str
+    queues: int
+    idle_ms: int
+    """Log time since it stored anything on the queue where that is longest ago."""
+    expires_ms: int
+    """What is left of the time after which that row ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection(Described):
+    """What was found; `deep` parts are empty when they were not asked for."""
+
+    status: ClusterStatus
+    controllers: list[ControllerReport]
+    nodes: list[NodeReport]
+    consumers: list[GroupSummary] = field(default_factory=list)
+    producers: list[IdleProducer] = field(default_factory=list)
+    transactions: list[TransactionInfo] = field(default_factory=list)
+    """Those with something open."""
+    unseen_groups: list[int] = field(default_factory=list)
+    """Broker groups without a master that answers: what they hold was not looked at."""
+    crowded_groups: list[int] = field(default_factory=list)
+    """Broker groups with more rows of producers than were looked at."""
+
+    def of_group(self, group: int) -> list[NodeReport]:
+        """The nodes of one broker group."""
+        return [node for node in self.nodes if node.group == group]
+
+    def master(self, group: int) -> NodeReport | None:
+        """The group's master, if one serves."""
+        return next((node for node in self.of_group(group) if node.serving), None)
+
+    def under_replicated(self, group: int) -> list[int]:
+        """Members that do not answer, or do not follow the group's master: silent for a second,
+        muted, or catching up."""
+        found = {node.node for node in self.of_group(group) if node.trouble}
+        master = self.master(group)
+        if master is not None:
+            found |= {
+                peer.node
+                for peer in master.peers
+                if not (peer.active and peer.counts and peer.behind <= BEHIND_MAX)
+            }
+        return sorted(found)
+
+
+BEHIND_MAX: Final = 1_000
+"""Entries that a slave under load may lack and still follow; it is milliseconds of them."""
+
+
+async def inspect(cluster: Cluster, status: ClusterStatus) -> Inspection:
+    """Asks every controller and every broker node that the controllers know."""
+    addresses = dict.fromkeys(
+        [*cluster.controllers.addresses, *(c.address for c in status.controllers)]
+    )
+    controllers = asyncio.gather(*(_controller(cluster, address) for address in addresses))
+    nodes = asyncio.gather(
+        *(
+            _node(cluster, group.id, node.id, node.address)
+            for group in status.groups
+            for node in group.nodes
+        )
+    )
+    return Inspection(status=status, controllers=await controllers, nodes=await nodes)
+
+
+async def _controller(cluster: Cluster, address: str) -> ControllerReport:
+    request = controller_pb2.ClusterStatusRequest(standby=True)
+    try:
+        reply = await cluster.connections.call(
+            address, CONTROLLER, "GetClusterStatus", request, PATIENCE_S
+        )
+    except SemelError as error:
+        return ControllerReport(address=address, trouble=_why(error), version="")
+    return ControllerReport(
+        address=address,
+        trouble="",
+        version=reply.version,
+        runtime=reply.runtime,
+        level=reply.levels.active,
+        level_max=_level_max(reply),
+    )
+
+
+def _level_max(reply: Any) -> int:
+    """Who does not tell may know less than this."""
+    return int(reply.levels.max) if reply.HasField("levels") else UNTOLD_MAX
+
+
+def _why(error: SemelError) -> str:
+    """In a few words; the address stands beside it."""
+    if isinstance(error, TimedOut) or "timed out" in error.message:
+        return f"no answer within {PATIENCE_S:g} s"
+    if isinstance(error, Unavailable):
+        return error.message.rpartition(": ")[2]
+    return error.message or type(error).__name__
+
+
+async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeReport:
+    def silent(trouble: str) -> NodeReport:
+        return NodeReport(node=node, group=group, address=address, trouble=trouble)
+
+    async def ask(*, confirmed: bool) -> Any:
+        request = broker_pb2.NodeStatusRequest(confirmed=confirmed)
+        return await cluster.connections.call(address, BROKER, "GetNodeStatus", request, PATIENCE_S)
+
+    began_s = time.time()
+    try:
+        reply = await ask(confirmed=False)
+    except SemelError as error:
+        return silent(_why(error))
+    ended_s = time.time()
+    if (reply.cluster_id, reply.node_id) != (cluster.routes.cluster_id, node):
+        return silent(f"node {reply.node_id} of cluster {reply.cluster_id} listens there")
+    serving = reply.role == "master"
+    if serving:
+        try:
+            serving = (await ask(confirmed=True)).role == "master"
+        except SemelError:
+            serving = False
+    return NodeReport(
+        node=node,
+        group=group,
+        address=address,
+        trouble="",
+        role=reply.role,
+        serving=serving,
+        term=reply.term,
+        commit_index=reply.commit_index,
+        applied_index=reply.applied_index,
+        log_end_index=reply.log_end_index,
+        synced_index=reply.synced_index,
+        queues=reply.queues,
+        producers=reply.producers,
+        version=reply.version,
+        runtime=reply.runtime,
+        level=reply.levels.active,
+        level_max=_level_max(reply),
+        muted=reply.muted,
+        electable=reply.electable,
+        damaged=reply.damaged,
+        lost=reply.lost,
+        disk_full=reply.disk_full,
+        disk_bytes=reply.disk_bytes,
+        disk_free_bytes=reply.disk_free_bytes,
+        disk_total_bytes=reply.disk_total_bytes,
+        resident_bytes=reply.resident_bytes,
+        clock_ms=round(reply.wall_us / 1000 - (began_s + ended_s) * 500, 3),
+        clock_doubt_ms=round((ended_s - began_s) * 500, 3),
+        log_time_us=reply.log_time_us,
+        producer_idle_ms=reply.producer_idle_ms,
+        peers=[
+            PeerReport(
+                node=peer.node_id,
+                behind=max(0, reply.log_end_index - peer.match_index),
+                active=peer.active,
+                counts=peer.counts,
+            )
+            for peer in reply.peers
+        ],
+    )
+
+
+async def group_states(cluster: Cluster, masters: Iterable[NodeReport]) -> list[Any]:
+    """Every consumer group's state on the queues of these masters; who fails is left out."""
+    request = broker_pb2.DescribeGroupOffsetsRequest()
+    replies = await _ask_all(cluster, masters, "DescribeGroupOffsets", request)
+    return [state for _, reply in replies for state in reply.states]
+
+
+async def idle_producers(
+    cluster: Cluster, masters: Iterable[NodeReport]
+) -> tuple[list[IdleProducer], list[int]]:
+    """Named producers with rows at these masters, those that are forgotten first in front.
+
+    Also the broker groups that have more rows than were looked at.
+    """
+    request = broker_pb2.DescribeProducersRequest(limit=ROWS_MAX)
+    found: dict[str, IdleProducer] = {}
+    crowded = []
+    for master, reply in await _ask_all(cluster, masters, "DescribeProducers", request):
+        crowded += [master.group] if reply.truncated else []
+        for row in reply.rows:
+            if not row.name:
+                continue
+            idle_ms = max(0, master.log_time_us - row.last_time_us) // 1000
+            before = found.get(row.name)
+            found[row.name] = IdleProducer(
+                name=row.name,
+                queues=1 + (before.queues if before else 0),
+                idle_ms=max(idle_ms, before.idle_ms if before else 0),
+                expires_ms=min(
+                    master.producer_idle_ms - idle_ms,
+                    before.expires_ms if before else master.producer_idle_ms,
+                ),
+            )
+    soonest = sorted(found.values(), key=lambda producer: (producer.expires_ms, producer.name))
+    return soonest, sorted(crowded)
+
+
+async def open_transactions(
+    cluster: Cluster, masters: Iterable[NodeReport]
+) -> list[TransactionInfo]:
+    """Transactions with something open at these masters; who fails is left out."""
+    request = transactions_pb2.DescribeTransactionsRequest(limit=ROWS_MAX)
+    replies = await _ask_all(cluster, masters, "Describe", request, service=SERVICE)
+    found = merged({GroupId(master.group): reply for master, reply in replies})
+    return [one for one in found if one.state != "idle"]
+
+
+async def _ask_all(
+    cluster: Cluster,
+    masters: Iterable[NodeReport],
+    method: str,
+    request: Any,
+    *,
+    service: type[Any] = BROKER,
+) -> list[tuple[NodeReport, Any]]:
+    asked = list(masters)
+    replies = await asyncio.gather(
+        *(
+            cluster.connections.call(master.address, service, method, request, PATIENCE_S)
+            for master in asked
+        ),
+        return_exceptions=True,
+    )
+    for reply in replies:
+        if isinstance(reply, BaseException) and not isinstance(reply, SemelError):
+            raise reply
+    return [
+        (master, reply)
+        for master, reply in zip(asked, replies, strict=True)
+        if not isinstance(reply, BaseException)
+    ]

@@ -1,0 +1,354 @@
+"""Replacing, adding and draining broker nodes; moving mastership.
+
+How it works. A change of membership is a sequence of steps, each one call to the group's master.
+The next step is derived from who is a member *now* (`next_step`), so it does not matter who took
+the steps before: a call that was interrupted, by the death of this process or of the master, goes
+on where it stopped when it is made again. Between the steps the learner's way is watched.
+
+Not here: what a step does and refuses (the broker).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+from semel.client.admin.descriptions import Described
+from semel.client.transport.cluster import Cluster
+from semel.client.transport.connection import MEMBERS
+from semel.protos.errors import InvalidRequest, Throttled, TimedOut, Unavailable
+from semel.protos.ids import GroupId
+from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
+
+CLOSE_ENTRIES: Final = 512
+"""A learner no further behind is asked to be promoted; the master decides."""
+LOOK_S: Final = 0.1
+CALL_S: Final = 15.0
+NODE_CALL_S: Final = 10.0
+LOOPBACK: Final = ("127.", "localhost", "::1")
+
+
+class Standing(IntEnum):
+    """A node's place in its group."""
+
+    LEARNER = broker_pb2.STANDING_LEARNER
+    VOTER = broker_pb2.STANDING_VOTER
+    REMOVED = broker_pb2.STANDING_REMOVED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberProgress(Described):
+    """What a change of membership does now."""
+
+    step: str
+    """add, catch-up, promote or remove."""
+    node: int
+    behind: int
+    """Entries that the node lacks; 0 except in catch-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipResult(Described):
+    """The group after a change."""
+
+    group: int
+    voters: dict[int, str]
+    """Addresses by node."""
+    learners: dict[int, str]
+    changed: bool
+    """False when everything was so already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainResult(Described):
+    """A node that stands back."""
+
+    node: int
+    group: int
+    master: int
+    """Master of the group now; 0 when the node does not know it yet."""
+    was_master: bool
+
+
+def next_step(
+    members: Mapping[int, Standing], wanted: Mapping[int, Standing]
+) -> tuple[int, Standing] | None:
+    """The next step from `members` towards `wanted`; None when all is so.
+
+    All who join become learners first and catch up beside each other; then they are promoted, one
+    after the other, and only then somebody leaves: the group is never smaller than it was.
+    """
+    for node, standing in sorted(wanted.items()):
+        if standing is Standing.VOTER and node not in members:
+            return node, Standing.LEARNER
+    for node, standing in sorted(wanted.items()):
+        if standing is Standing.VOTER and members[node] is Standing.LEARNER:
+            return node, Standing.VOTER
+    for node, standing in sorted(wanted.items()):
+        if standing is Standing.REMOVED and node in members:
+            return node, Standing.REMOVED
+    return None
+
+
+class MembershipWork:
+    """One operator's call. Lives on the I/O thread."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        on_progress: Callable[[MemberProgress], object] | None = None,
+        *,
+        allow_same_machine: bool = False,
+    ) -> None:
+        """`allow_same_machine`: a node may join although its machine has a voter of the group."""
+        self._cluster = cluster
+        self._allow_same_machine = allow_same_machine
+        self._on_progress = on_progress
+
+    async def replace(self, old: int, new: int, address: str, timeout_s: float) -> MembershipResult:
+        """`new` takes the place of `old`. Raises InvalidRequest, TimedOut, Unavailable."""
+        if old == new:
+            raise InvalidRequest(
+                f"node {old} cannot replace itself; one that lost its disk comes back by itself, "
+                "another machine gets a number of its own"
+            )
+        nodes = await self._nodes()
+        groups = {nodes[node][0] for node in (old, new) if node in nodes}
+        if not groups:
+            raise InvalidRequest(f"neither node {old} nor node {new} is known to the controllers")
+        if len(groups) > 1:
+            raise InvalidRequest(f"nodes {old} and {new} belong to different broker groups")
+        (group,) = groups
+        members = _standings(await self._status(group))
+        if old not in members and new not in members:
+            raise InvalidRequest(f"node {old} is no member of broker group {group}")
+        wanted = {new: Standing.VOTER, old: Standing.REMOVED}
+        return await self._bring(group, wanted, {new: address or _address(nodes, new)}, timeout_s)
+
+    async def grow(
+        self, group: int, size: int, nodes: Mapping[int, str], timeout_s: float
+    ) -> MembershipResult:
+        """The group gets `size` voters: `nodes` (addresses, '' where reported), or who waits.
+
+        Raises InvalidRequest, TimedOut, Unavailable.
+        """
+        if size not in (1, 3, 5):
+            raise InvalidRequest(f"a broker group has 1, 3 or 5 voters, not {size}")
+        known = await self._nodes()
+        members = _standings(await self._status(group))
+        voters = [node for node, standing in members.items() if standing is Standing.VOTER]
+        missing = size - len(voters)
+        if missing < 0:
+            raise InvalidRequest(
+                f"broker group {group} has {len(voters)} voters, more than {size}; this command "
+                "only adds"
+            )
+        chosen = [node for node in sorted(nodes) if node not in voters] or sorted(
+            node
+            for node, (of_group, _, role, alive) in known.items()
+            if of_group == group
+            and alive
+            and role in ("joining", "learner")
+            and node not in voters  # its report may be older than its promotion
+        )
+        if len(chosen) < missing:
+            raise InvalidRequest(
+                f"broker group {group} has {len(voters)} voters and {len(chosen)} nodes that wait "
+                f"to join; for {size} start {missing - len(chosen)} more with `semel broker --join`"
+            )
+        chosen = chosen[:missing]
+        addresses = {node: nodes.get(node) or _address(known, node) for node in chosen}
+        wanted = dict.fromkeys(chosen, Standing.VOTER)
+        return await self._bring(group, wanted, addresses, timeout_s)
+
+    async def remove(self, node: int, shrink: bool, timeout_s: float) -> MembershipResult:
+        """`node` leaves: a learner that was left over, or a voter too many.
+
+        A group is left with an even number of voters only with `shrink`, on the way to fewer.
+        Raises InvalidRequest, TimedOut, Unavailable.
+        """
+        nodes = await self._nodes()
+        if node not in nodes:
+            raise InvalidRequest(f"node {node} is not known to the controllers")
+        group = nodes[node][0]
+        members = _standings(await self._status(group))
+        left = [other for other in members if other != node and members[other] is Standing.VOTER]
+        if members.get(node) is Standing.VOTER and len(left) % 2 == 0 and not shrink:
+            raise InvalidRequest(
+                f"broker group {group} would be left with {len(left)} voters, which survive no "
+                f"more failures than {len(left) - 1}: replace node {node} instead, or say that the "
+                "group is to shrink"
+            )
+        return await self._bring(group, {node: Standing.REMOVED}, {}, timeout_s)
+
+    async def transfer(self, group: int, node: int) -> int:
+        """Mastership goes to `node`, 0 for whoever is furthest; returns the master's number."""
+        request = broker_pb2.TransferMastershipRequest(
+            cluster_id=self._cluster.routes.cluster_id, group_id=group, node_id=node
+        )
+        reply = await self._cluster.call_master(
+            GroupId(group), "TransferMastership", request, CALL_S, service=MEMBERS
+        )
+        return int(reply.master_id)
+
+    async def drain(self, node: int, drain_ms: int) -> DrainResult:
+        """`node` is not master for so long; 0 ends that. Raises InvalidRequest, Unavailable."""
+        nodes = await self._nodes()
+        if node not in nodes:
+            raise InvalidRequest(f"node {node} is not known to the controllers")
+        group, address, _, _ = nodes[node]
+        request = broker_pb2.DrainNodeRequest(
+            cluster_id=self._cluster.routes.cluster_id, group_id=group, drain_ms=drain_ms
+        )
+        reply = await self._cluster.connections.call(
+            address, MEMBERS, "DrainNode", request, NODE_CALL_S
+        )
+        return DrainResult(
+            node=node, group=group, master=reply.master_id, was_master=reply.was_master
+        )
+
+    # --- steps
+
+    async def _bring(
+        self,
+        group: int,
+        wanted: Mapping[int, Standing],
+        addresses: Mapping[int, str],
+        timeout_s: float,
+    ) -> MembershipResult:
+        deadline = time.monotonic() + timeout_s
+        changed = False
+        while True:
+            status = await self._status(group)
+            step = next_step(_standings(status), wanted)
+            if step is not None and not changed and not self._allow_same_machine:
+                _check_machines(status, wanted, addresses)
+            if step is None:
+                return _result(group, status, changed)
+            changed = True
+            node, standing = step
+            if standing is Standing.VOTER:
+                await self._wait_caught_up(group, node, deadline)
+            self._tell({1: "add", 2: "promote", 3: "remove"}[standing], node)
+            await self._change(group, node, addresses.get(node, ""), standing, deadline)
+
+    async def _wait_caught_up(self, group: int, node: int, deadline: float) -> None:
+        """Until the master counts the learner and little is missing there."""
+        behind = -1
+        while True:
+            status = await self._status(group)
+            peer = next((peer for peer in status.peers if peer.node_id == node), None)
+            if peer is not None:
+                missing = max(0, status.log_end_index - peer.match_index)
+                if peer.counts and missing <= CLOSE_ENTRIES:
+                    return
+                if missing != behind:
+                    behind = missing
+                    self._tell("catch-up", node, behind)
+            if time.monotonic() > deadline:
+                reason = "it does not answer the master" if peer is None or not peer.active else ""
+                raise TimedOut(
+                    f"node {node} has not caught up in time ({reason or f'{behind} entries behind'}"
+                    "); it stays a learner, and the same command goes on from there"
+                )
+            await asyncio.sleep(LOOK_S)
+
+    async def _change(
+        self, group: int, node: int, address: str, standing: Standing, deadline: float
+    ) -> None:
+        request = broker_pb2.ChangeMemberRequest(
+            cluster_id=self._cluster.routes.cluster_id,
+            group_id=group,
+            node=common_pb2.NodeAddress(node_id=node, address=address),
+            standing=standing,  # type: ignore[arg-type]
+        )
+        while True:
+            try:
+                await self._cluster.call_master(
+                    GroupId(group), "ChangeMember", request, CALL_S, service=MEMBERS
+                )
+                return
+            except (Throttled, Unavailable, TimedOut):
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(LOOK_S)
+
+    def _tell(self, step: str, node: int, behind: int = 0) -> None:
+        if self._on_progress is not None:
+            self._on_progress(MemberProgress(step=step, node=node, behind=behind))
+
+    # --- questions
+
+    async def _status(self, group: int) -> Any:
+        """The master's status, confirmed by a quorum."""
+        request = broker_pb2.NodeStatusRequest(confirmed=True)
+        return await self._cluster.call_master(GroupId(group), "GetNodeStatus", request, CALL_S)
+
+    async def _nodes(self) -> dict[int, tuple[int, str, str, bool]]:
+        """Group, address, role and life of every broker node that the controllers heard of."""
+        status = await self._cluster.controller(
+            "GetClusterStatus", controller_pb2.ClusterStatusRequest()
+        )
+        return {
+            node.node_id: (group.group_id, node.address, node.role, node.alive)
+            for group in status.groups
+            for node in group.nodes
+        }
+
+
+def _address(nodes: Mapping[int, tuple[int, str, str, bool]], node: int) -> str:
+    if node not in nodes:
+        raise InvalidRequest(
+            f"node {node} does not report to the controllers: start it with `semel broker --node "
+            f"{node} --join HOST:PORT --controllers …`, or tell its address"
+        )
+    return nodes[node][1]
+
+
+def _check_machines(
+    status: Any, wanted: Mapping[int, Standing], addresses: Mapping[int, str]
+) -> None:
+    """Raises InvalidRequest when a node that joins would share its machine with a voter.
+
+    Loopback is for trying things out: there nobody is asked.
+    """
+    others = {
+        member.node.node_id: member.node.address
+        for member in status.members
+        if member.standing == Standing.VOTER
+        and wanted.get(member.node.node_id) is not Standing.REMOVED
+    }
+    for node, address in sorted(addresses.items()):
+        host = _host(address)
+        for other, theirs in sorted(others.items()):
+            if other != node and _host(theirs) == host and not host.startswith(LOOPBACK):
+                raise InvalidRequest(
+                    f"node {node} would share the machine {host} with node {other}, and be lost "
+                    "with it: choose another machine, or say --allow-same-machine"
+                )
+        others[node] = address
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _standings(status: Any) -> dict[int, Standing]:
+    return {member.node.node_id: Standing(member.standing) for member in status.members}
+
+
+def _result(group: int, status: Any, changed: bool) -> MembershipResult:
+    def of(standing: Standing) -> dict[int, str]:
+        return {
+            member.node.node_id: member.node.address
+            for member in status.members
+            if member.standing == standing
+        }
+
+    return MembershipResult(
+        group=group, voters=of(Standing.VOTER), learners=of(Standing.LEARNER), changed=changed
+    )

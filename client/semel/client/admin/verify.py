@@ -1,0 +1,215 @@
+"""Proof of exactly-once: every node of every group recomputes its queues from its own log.
+
+How it works. Each group's master names an index by a confirmed read. All nodes of the group then
+recompute the topic's queues and sequence tables as of that index, and what they found is compared.
+A node that lags is waited for, also while it starts; one that is silent for `SILENT_S` is a
+problem, not a pass.
+
+Not here: reading the logs (the brokers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from semel.client.admin.descriptions import VerifiedQueue, VerifyResult
+from semel.client.core.routing import TopicRoute
+from semel.client.transport.cluster import Cluster
+from semel.client.transport.connection import BROKER, translate
+from semel.protos import compat
+from semel.protos.errors import SemelError
+from semel.protos.ids import GroupId, NodeId
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import broker_pb2
+
+PROBLEMS_MAX: Final = 50
+STATUS_S: Final = 2.0
+SILENT_S: Final = 30.0
+"""Longer than a node takes to start."""
+_COMPARED: Final = (
+    "log_start_offset",
+    "log_end_offset",
+    "messages",
+    "delayed",
+    "digest",
+    "table_digest",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyProgress:
+    """How far a verification is."""
+
+    bytes_read: int
+    bytes_total: int
+    nodes_done: int
+    nodes_total: int
+
+
+class Verification:
+    """One run over one topic."""
+
+    def __init__(
+        self, cluster: Cluster, on_progress: Callable[[VerifyProgress], object] | None
+    ) -> None:
+        self._cluster = cluster
+        self._on_progress = on_progress
+        self._read: dict[NodeId, tuple[int, int]] = {}
+        self._done = 0
+        self._problems: list[str] = []
+
+    async def run(self, name: str, timeout_s: float) -> VerifyResult:
+        """Raises UnknownTopic; Unavailable when a group has no master."""
+        deadline = time.monotonic() + timeout_s
+        route = await self._cluster.topic(name, refresh=True)
+        groups = sorted({queue.group_id for queue in route.every})
+        nodes = {group: self._cluster.routes.nodes(group) for group in groups}
+        total = sum(len(members) for members in nodes.values())
+        found: dict[tuple[GroupId, NodeId], dict[int, Any]] = {}
+
+        async def one(group: GroupId, node: NodeId, address: str, index: int) -> None:
+            try:
+                found[group, node] = await self._node(route, group, node, address, index, deadline)
+            except SemelError as error:
+                self._problem(f"node {node} ({address}) could not be verified: {error.message}")
+            self._done += 1
+            self._report(total)
+
+        async with compat.TaskGroup() as tasks:
+            for group in groups:
+                status = await self._cluster.call_master(
+                    group, "GetNodeStatus", broker_pb2.NodeStatusRequest(confirmed=True)
+                )
+                for node, address in nodes[group].items():
+                    tasks.create_task(one(group, node, address, status.commit_index))
+        queues = [
+            self._queue(route, queue.key.queue_id, queue.group_id, found) for queue in route.every
+        ]
+        messages = sum(queue.messages for queue in queues)
+        duplicates = sum(queue.duplicates for queue in queues)
+        missing = sum(queue.missing for queue in queues)
+        return VerifyResult(
+            ok=not self._problems and not duplicates and not missing,
+            topic=name,
+            messages=messages,
+            duplicates=duplicates,
+            missing=missing,
+            queues=queues,
+            nodes_compared=len(found),
+            problems=self._problems,
+            delayed=sum(queue.delayed for queue in queues),
+        )
+
+    def _problem(self, text: str) -> None:
+        if len(self._problems) < PROBLEMS_MAX:
+            self._problems.append(text)
+
+    def _report(self, nodes_total: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(
+                VerifyProgress(
+                    bytes_read=sum(read for read, _ in self._read.values()),
+                    bytes_total=sum(total for _, total in self._read.values()),
+                    nodes_done=self._done,
+                    nodes_total=nodes_total,
+                )
+            )
+
+    async def _node(
+        self,
+        route: TopicRoute,
+        group: GroupId,
+        node: NodeId,
+        address: str,
+        index: int,
+        deadline: float,
+    ) -> dict[int, Any]:
+        """What one node recomputed, by queue number. Raises SemelError."""
+        heard = time.monotonic()
+        while True:
+            late: SemelError | None = None
+            try:
+                status = await self._cluster.call_node(
+                    address, "GetNodeStatus", broker_pb2.NodeStatusRequest(), STATUS_S
+                )
+                if status.applied_index >= index:
+                    break
+                heard = time.monotonic()
+            except SemelError as error:
+                late = error
+            if time.monotonic() >= min(deadline, heard + SILENT_S):
+                raise late or SemelError(f"it is behind: entry {index} is not applied there yet")
+            await asyncio.sleep(0.2)
+        request = broker_pb2.VerifyQueuesRequest(
+            queues=[queue_ref(queue.key) for queue in route.every if queue.group_id == group],
+            index=index,
+        )
+        found: dict[int, Any] = {}
+        try:
+            stream = self._cluster.connections.stream(
+                address, BROKER, "VerifyQueues", request, max(1.0, deadline - time.monotonic())
+            )
+            async for reply in stream:
+                self._read[node] = (reply.bytes_read, reply.bytes_total)
+                self._report(0)
+                for queue in reply.queues:
+                    found[queue.queue.queue_id] = queue
+        except grpc.RpcError as error:
+            raise translate(error, address) from None
+        for number, queue in found.items():
+            for problem in queue.problems:
+                self._problem(f"node {node}, queue {number}: {problem}")
+            if not queue.table_matches:
+                self._problem(
+                    f"node {node}, queue {number}: the sequence table is not the fold of the log"
+                )
+        for each in route.every:
+            if each.group_id == group and each.key.queue_id not in found:
+                self._problem(f"node {node} did not report on queue {each.key.queue_id}")
+        return found
+
+    def _queue(
+        self,
+        route: TopicRoute,
+        number: int,
+        group: GroupId,
+        found: dict[tuple[GroupId, NodeId], dict[int, Any]],
+    ) -> VerifiedQueue:
+        """One queue as its nodes see it; where they differ, the worst of it."""
+        reports = {
+            node: queues[number]
+            for (owner, node), queues in found.items()
+            if owner == group and number in queues
+        }
+        views = list(reports.values())
+        if not views:
+            self._problem(f"queue {number} of {route.name!r} was verified on no node")
+        first = views[0] if views else broker_pb2.VerifiedQueue()
+        for field in _COMPARED:
+            if any(getattr(view, field) != getattr(first, field) for view in views):
+                shown = ", ".join(
+                    f"node {node}: {_shown(getattr(view, field))}"
+                    for node, view in sorted(reports.items())
+                )
+                self._problem(f"queue {number}: nodes differ in {field} ({shown})")
+        return VerifiedQueue(
+            queue=number,
+            group=group,
+            log_start_offset=first.log_start_offset,
+            log_end_offset=first.log_end_offset,
+            messages=first.messages,
+            duplicates=max((view.duplicates for view in views), default=0),
+            missing=max((view.missing for view in views), default=0),
+            digest=first.digest.hex(),
+            delayed=first.delayed,
+        )
+
+
+def _shown(value: Any) -> str:
+    return value.hex()[:16] if isinstance(value, bytes) else str(value)

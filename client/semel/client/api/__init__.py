@@ -1,0 +1,1 @@
+"""The SDK's classes, for blocking programs and for asyncio."""

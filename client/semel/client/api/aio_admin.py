@@ -1,0 +1,359 @@
+"""The asyncio `AsyncAdmin`.
+
+Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
+
+from semel.client.admin.descriptions import (
+    ClusterStatus,
+    GroupDescription,
+    GroupSummary,
+    ProduceOutcome,
+    ProducerDescription,
+    ProducerSummary,
+    QueueMove,
+    TopicDescription,
+    TopicSettings,
+    TopicSummary,
+    VerifyResult,
+)
+from semel.client.admin.inspection import Inspection
+from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult, MembershipWork
+from semel.client.admin.offsets import Place, Places
+from semel.client.admin.resets import OffsetReset, Shift, Target
+from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
+from semel.client.admin.upgrade import Upgrade, upgrade
+from semel.client.admin.verify import Verification, VerifyProgress
+from semel.client.dead_letters.redrive import (
+    EVERYTHING,
+    DeadLetter,
+    DeadLetters,
+    LetterFilter,
+    RedriveProgress,
+    RedriveResult,
+)
+from semel.client.session import Session
+
+
+class AsyncAdmin:
+    """Administrative calls; see `Admin` for what each does and raises."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def create_topic(
+        self,
+        name: str,
+        queues: int = 4,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        message_bytes_max: int | None = None,
+        batch_bytes_max: int | None = None,
+        if_not_exists: bool = False,
+        groups: list[int] | None = None,
+    ) -> bool:
+        """Creates a topic and returns once it can be written; False when it existed already.
+
+        None takes the default. Raises TopicExists, InvalidRequest.
+        """
+        settings = {
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "message_bytes_max": message_bytes_max,
+            "batch_bytes_max": batch_bytes_max,
+        }
+        return await self._session.await_run(
+            self._session.admin.create_topic(name, queues, settings, if_not_exists, groups)
+        )
+
+    async def alter_topic(
+        self,
+        name: str,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        message_bytes_max: int | None = None,
+        batch_bytes_max: int | None = None,
+        queues: int | None = None,
+    ) -> TopicSettings:
+        """Changes the settings that are given. More `queues` are made by splitting those there are;
+        fewer cannot be. Returns once they can be written. Raises UnknownTopic, InvalidRequest."""
+        settings = {
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "message_bytes_max": message_bytes_max,
+            "batch_bytes_max": batch_bytes_max,
+        }
+        return await self._session.await_run(
+            self._session.admin.alter_topic(name, settings, queues)
+        )
+
+    async def split_queue(self, topic: str, queue: int, *, children: int = 2) -> list[int]:
+        """Splits one queue and returns the numbers of what it became. It is read to its end before
+        its children are; asked for again, the same is success.
+
+        Raises UnknownTopic, UnknownQueue, InvalidRequest.
+        """
+        return await self._session.await_run(
+            self._session.admin.split_queue(topic, queue, children)
+        )
+
+    async def move_queue(self, topic: str, queue: int, group: int) -> QueueMove:
+        """Begins to move a queue to another broker group, with its messages, sequence table and
+        offsets, and returns at once; `list_moves` says how far it is. Producers and consumers go
+        on. The same asked for again is success.
+
+        Raises UnknownTopic, UnknownQueue, UnknownGroup, InvalidRequest, and Unavailable while the
+        group has no master.
+        """
+        return await self._session.await_run(self._session.admin.move_queue(topic, queue, group))
+
+    async def cancel_move(self, topic: str, queue: int) -> QueueMove:
+        """Gives up a move that is not decided: the queue stays where it is.
+
+        Raises UnknownTopic, InvalidRequest when nothing moves, or it is decided.
+        """
+        return await self._session.await_run(self._session.admin.cancel_move(topic, queue))
+
+    async def list_moves(self, topic: str = "") -> list[QueueMove]:
+        """Moves under way, and those that were given up, of one topic or of all."""
+        return await self._session.await_run(self._session.admin.list_moves(topic))
+
+    async def delete_topic(self, name: str, *, if_exists: bool = False) -> bool:
+        """Deletes a topic and its data, for good. False when there was none."""
+        return await self._session.await_run(self._session.admin.delete_topic(name, if_exists))
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """All topics, by name."""
+        return await self._session.await_run(self._session.admin.list_topics())
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with its queues and their offsets. Raises UnknownTopic."""
+        return await self._session.await_run(self._session.admin.describe_topic(name))
+
+    async def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
+        """Topics in the order of `names`, asked for at once. Raises UnknownTopic."""
+        return await self._session.await_run(self._session.admin.describe_topics(names))
+
+    async def offsets_at(self, name: str, time_us: int) -> dict[int, int]:
+        """First offset of each queue of a topic that was appended at or after a time, microseconds
+        since the epoch; the end where nothing is so late. Raises UnknownTopic."""
+        return await self._session.await_run(self._session.admin.offsets_at(name, time_us))
+
+    async def list_groups(self) -> list[str]:
+        """Names of all consumer groups."""
+        return await self._session.await_run(self._session.admin.list_groups())
+
+    async def describe_group(self, group: str) -> GroupDescription:
+        """Members, progress and lag of a consumer group. Raises UnknownGroup."""
+        return await self._session.await_run(self._session.admin.describe_group(group))
+
+    async def group_summaries(self) -> list[GroupSummary]:
+        """Consumer groups with their members, topics, lag and locks, by name."""
+        return await self._session.await_run(self._session.admin.group_summaries())
+
+    async def plan_offset_resets(
+        self, group: str, topics: Sequence[str | Target] = (), *, to: Place | Shift
+    ) -> tuple[list[OffsetReset], list[str]]:
+        """What moving a group would do, changing nothing: a row a queue, and who consumes now.
+
+        `topics` are names, or (name, queue) pairs; without any all that the group has progress on.
+        Raises UnknownTopic, UnknownQueue, UnknownGroup, OffsetOutOfRange.
+        """
+        targets = [(topic, None) if isinstance(topic, str) else topic for topic in topics]
+        return await self._session.await_run(self._session.admin.plan_resets(group, targets, to))
+
+    async def carry_out_resets(self, group: str, plan: Sequence[OffsetReset]) -> None:
+        """Moves a group as planned. Raises InvalidRequest while it has members or locks."""
+        await self._session.await_run(self._session.admin.carry_out_resets(group, plan))
+
+    async def reset_offsets(self, group: str, topic: str, to: Places) -> dict[int, int]:
+        """Moves a group's progress and fences its running consumers; new offsets by queue."""
+        return await self._session.await_run(self._session.admin.reset_offsets(group, topic, to))
+
+    async def publish_progress(
+        self, group: str, offsets: Mapping[tuple[str, int], int]
+    ) -> list[tuple[str, int]]:
+        """Stores next offsets by (topic, queue) of a reader without a group, under a group's name
+        that shows its lag. Returns the queues that somebody holds, which are left alone.
+
+        Raises InvalidRequest when consumers have ever joined the group, UnknownTopic.
+        """
+        return await self._session.await_run(self._session.admin.publish_progress(group, offsets))
+
+    async def delete_group(self, group: str) -> None:
+        """Forgets a group without members. Raises UnknownGroup."""
+        await self._session.await_run(self._session.admin.delete_group(group))
+
+    async def cluster_status(self) -> ClusterStatus:
+        """Broker groups, nodes and controllers."""
+        return await self._session.await_run(self._session.admin.cluster_status())
+
+    async def inspect_cluster(self, *, deep: bool = False) -> Inspection:
+        """The controllers' view, and what every controller and node says when asked directly.
+
+        `deep`: consumer groups and named producers as well. Only raises where no controller
+        answers (Unavailable).
+        """
+        return await self._session.await_run(self._session.admin.inspect_cluster(deep))
+
+    async def list_producers(self) -> list[ProducerSummary]:
+        """Named producers, by name."""
+        return await self._session.await_run(self._session.admin.list_producers())
+
+    async def describe_producer(self, name: str) -> ProducerDescription:
+        """A named producer and its rows in the sequence tables. Raises UnknownProducer."""
+        return await self._session.await_run(self._session.admin.describe_producer(name))
+
+    async def produce_outcome(
+        self, name: str, topic: str, queue: int, sequence: int
+    ) -> ProduceOutcome:
+        """The fate of one sequence of a named producer."""
+        return await self._session.await_run(
+            self._session.admin.produce_outcome(name, topic, queue, sequence)
+        )
+
+    async def verify(
+        self,
+        topic: str,
+        *,
+        timeout: float = 600.0,
+        on_progress: Callable[[VerifyProgress], object] | None = None,
+    ) -> VerifyResult:
+        """Lets every node recompute the topic from its own log and compares.
+
+        `on_progress` is called on this loop. Raises UnknownTopic, Unavailable.
+        """
+        loop = asyncio.get_running_loop()
+
+        def note(progress: VerifyProgress) -> None:
+            if on_progress is not None:
+                loop.call_soon_threadsafe(on_progress, progress)
+
+        run = Verification(self._session.cluster, note).run(topic, timeout)
+        return await self._session.await_run(run)
+
+    # --- dead letters
+
+    async def dead_letters(
+        self, topic: str, which: LetterFilter = EVERYTHING, *, limit: int = 1_000
+    ) -> list[DeadLetter]:
+        """See `Admin.dead_letters`."""
+        found = DeadLetters(self._session.cluster, self._session.runtime, topic)
+        return await self._session.await_run(found.list(which, limit))
+
+    async def redrive(
+        self,
+        topic: str,
+        which: LetterFilter = EVERYTHING,
+        *,
+        to: Literal["origin", "group"] = "origin",
+        dry_run: bool = False,
+        on_progress: Callable[[RedriveProgress], object] | None = None,
+    ) -> RedriveResult:
+        """See `Admin.redrive`; `on_progress` is called on this loop."""
+        loop = asyncio.get_running_loop()
+
+        def note(progress: RedriveProgress) -> None:
+            if on_progress is not None:
+                loop.call_soon_threadsafe(on_progress, progress)
+
+        found = DeadLetters(self._session.cluster, self._session.runtime, topic)
+        run = found.redrive(which, to=to, dry_run=dry_run, note=note)
+        return await self._session.await_run(run)
+
+    # --- broker nodes
+
+    async def replace_node(
+        self,
+        old: int,
+        new: int,
+        *,
+        address: str = "",
+        allow_same_machine: bool = False,
+        timeout: float = 3600.0,
+        on_progress: Callable[[MemberProgress], object] | None = None,
+    ) -> MembershipResult:
+        """Node `new`, started with --join, takes the place of `old`. See `Admin.replace_node`."""
+        work = MembershipWork(
+            self._session.cluster,
+            self._on_loop(on_progress),
+            allow_same_machine=allow_same_machine,
+        )
+        return await self._session.await_run(work.replace(old, new, address, timeout))
+
+    async def grow_group(
+        self,
+        group: int,
+        to: int,
+        *,
+        nodes: Mapping[int, str] | None = None,
+        allow_same_machine: bool = False,
+        timeout: float = 3600.0,
+        on_progress: Callable[[MemberProgress], object] | None = None,
+    ) -> MembershipResult:
+        """A broker group gets 3 or 5 voters. See `Admin.grow_group`."""
+        work = MembershipWork(
+            self._session.cluster,
+            self._on_loop(on_progress),
+            allow_same_machine=allow_same_machine,
+        )
+        return await self._session.await_run(work.grow(group, to, nodes or {}, timeout))
+
+    async def look_at_restore(self, group: int, *, lost: Collection[int] = ()) -> RestorePlan:
+        """What `restore_group` would do. See `Admin.look_at_restore`."""
+        work = RestoreWork(self._session.cluster, group, lost)
+        return await self._session.await_run(work.look())
+
+    async def restore_group(
+        self, group: int, *, lost: Collection[int] = (), timeout: float = 60.0
+    ) -> RestoreResult:
+        """Begins a broker group anew with what is left of it. See `Admin.restore_group`."""
+        work = RestoreWork(self._session.cluster, group, lost)
+        return await self._session.await_run(work.restore(timeout))
+
+    async def remove_node(
+        self,
+        node: int,
+        *,
+        shrink: bool = False,
+        timeout: float = 60.0,
+    ) -> MembershipResult:
+        """A node leaves its group. See `Admin.remove_node`."""
+        work = MembershipWork(self._session.cluster)
+        return await self._session.await_run(work.remove(node, shrink, timeout))
+
+    async def transfer_mastership(self, group: int, node: int = 0) -> int:
+        """Moves mastership to a voter, 0 for whoever is furthest; returns the master's number."""
+        work = MembershipWork(self._session.cluster)
+        return await self._session.await_run(work.transfer(group, node))
+
+    async def upgrade(self, level: int | None = None, *, dry_run: bool = False) -> Upgrade:
+        """Raises the feature level of the whole cluster, for good. See `Admin.upgrade`."""
+        found = await self.inspect_cluster()
+        work = upgrade(self._session.cluster, found, level=level, dry_run=dry_run)
+        return await self._session.await_run(work)
+
+    async def drain_node(self, node: int, *, seconds: float = 60.0) -> DrainResult:
+        """Keeps a node from being master for a while. See `Admin.drain_node`."""
+        work = MembershipWork(self._session.cluster)
+        return await self._session.await_run(work.drain(node, round(seconds * 1000)))
+
+    @staticmethod
+    def _on_loop(
+        on_progress: Callable[[MemberProgress], object] | None,
+    ) -> Callable[[MemberProgress], object]:
+        """Hands news to the caller's loop."""
+        loop = asyncio.get_running_loop()
+
+        def note(progress: MemberProgress) -> None:
+            if on_progress is not None:
+                loop.call_soon_threadsafe(on_progress, progress)
+
+        return note

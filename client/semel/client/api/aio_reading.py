@@ -1,0 +1,243 @@
+"""The asyncio `AsyncReader` and `AsyncConsumer`: `async for`, `poll` or `poll_arrow`.
+
+How it works. Messages are taken from the feed and decoded on the caller's loop, a batch at a time;
+everything else happens on the I/O thread.
+
+One object belongs to one task at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from semel.client.api.sql_transaction import AsyncTransaction
+from semel.client.consumer.consumer import ConsumerCore
+from semel.client.message import Message
+from semel.client.reading.fetch import Feed
+from semel.client.reading.pulling import Puller, await_ready
+from semel.client.reading.reader import ReaderCore
+from semel.client.session import Session
+from semel.protos import compat
+from semel.protos.errors import Closed, SemelError
+
+
+class _AsyncPulling(ABC):
+    """What readers and consumers share."""
+
+    def __init__(
+        self,
+        session: Session,
+        feed: Feed,
+        puller: Puller,
+        opening: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._session = session
+        self._feed = feed
+        self._puller = puller
+        self._opening: Callable[[], Coroutine[Any, Any, None]] | None = opening
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connects; entering the context or the first poll does it too."""
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            try:
+                await self._session.await_run(opening())
+            except BaseException:
+                self._opening = opening
+                raise
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages until the end, or until closed; without an end it waits for more."""
+        await self.open()
+        while not self._closed:
+            await self._give_back()
+            for message in self._puller.drain():
+                yield message
+            if self._closed or self._puller.finished:
+                return
+            await await_ready(self._feed, None)
+            if not self._closed:
+                self._session.check()
+
+    async def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
+        """Up to `max_messages`, as soon as there is one; empty after `timeout` seconds."""
+        await self._check()
+        found = self._puller.messages(max_messages)
+        if not found and await await_ready(self._feed, timeout):
+            found = self._puller.messages(max_messages)
+        return found
+
+    async def poll_arrow(self, timeout: float = 1.0) -> pa.RecordBatch | None:
+        """The next messages as ARROW_SCHEMA, without a row being touched; None after `timeout`
+        seconds."""
+        await self._check()
+        batch = self._puller.arrow()
+        if batch is None and await await_ready(self._feed, timeout):
+            batch = self._puller.arrow()
+        return batch
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends it; an iteration under way stops."""
+
+    async def _check(self) -> None:
+        self._session.check()
+        if self._closed:
+            raise Closed("it is closed")
+        await self.open()
+        await self._give_back()
+
+    @abstractmethod
+    async def _give_back(self) -> None:
+        """Has the feed begin again where a transaction that failed began."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class AsyncReader(_AsyncPulling):
+    """Messages of a topic, without a group."""
+
+    def __init__(
+        self,
+        session: Session,
+        core: ReaderCore,
+        opening: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        super().__init__(session, core.feed, core.puller, opening)
+        self._core = core
+        session.join(self)
+
+    @property
+    def finished(self) -> bool:
+        """Everything up to `end` was given out."""
+        return self._puller.finished
+
+    async def _give_back(self) -> None:
+        """A reader has no transactions."""
+
+    def positions(self) -> dict[int, int]:
+        """Next offset that will be given out, by queue."""
+        return self._core.positions()
+
+    async def close(self) -> None:
+        """Ends it; an iteration under way stops."""
+        if not self._closed:
+            self._closed = True
+            self._session.leave(self)
+            self._feed.end()
+            self._session.runtime.call_soon(self._core.close)
+
+    async def shut(self) -> None:
+        """For the client's own use."""
+        self._closed = True
+        self._core.close()
+
+
+class AsyncConsumer(_AsyncPulling):
+    """A member of a consumer group; see `Consumer`."""
+
+    def __init__(self, session: Session, core: ConsumerCore) -> None:
+        super().__init__(session, core.feed, core.puller, core.open)
+        self._core = core
+        session.join(self)
+
+    async def _give_back(self) -> None:
+        outstanding = self._puller.outstanding
+        if outstanding.must_give_back:
+            back = self._core.give_back(outstanding.back, in_doubt=outstanding.in_doubt)
+            await self._session.await_run(back)
+            outstanding.on_given_back()
+
+    @property
+    def group(self) -> str:
+        return self._core.group
+
+    @property
+    def member_id(self) -> str:
+        """Identity within the group; empty before it has joined."""
+        return self._core.member_id
+
+    async def commit(self, message: Message | None = None) -> None:
+        """See `Consumer.commit`."""
+        await self._check()
+        outstanding = self._puller.outstanding
+        spans = outstanding.spans() if message is None else outstanding.up_to(message)
+        self._core.settle(await self._session.await_run(self._core.commit(spans)))
+
+    def retry(self, message: Message, reason: str = "") -> None:
+        """The message could not be processed: it is delivered again after the next step of the
+        retry policy, or becomes a dead letter after the last one.
+
+        It takes effect with the commit that covers the message, exactly once; what is not committed
+        is delivered again at once, as ever. Raises InvalidRequest without a policy or with too much
+        to be retried in one commit, LockLost.
+        """
+        self._core.note(message, reason, rejected=False)
+
+    def reject(self, message: Message, reason: str = "") -> None:
+        """The message will never be processed: it becomes a dead letter. Otherwise like `retry`."""
+        self._core.note(message, reason, rejected=True)
+
+    def transaction(self, connection: Any, message: Message | None = None) -> AsyncTransaction:
+        """See `Consumer.transaction`: `async with consumer.transaction(connection): …`."""
+        return AsyncTransaction(self._session, self._core, connection, message)
+
+    async def assignment(self) -> list[tuple[str, int]]:
+        """Queues held now, as (topic, queue)."""
+        await self._check()
+        return await self._session.await_run(self._core.assignment())
+
+    async def position(self, topic: str, queue: int) -> int:
+        """Next offset that will be given out."""
+        await self._check()
+        return await self._session.await_run(self._core.position(topic, queue))
+
+    async def seek(self, topic: str, queue: int, offset: int) -> None:
+        """Continues elsewhere in a queue that is held; what is committed stays."""
+        await self._check()
+        await self._session.await_run(self._core.seek(topic, queue, offset))
+
+    async def pause(self, topic: str, queue: int) -> None:
+        """Takes no more messages from a queue; its lock is kept."""
+        await self._check()
+        await self._session.await_run(self._core.pause(topic, queue, True))
+
+    async def resume(self, topic: str, queue: int) -> None:
+        """Ends a pause."""
+        await self._check()
+        await self._session.await_run(self._core.pause(topic, queue, False))
+
+    async def close(self) -> None:
+        """Gives back the locks and leaves the group; nothing is committed by it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._session.leave(self)
+        self._feed.end()
+        if self._session.closed:
+            return
+        with contextlib.suppress(TimeoutError, SemelError):
+            async with compat.timeout(self._session.config.close_timeout_ms / 1000):
+                await self._session.await_run(self._core.close())
+
+    async def shut(self) -> None:
+        """For the client's own use."""
+        self._closed = True
+        await self._core.close()

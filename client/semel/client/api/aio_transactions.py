@@ -1,0 +1,258 @@
+"""Transactions for asyncio; see `sync_transactions.py`, whose arguments and errors they share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from semel.client.api.sync_transactions import Told
+from semel.client.api.transaction_work import StageWork, TransactionWork, check_names
+from semel.client.config import ProducerConfig, build
+from semel.client.core.dues import After, When
+from semel.client.core.fields import Headers
+from semel.client.producer.intake import extra_of
+from semel.client.session import Session
+from semel.client.transactions.commit import Committed
+from semel.client.transactions.descriptions import TransactionInfo
+from semel.client.transactions.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
+from semel.protos.errors import SemelError
+
+
+class AsyncProducerTransaction(Told):
+    """Messages that become visible together, or never. Use it as an async context manager."""
+
+    def __init__(self, session: Session, work: TransactionWork) -> None:
+        super().__init__(work)
+        self._session = session
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | str,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp_us: int | None = None,
+        queue: int | None = None,
+        deliver_at: When | None = None,
+        deliver_after: After | None = None,
+        message_id: bytes | str | None = None,
+    ) -> None:
+        """Stages one message, awaiting room in the buffer. See `ProducerTransaction.send`."""
+        stage = self._work.open_stage()
+        await _room(self._session, stage)
+        extra = extra_of(deliver_at, deliver_after, message_id)
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, False, extra)
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps_us: Any = None,
+        queue: int | None = None,
+        deliver_at: Any = None,
+        message_ids: Any = None,
+    ) -> None:
+        """Stages many messages. See `ProducerTransaction.send_many`."""
+        stage = self._work.open_stage()
+        await append_many(
+            self._session,
+            stage,
+            topic,
+            values,
+            keys,
+            headers,
+            timestamps_us,
+            queue,
+            deliver_at,
+            message_ids,
+        )
+
+    async def commit(self) -> Committed:
+        """See `ProducerTransaction.commit`."""
+        return await self._session.await_run(self._work.commit())
+
+    async def abort(self) -> None:
+        """Gives everything that was sent up."""
+        await self._session.await_run(self._work.abort())
+
+    async def __aenter__(self) -> Self:
+        await self._session.await_run(self._work.begin())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            await self._session.await_run(self._work.leave())
+        else:
+            with contextlib.suppress(SemelError):
+                await self.abort()
+
+
+class AsyncStage:
+    """One writer's part of a transaction; see `Stage`."""
+
+    def __init__(self, session: Session, work: StageWork) -> None:
+        self._session = session
+        self._work = work
+        self._given = False
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | str,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp_us: int | None = None,
+        queue: int | None = None,
+        deliver_at: When | None = None,
+        deliver_after: After | None = None,
+        message_id: bytes | str | None = None,
+    ) -> None:
+        """Stages one message, awaiting room in the buffer. See `ProducerTransaction.send`."""
+        self._session.check()
+        stage = self._work.core
+        await _room(self._session, stage)
+        extra = extra_of(deliver_at, deliver_after, message_id)
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, False, extra)
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps_us: Any = None,
+        queue: int | None = None,
+        deliver_at: Any = None,
+        message_ids: Any = None,
+    ) -> None:
+        """Stages many messages. See `ProducerTransaction.send_many`."""
+        self._session.check()
+        await append_many(
+            self._session,
+            self._work.core,
+            topic,
+            values,
+            keys,
+            headers,
+            timestamps_us,
+            queue,
+            deliver_at,
+            message_ids,
+        )
+
+    async def receipt(self) -> StageReceipt:
+        """Returns once everything is staged, and closes the stage. Raises TransactionAborted."""
+        receipt = await self._session.await_run(self._work.receipt())
+        self._given = True
+        return receipt
+
+    async def abort(self) -> None:
+        """Gives everything up; for a stage whose receipt nobody will commit."""
+        await self._session.await_run(self._work.abort())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Gives up what was staged if there was an error, or no receipt was taken."""
+        if kind is not None or not self._given:
+            with contextlib.suppress(SemelError):
+                await self.abort()
+
+
+class AsyncTransactions:
+    """Transactions with many writers, and a look at all of them; see `Transactions`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def stage(
+        self,
+        transaction_id: str,
+        epoch: int,
+        *,
+        writer: int = 0,
+        ttl_ms: int = TTL_MS_DEFAULT,
+        **options: Any,
+    ) -> AsyncStage:
+        """A writer's stage for one epoch. See `Transactions.stage`."""
+        self._session.check()
+        config = build(ProducerConfig, options)
+        work = StageWork(
+            self._session, config, transaction_id, epoch, writer, blocking=False, ttl_ms=ttl_ms
+        )
+        return AsyncStage(self._session, work)
+
+    async def commit(
+        self, transaction_id: str, query_id: str, epoch: int, receipts: Iterable[StageReceipt]
+    ) -> Committed:
+        """See `Transactions.commit`."""
+        check_names(transaction_id, query_id, epoch)
+        named = [receipt for receipt in receipts if receipt.parts]
+        core = self._session.transactions
+        return await self._session.await_run(core.commit(transaction_id, query_id, epoch, named))
+
+    async def abort(self, receipts: Iterable[StageReceipt]) -> None:
+        """See `Transactions.abort`."""
+        await self._session.await_run(self._session.transactions.drop(list(receipts)))
+
+    async def list(self) -> list[TransactionInfo]:
+        """See `Transactions.list`."""
+        return await self._session.await_run(self._session.transactions.describe())
+
+    async def describe(self, transaction_id: str) -> TransactionInfo | None:
+        """See `Transactions.describe`."""
+        check_names(transaction_id, "", None)
+        core = self._session.transactions
+        found = await self._session.await_run(core.describe(transaction_id))
+        return next(iter(found), None)
+
+    async def end(self, transaction_id: str) -> TransactionInfo | None:
+        """See `Transactions.end`."""
+        check_names(transaction_id, "", None)
+        core = self._session.transactions
+        return await self._session.await_run(core.end(transaction_id))
+
+
+async def append_many(
+    session: Session,
+    stage: StageCore,
+    topic: str,
+    values: Any,
+    keys: Any,
+    headers: Any,
+    timestamps_us: Any,
+    queue: int | None,
+    deliver_at: Any,
+    message_ids: Any,
+) -> None:
+    await session.await_run(stage.opened(topic))
+    door, pieces = stage.intake.bulk_pieces(
+        topic, values, keys, headers, timestamps_us, None, deliver_at, message_ids
+    )
+    for piece in pieces:
+        await _room(session, stage)
+        stage.intake.append_piece(door, piece, queue, False)
+
+
+async def _room(session: Session, stage: StageCore) -> None:
+    if not stage.intake.has_room():
+        await session.await_run(stage.wait_room())

@@ -1,0 +1,148 @@
+"""`consumer.transaction(connection)`: results and offsets in one transaction of the user's.
+
+How it works. Entering begins the transaction. Leaving stores the offsets of everything that was
+given out (or up to one message) in it, under the tokens it was given out with, and commits. The
+brokers learn of the progress afterwards, in the background: lag and locks depend on it, correctness
+does not.
+
+Whatever fails between BEGIN and COMMIT, everything that was given out since the last transaction is
+noted at once as to be given back: the consumer gives out nothing else before it has begun again
+there. Nothing of that is awaited here, so a cancellation or a Ctrl-C leaves nothing out.
+
+| the process dies | in the database | then |
+|---|---|---|
+| before COMMIT | neither results nor offsets | the messages come again |
+| after COMMIT, brokers not told | both | the next owner begins behind them |
+
+Invariants
+1. After an exception nothing of the transaction is in the database; if COMMIT itself failed, nobody
+   knows, and the queues are acquired and their offsets read again.
+2. What is to be retried or rejected is copied before COMMIT (`dead_letters/retrying.py`).
+
+SQL runs in the caller's thread (with asyncio on its loop), like the caller's own statements.
+
+Not here: SQL (`consumer/sql_offsets.py`), spans (`reading/outstanding.py`), tokens
+(`consumer/commits.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from semel.client.consumer.consumer import ConsumerCore
+from semel.client.consumer.sql_offsets import Progress, begin
+from semel.client.message import Message
+from semel.client.reading.outstanding import Span
+from semel.client.session import Session
+
+
+class _Work:
+    """What both kinds of transactions do in the caller's thread."""
+
+    def __init__(self, core: ConsumerCore, connection: Any, message: Message | None) -> None:
+        """Raises InvalidRequest."""
+        self.connection = connection
+        self._message = message
+        self._store = core.store
+        self._outstanding = core.puller.outstanding
+
+    def begin(self) -> Any:
+        try:
+            begin(self.connection)
+        except BaseException:
+            self._outstanding.give_back()
+            raise
+        return self.connection
+
+    def spans(self) -> list[Span]:
+        """What is to be stored. Raises InvalidRequest."""
+        if self._message is None:
+            return self._outstanding.spans()
+        return self._outstanding.processed_up_to(self._message)
+
+    def roll_back(self) -> None:
+        self._outstanding.give_back()
+        self.connection.rollback()
+
+    def commit(self, spans: Sequence[Span], progress: Sequence[Progress]) -> None:
+        """Raises LockLost, whatever the database raises."""
+        try:
+            self._store.advance(self.connection, progress)
+            self.connection.commit()
+            self._outstanding.settle(spans)
+        except BaseException:
+            self._outstanding.give_back(in_doubt=True)
+            with contextlib.suppress(Exception):
+                self.connection.rollback()
+            raise
+
+
+class Transaction:
+    """One transaction of a synchronous consumer; its context is the connection."""
+
+    def __init__(
+        self, session: Session, core: ConsumerCore, connection: Any, message: Message | None
+    ) -> None:
+        """Raises InvalidRequest."""
+        self._session = session
+        self._core = core
+        self._work = _Work(core, connection, message)
+
+    def __enter__(self) -> Any:
+        return self._work.begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        work = self._work
+        if kind is not None:
+            work.roll_back()
+            return
+        try:
+            spans = work.spans()
+            progress = self._session.run(self._core.progress(spans))
+        except BaseException:
+            work.roll_back()
+            raise
+        work.commit(spans, progress)
+        self._session.runtime.call_soon(self._core.commits.on_stored, progress)
+
+
+class AsyncTransaction:
+    """One transaction of an asyncio consumer; its context is the connection."""
+
+    def __init__(
+        self, session: Session, core: ConsumerCore, connection: Any, message: Message | None
+    ) -> None:
+        """Raises InvalidRequest."""
+        self._session = session
+        self._core = core
+        self._work = _Work(core, connection, message)
+
+    async def __aenter__(self) -> Any:
+        return self._work.begin()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        work = self._work
+        if kind is not None:
+            work.roll_back()
+            return
+        try:
+            spans = work.spans()
+            progress = await self._session.await_run(self._core.progress(spans))
+        except BaseException:
+            work.roll_back()
+            raise
+        work.commit(spans, progress)
+        self._session.runtime.call_soon(self._core.commits.on_stored, progress)

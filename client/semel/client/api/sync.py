@@ -1,0 +1,337 @@
+"""The synchronous API: `connect`, `Client`, `Producer`.
+
+How it works. Every object is a thin front: it hands coroutines to the I/O thread and blocks for
+the result. Sending and receiving messages do not wait for that thread: messages go through the
+producer's door and come out of the feed's line.
+
+All objects may be shared between threads, except that one reader or consumer belongs to one thread
+at a time. After a fork, objects of the parent raise Closed in the child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import Any, Self
+
+from semel.client.admin.offsets import Places
+from semel.client.api.sync_admin import Admin
+from semel.client.api.sync_reading import Consumer, Reader
+from semel.client.api.sync_transactions import ProducerTransaction, Transactions
+from semel.client.api.transaction_work import TransactionWork
+from semel.client.config import ConsumerConfig, ReaderConfig, build
+from semel.client.consumer.consumer import ConsumerCore
+from semel.client.core.dues import After, When
+from semel.client.core.fields import Headers
+from semel.client.futures import BulkFuture, SendFuture, new_future
+from semel.client.producer.intake import extra_of
+from semel.client.producer.producer import ProducerCore
+from semel.client.producer.topic import ProducerStats
+from semel.client.reading.reader import ReaderCore
+from semel.client.session import Session, consumer_arguments
+from semel.client.transactions.staging import TTL_MS_DEFAULT
+from semel.protos.errors import Closed, SemelError, TimedOut
+
+
+def connect(bootstrap: str | None = None, **options: Any) -> Client:
+    """Connects to a cluster through its controllers.
+
+    `bootstrap` is "HOST:PORT[,HOST:PORT]"; None takes SEMEL_BOOTSTRAP, or 127.0.0.1:7070. Options
+    are the fields of `ClientConfig`. Raises Unavailable when no controller answers in time,
+    InvalidRequest for an unknown option.
+
+        >>> with connect(bootstrap) as client:
+        ...     client.admin.create_topic("greetings", queues=2)
+        ...     with client.producer() as producer:
+        ...         stored = producer.send("greetings", b"hello").result()
+        ...     with client.reader("greetings", end="latest") as reader:
+        ...         [message.value for message in reader]
+        True
+        [b'hello']
+    """
+    session = Session(bootstrap, options)
+    session.run(session.open(), None)
+    return Client(session)
+
+
+class Client:
+    """A connection to a cluster. Use it as a context manager, or call `close`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.admin = Admin(session)
+        """Topics, groups, producers, the cluster."""
+        self.transactions = Transactions(session)
+        """Transactions with many writers."""
+
+    def producer(self, name: str | None = None, **options: Any) -> Producer:
+        """A producer; options are the fields of `ProducerConfig`.
+
+        With a name it has a durable identity: a new incarnation of the same name ends older ones
+        and continues their sequences. Nothing is asked of the cluster before the first message.
+        """
+        return Producer(self._session, self._session.new_producer(name, options, blocking=True))
+
+    def reader(
+        self,
+        topic: str,
+        *,
+        queues: list[int] | None = None,
+        start: Places = "earliest",
+        end: Places | None = None,
+        **options: Any,
+    ) -> Reader:
+        """Reads a topic without a consumer group.
+
+        `start` and `end` are "earliest", "latest", an offset, a datetime or a mapping from queue
+        to these. With an `end` the reader stops there; "latest" is what is stored now. Other
+        options are the fields of `ReaderConfig`. Raises UnknownTopic, OffsetOutOfRange.
+        """
+        self._session.check()
+        core = ReaderCore(
+            self._session.cluster, self._session.runtime, build(ReaderConfig, options)
+        )
+        try:
+            self._session.run(core.open(topic, queues, start, end))
+        except BaseException:
+            self._session.runtime.call_soon(core.close)
+            raise
+        return Reader(self._session, core)
+
+    def consumer(self, group: str, topics: list[str] | str, **options: Any) -> Consumer:
+        """Joins a consumer group; options are the fields of `ConsumerConfig`.
+
+        Raises UnknownTopic, InvalidRequest, Unavailable.
+        """
+        self._session.check()
+        names = consumer_arguments(group, topics)
+        core = ConsumerCore(
+            self._session.cluster,
+            self._session.runtime,
+            group,
+            names,
+            build(ConsumerConfig, options),
+        )
+        self._session.run(core.open())
+        return Consumer(self._session, core)
+
+    def close(self) -> None:
+        """Flushes producers, leaves groups and disconnects, within `close_timeout_ms`.
+
+        Raises the first failure of a message that nobody was told about.
+        """
+        session = self._session
+        if session.closed:
+            return
+        failures: list[SemelError] = []
+        with contextlib.suppress(TimedOut, Closed):
+            failures = session.run(session.close(), session.config.close_timeout_ms / 1000 + 3)
+        if failures:
+            raise failures[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            with contextlib.suppress(SemelError):
+                self.close()
+
+
+class Producer:
+    """Sends messages; each is stored exactly once, in the order sent within its queue."""
+
+    def __init__(self, session: Session, core: ProducerCore) -> None:
+        self._session = session
+        self._core = core
+        self._append = core.intake.append
+        self._closed = False
+        session.join(self)
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp_us: int | None = None,
+        queue: int | None = None,
+        position: int | None = None,
+        deliver_at: When | None = None,
+        deliver_after: After | None = None,
+        message_id: bytes | str | None = None,
+    ) -> SendFuture:
+        """Puts one message on its way; the future resolves to its RecordMetadata.
+
+        Messages of one key go to one queue. Without a key they go, a batch at a time, wherever
+        there is room; `queue` names one. `position` is the caller's own rising number
+        (`source_positions=True`). Blocks while the buffer is full, and for the topic's route
+        before its first message. Raises UnknownTopic, MessageTooLarge, InvalidRequest,
+        BufferFull, ProducerFenced, Closed.
+
+        `deliver_at` (a datetime with a time zone, or microseconds since 1970) or `deliver_after`
+        (a timedelta, or seconds) hold the message back: it is stored as safely as any, and readers
+        meet it when it is due, rounded up to a whole second. Until then it has no offset: its
+        RecordMetadata has offset -1. `message_id`, up to 1,024 bytes, travels with the message;
+        brokers do not compare ids.
+
+            >>> with connect(bootstrap) as client, client.producer() as producer:
+            ...     client.admin.create_topic("reminders", queues=1)
+            ...     sent = producer.send("reminders", b"tea", deliver_after=0.5, message_id="tea-1")
+            ...     sent.result().offset
+            ...     with client.reader("reminders") as reader:
+            ...         found = reader.poll(timeout=10)
+            ...     [(message.offset, message.value, message.message_id) for message in found]
+            True
+            -1
+            [(0, b'tea', b'tea-1')]
+        """
+        if self._session.closed:
+            self._session.check()
+        extra = None
+        if deliver_at is not None or deliver_after is not None or message_id is not None:
+            extra = extra_of(deliver_at, deliver_after, message_id)
+        chunk, row = self._append(
+            topic, value, key, headers, timestamp_us, queue, position, True, extra
+        )
+        future = new_future(SendFuture)
+        future._chunk = chunk
+        future._row = row
+        return future
+
+    def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps_us: Any = None,
+        positions: Any = None,
+        queue: int | None = None,
+        deliver_at: Any = None,
+        message_ids: Any = None,
+    ) -> BulkFuture:
+        """Puts many messages on their way: lists, or Arrow arrays, of one length.
+
+        Nothing is made per message, so this is the way to load much. The future resolves to a
+        BulkSummary. Raises like `send`; MessageTooLarge and InvalidRequest before anything is sent.
+
+        `deliver_at` is one time for all, or a column: Arrow timestamps with a time zone, whole
+        microseconds, or a list, where null is at once. Messages of one due time are sent together,
+        so those of one key keep their order among themselves; with `positions` all stay as they
+        stand. `message_ids` is a column where null is none.
+        """
+        self._session.check()
+        intake = self._core.intake
+        door, pieces = intake.bulk_pieces(
+            topic, values, keys, headers, timestamps_us, positions, deliver_at, message_ids
+        )
+        return BulkFuture([intake.append_piece(door, piece, queue, True) for piece in pieces])
+
+    def transaction(
+        self,
+        transaction_id: str,
+        *,
+        epoch: int | None = None,
+        query_id: str = "",
+        ttl_ms: int = TTL_MS_DEFAULT,
+    ) -> ProducerTransaction:
+        """Messages that become visible together, or never, also over many topics.
+
+        A second program under the same id ends the first one's transaction. Epochs count on by
+        themselves; with an `epoch` of the caller's own, one that is committed already says so by
+        `committed`. `query_id` keeps others from using the id. See docs/transactions.md.
+
+            >>> with connect(bootstrap) as client, client.producer() as producer:
+            ...     client.admin.create_topic("ledger", queues=2)
+            ...     with producer.transaction("booking") as t:
+            ...         t.send("ledger", b"100 from anna")
+            ...         t.send("ledger", b"100 to ben")
+            ...     t.committed
+            True
+        """
+        self._session.check()
+        work = TransactionWork(
+            self._session,
+            self._core.config,
+            transaction_id,
+            query_id,
+            epoch,
+            blocking=True,
+            ttl_ms=ttl_ms,
+        )
+        return ProducerTransaction(self._session, work)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Blocks until everything sent before is stored.
+
+        Raises the first failure since the last flush that no future has shown to anybody, or
+        TimedOut after `timeout` seconds.
+        """
+        self._session.run(self._core.flush(), timeout)
+
+    def last_sequence(self, topic: str) -> int:
+        """The caller's position that is durable: the lowest of `last_sequences`; -1 for none."""
+        return min(self.last_sequences(topic).values(), default=-1)
+
+    def last_sequences(self, topic: str) -> dict[int, int]:
+        """Last stored sequence by queue, -1 for none (named producers only). What is at or below
+        it in its queue is skipped when it is sent again with its position."""
+        return self._session.run(self._core.last_sequences(topic))
+
+    @property
+    def stats(self) -> ProducerStats:
+        """Counts so far."""
+        return self._core.snapshot_stats()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flushes for up to `timeout` seconds (`close_timeout_ms`), then ends. Raises like flush;
+        what is not stored then fails with Closed, its fate unknown."""
+        if self._closed or self._session.closed:
+            return
+        self._closed = True
+        self._session.leave(self)
+        self._core.intake.shut()
+        if timeout is None:
+            timeout = self._session.config.close_timeout_ms / 1000
+        try:
+            self._session.run(self._core.flush(), timeout)
+        finally:
+            with contextlib.suppress(Closed):
+                self._session.runtime.call_soon(self._core.close)
+
+    async def shut(self) -> None:
+        """For the client's own use: ends without a caller to tell."""
+        self._closed = True
+        self._core.intake.shut()
+        try:
+            await self._core.flush()
+        finally:
+            self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            with contextlib.suppress(SemelError):
+                self.close()
+
+
+__all__ = ["Client", "Producer", "connect"]

@@ -1,0 +1,402 @@
+"""The synchronous `Admin`: each call blocks until it is done.
+
+Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from semel.client.admin.descriptions import (
+    ClusterStatus,
+    GroupDescription,
+    GroupSummary,
+    ProduceOutcome,
+    ProducerDescription,
+    ProducerSummary,
+    QueueMove,
+    TopicDescription,
+    TopicSettings,
+    TopicSummary,
+    VerifyResult,
+)
+from semel.client.admin.inspection import Inspection
+from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult, MembershipWork
+from semel.client.admin.offsets import Place, Places
+from semel.client.admin.resets import OffsetReset, Shift, Target
+from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
+from semel.client.admin.upgrade import Upgrade, upgrade
+from semel.client.admin.verify import Verification, VerifyProgress
+from semel.client.dead_letters.redrive import (
+    EVERYTHING,
+    DeadLetter,
+    DeadLetters,
+    LetterFilter,
+    RedriveProgress,
+    RedriveResult,
+)
+from semel.client.session import Session
+from semel.protos.errors import TimedOut
+
+_News = TypeVar("_News")
+_Result = TypeVar("_Result")
+
+
+class Admin:
+    """Administrative calls; each blocks until it is done."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def create_topic(
+        self,
+        name: str,
+        queues: int = 4,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        message_bytes_max: int | None = None,
+        batch_bytes_max: int | None = None,
+        if_not_exists: bool = False,
+        groups: list[int] | None = None,
+    ) -> bool:
+        """Creates a topic and returns once it can be written; False when it existed already.
+
+        None takes the default. Raises TopicExists, InvalidRequest.
+        """
+        settings = {
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "message_bytes_max": message_bytes_max,
+            "batch_bytes_max": batch_bytes_max,
+        }
+        return self._session.run(
+            self._session.admin.create_topic(name, queues, settings, if_not_exists, groups)
+        )
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        message_bytes_max: int | None = None,
+        batch_bytes_max: int | None = None,
+        queues: int | None = None,
+    ) -> TopicSettings:
+        """Changes the settings that are given. More `queues` are made by splitting those there are;
+        fewer cannot be. Returns once they can be written. Raises UnknownTopic, InvalidRequest."""
+        settings = {
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "message_bytes_max": message_bytes_max,
+            "batch_bytes_max": batch_bytes_max,
+        }
+        return self._session.run(self._session.admin.alter_topic(name, settings, queues))
+
+    def split_queue(self, topic: str, queue: int, *, children: int = 2) -> list[int]:
+        """Splits one queue and returns the numbers of what it became. It is read to its end before
+        its children are; asked for again, the same is success.
+
+        Raises UnknownTopic, UnknownQueue, InvalidRequest.
+        """
+        return self._session.run(self._session.admin.split_queue(topic, queue, children))
+
+    def move_queue(self, topic: str, queue: int, group: int) -> QueueMove:
+        """Begins to move a queue to another broker group, with its messages, sequence table and
+        offsets, and returns at once; `list_moves` says how far it is. Producers and consumers go
+        on. The same asked for again is success.
+
+        Raises UnknownTopic, UnknownQueue, UnknownGroup, InvalidRequest, and Unavailable while the
+        group has no master.
+        """
+        return self._session.run(self._session.admin.move_queue(topic, queue, group))
+
+    def cancel_move(self, topic: str, queue: int) -> QueueMove:
+        """Gives up a move that is not decided: the queue stays where it is.
+
+        Raises UnknownTopic, InvalidRequest when nothing moves, or it is decided.
+        """
+        return self._session.run(self._session.admin.cancel_move(topic, queue))
+
+    def list_moves(self, topic: str = "") -> list[QueueMove]:
+        """Moves under way, and those that were given up, of one topic or of all."""
+        return self._session.run(self._session.admin.list_moves(topic))
+
+    def delete_topic(self, name: str, *, if_exists: bool = False) -> bool:
+        """Deletes a topic and its data, for good. False when there was none."""
+        return self._session.run(self._session.admin.delete_topic(name, if_exists))
+
+    def list_topics(self) -> list[TopicSummary]:
+        """All topics, by name."""
+        return self._session.run(self._session.admin.list_topics())
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with its queues and their offsets. Raises UnknownTopic."""
+        return self._session.run(self._session.admin.describe_topic(name))
+
+    def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
+        """Topics in the order of `names`, asked for at once. Raises UnknownTopic."""
+        return self._session.run(self._session.admin.describe_topics(names))
+
+    def offsets_at(self, name: str, time_us: int) -> dict[int, int]:
+        """First offset of each queue of a topic that was appended at or after a time, microseconds
+        since the epoch; the end where nothing is so late. Raises UnknownTopic."""
+        return self._session.run(self._session.admin.offsets_at(name, time_us))
+
+    def list_groups(self) -> list[str]:
+        """Names of all consumer groups."""
+        return self._session.run(self._session.admin.list_groups())
+
+    def describe_group(self, group: str) -> GroupDescription:
+        """Members, progress and lag of a consumer group. Raises UnknownGroup."""
+        return self._session.run(self._session.admin.describe_group(group))
+
+    def group_summaries(self) -> list[GroupSummary]:
+        """Consumer groups with their members, topics, lag and locks, by name."""
+        return self._session.run(self._session.admin.group_summaries())
+
+    def plan_offset_resets(
+        self, group: str, topics: Sequence[str | Target] = (), *, to: Place | Shift
+    ) -> tuple[list[OffsetReset], list[str]]:
+        """What moving a group would do, changing nothing: a row a queue, and who consumes now.
+
+        `topics` are names, or (name, queue) pairs; without any all that the group has progress on.
+        Raises UnknownTopic, UnknownQueue, UnknownGroup, OffsetOutOfRange.
+        """
+        targets = [(topic, None) if isinstance(topic, str) else topic for topic in topics]
+        return self._session.run(self._session.admin.plan_resets(group, targets, to))
+
+    def carry_out_resets(self, group: str, plan: Sequence[OffsetReset]) -> None:
+        """Moves a group as planned. Raises InvalidRequest while it has members or locks."""
+        self._session.run(self._session.admin.carry_out_resets(group, plan))
+
+    def reset_offsets(self, group: str, topic: str, to: Places) -> dict[int, int]:
+        """Moves a group's progress and fences its running consumers; new offsets by queue."""
+        return self._session.run(self._session.admin.reset_offsets(group, topic, to))
+
+    def publish_progress(
+        self, group: str, offsets: Mapping[tuple[str, int], int]
+    ) -> list[tuple[str, int]]:
+        """Stores next offsets by (topic, queue) of a reader without a group, under a group's name
+        that shows its lag. Returns the queues that somebody holds, which are left alone.
+
+        Raises InvalidRequest when consumers have ever joined the group, UnknownTopic.
+        """
+        return self._session.run(self._session.admin.publish_progress(group, offsets))
+
+    def delete_group(self, group: str) -> None:
+        """Forgets a group without members. Raises UnknownGroup."""
+        self._session.run(self._session.admin.delete_group(group))
+
+    def cluster_status(self) -> ClusterStatus:
+        """Broker groups, nodes and controllers."""
+        return self._session.run(self._session.admin.cluster_status())
+
+    def inspect_cluster(self, *, deep: bool = False) -> Inspection:
+        """The controllers' view, and what every controller and node says when asked directly.
+
+        `deep`: consumer groups and named producers as well. Only raises where no controller
+        answers (Unavailable).
+        """
+        return self._session.run(self._session.admin.inspect_cluster(deep))
+
+    def list_producers(self) -> list[ProducerSummary]:
+        """Named producers, by name."""
+        return self._session.run(self._session.admin.list_producers())
+
+    def describe_producer(self, name: str) -> ProducerDescription:
+        """A named producer and its rows in the sequence tables. Raises UnknownProducer."""
+        return self._session.run(self._session.admin.describe_producer(name))
+
+    def produce_outcome(self, name: str, topic: str, queue: int, sequence: int) -> ProduceOutcome:
+        """The fate of one sequence of a named producer."""
+        return self._session.run(self._session.admin.produce_outcome(name, topic, queue, sequence))
+
+    def verify(
+        self,
+        topic: str,
+        *,
+        timeout: float = 600.0,
+        on_progress: Callable[[VerifyProgress], object] | None = None,
+    ) -> VerifyResult:
+        """Lets every node recompute the topic from its own log and compares.
+
+        `on_progress` is called in this thread. Raises UnknownTopic, Unavailable.
+        """
+
+        def start(note: Callable[[VerifyProgress], object]) -> Coroutine[Any, Any, VerifyResult]:
+            return Verification(self._session.cluster, note).run(topic, timeout)
+
+        return self._watched(start, on_progress, timeout, f"not verified within {timeout:g} s")
+
+    # --- dead letters
+
+    def dead_letters(
+        self, topic: str, which: LetterFilter = EVERYTHING, *, limit: int = 1_000
+    ) -> list[DeadLetter]:
+        """The first dead letters that fit, of a dead-letter topic or of a group.
+
+        Raises UnknownTopic.
+        """
+        found = DeadLetters(self._session.cluster, self._session.runtime, topic)
+        return self._session.run(found.list(which, limit))
+
+    def redrive(
+        self,
+        topic: str,
+        which: LetterFilter = EVERYTHING,
+        *,
+        to: Literal["origin", "group"] = "origin",
+        dry_run: bool = False,
+        timeout: float = 3600.0,
+        on_progress: Callable[[RedriveProgress], object] | None = None,
+    ) -> RedriveResult:
+        """Brings dead letters back, each at most once, to the topic they came from, or to the first
+        retry topic of their group, which nobody else reads.
+
+        A run that was interrupted may be repeated. `on_progress` is called in this thread. Raises
+        UnknownTopic, ProducerFenced when another run of the topic has begun, TimedOut.
+        """
+        found = DeadLetters(self._session.cluster, self._session.runtime, topic)
+
+        def start(note: Callable[[RedriveProgress], object]) -> Coroutine[Any, Any, RedriveResult]:
+            return found.redrive(which, to=to, dry_run=dry_run, note=note)
+
+        return self._watched(start, on_progress, timeout, "not all brought back in time")
+
+    # --- broker nodes
+
+    def replace_node(
+        self,
+        old: int,
+        new: int,
+        *,
+        address: str = "",
+        allow_same_machine: bool = False,
+        timeout: float = 3600.0,
+        on_progress: Callable[[MemberProgress], object] | None = None,
+    ) -> MembershipResult:
+        """Node `new`, started with --join, takes the place of `old`, dead or alive.
+
+        A call that was interrupted goes on where it stopped. `address` where the node does not
+        report to the controllers. A machine that has a voter of the group already is refused,
+        unless it is `allow_same_machine`. Raises InvalidRequest, Unavailable, TimedOut.
+        """
+
+        def start(
+            note: Callable[[MemberProgress], object],
+        ) -> Coroutine[Any, Any, MembershipResult]:
+            return MembershipWork(
+                self._session.cluster, note, allow_same_machine=allow_same_machine
+            ).replace(old, new, address, timeout)
+
+        return self._watched(start, on_progress, timeout, "not replaced in time")
+
+    def grow_group(
+        self,
+        group: int,
+        to: int,
+        *,
+        nodes: Mapping[int, str] | None = None,
+        allow_same_machine: bool = False,
+        timeout: float = 3600.0,
+        on_progress: Callable[[MemberProgress], object] | None = None,
+    ) -> MembershipResult:
+        """A broker group gets 3 or 5 voters: `nodes` (addresses by number), or who waits to join.
+
+        Raises InvalidRequest, Unavailable, TimedOut.
+        """
+
+        def start(
+            note: Callable[[MemberProgress], object],
+        ) -> Coroutine[Any, Any, MembershipResult]:
+            return MembershipWork(
+                self._session.cluster, note, allow_same_machine=allow_same_machine
+            ).grow(group, to, nodes or {}, timeout)
+
+        return self._watched(start, on_progress, timeout, "not grown in time")
+
+    def look_at_restore(self, group: int, *, lost: Collection[int] = ()) -> RestorePlan:
+        """What `restore_group` would do, and nothing more. Raises InvalidRequest, Unavailable."""
+        return self._session.run(RestoreWork(self._session.cluster, group, lost).look())
+
+    def restore_group(
+        self, group: int, *, lost: Collection[int] = (), timeout: float = 60.0
+    ) -> RestoreResult:
+        """Begins a broker group anew after a majority of its disks was lost, with what is left.
+
+        Acknowledged messages that only `lost` nodes had are gone, and their directories are refused
+        for ever. Raises InvalidRequest, Unavailable, TimedOut; called again it goes on.
+        """
+        return self._session.run(RestoreWork(self._session.cluster, group, lost).restore(timeout))
+
+    def remove_node(
+        self, node: int, *, shrink: bool = False, timeout: float = 60.0
+    ) -> MembershipResult:
+        """A node leaves its group: a learner left over, a voter too many, or one by one to shrink.
+
+        Raises InvalidRequest, Unavailable, TimedOut.
+        """
+        work = MembershipWork(self._session.cluster)
+        return self._session.run(work.remove(node, shrink, timeout))
+
+    def transfer_mastership(self, group: int, node: int = 0) -> int:
+        """Moves mastership to a voter, 0 for whoever is furthest; returns the master's number.
+
+        No write is refused meanwhile. Raises InvalidRequest, Unavailable.
+        """
+        return self._session.run(MembershipWork(self._session.cluster).transfer(group, node))
+
+    def upgrade(self, level: int | None = None, *, dry_run: bool = False) -> Upgrade:
+        """Raises the feature level of every broker group and of the metadata, for good.
+
+        By default to the highest that every node and controller knows; with `dry_run` only says
+        what would be done. Raises Unavailable when somebody does not answer, UnsupportedVersion
+        when somebody does not know `level`; nothing is changed then.
+        """
+        found = self.inspect_cluster()
+        work = upgrade(self._session.cluster, found, level=level, dry_run=dry_run)
+        return self._session.run(work)
+
+    def drain_node(self, node: int, *, seconds: float = 60.0) -> DrainResult:
+        """Keeps a node from being master for a while, so that it can be restarted; 0 ends that.
+
+        Raises InvalidRequest, and Unavailable when no other node can be master.
+        """
+        work = MembershipWork(self._session.cluster)
+        return self._session.run(work.drain(node, round(seconds * 1000)))
+
+    def _watched(
+        self,
+        start: Callable[[Callable[[_News], object]], Coroutine[Any, Any, _Result]],
+        on_news: Callable[[_News], object] | None,
+        timeout: float,
+        too_late: str,
+    ) -> _Result:
+        """Runs what tells news on the I/O thread; `on_news` gets them in this one."""
+        news: list[_News] = []
+        changed = threading.Event()
+
+        def note(each: _News) -> None:
+            news.append(each)
+            changed.set()
+
+        self._session.check()
+        future = self._session.runtime.submit(start(note))
+        future.add_done_callback(lambda _: changed.set())
+        give_up = time.monotonic() + timeout + 10
+        try:
+            while not future.done() and time.monotonic() < give_up:
+                changed.wait(1.0)
+                changed.clear()
+                while news and on_news is not None:
+                    on_news(news.pop(0))
+            return future.result(0)
+        except TimeoutError:
+            raise TimedOut(too_late) from None
+        finally:
+            future.cancel()

@@ -1,0 +1,228 @@
+"""The synchronous `Reader` and `Consumer`: iterate, `poll` or `poll_arrow`.
+
+How it works. Messages are taken from the feed and decoded in the calling thread; only when none is
+there does it wait, and only commits and the like are handed to the I/O thread.
+
+One object belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from semel.client.api.sql_transaction import Transaction
+from semel.client.consumer.consumer import ConsumerCore
+from semel.client.message import Message
+from semel.client.reading.fetch import Feed
+from semel.client.reading.pulling import Puller, wait_ready
+from semel.client.reading.reader import ReaderCore
+from semel.client.session import Session
+from semel.protos.errors import Closed, SemelError, TimedOut
+
+
+class _Pulling(ABC):
+    """What readers and consumers share."""
+
+    def __init__(self, session: Session, feed: Feed, puller: Puller) -> None:
+        self._session = session
+        self._feed = feed
+        self._puller = puller
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages until the end, or until closed; without an end it waits for more."""
+        while not self._closed:
+            self._give_back()
+            yield from self._puller.drain()
+            if self._closed or self._puller.finished:
+                return
+            wait_ready(self._feed, None)
+            if not self._closed:
+                self._session.check()
+
+    def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
+        """Up to `max_messages`, as soon as there is one; empty after `timeout` seconds."""
+        self._check()
+        found = self._puller.messages(max_messages)
+        if not found and wait_ready(self._feed, timeout):
+            found = self._puller.messages(max_messages)
+        return found
+
+    def poll_arrow(self, timeout: float = 1.0) -> pa.RecordBatch | None:
+        """The next messages as ARROW_SCHEMA, without a row being touched; None after `timeout`
+        seconds."""
+        self._check()
+        batch = self._puller.arrow()
+        if batch is None and wait_ready(self._feed, timeout):
+            batch = self._puller.arrow()
+        return batch
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it; an iteration under way stops."""
+
+    def _check(self) -> None:
+        self._session.check()
+        if self._closed:
+            raise Closed("it is closed")
+        self._give_back()
+
+    @abstractmethod
+    def _give_back(self) -> None:
+        """Has the feed begin again where a transaction that failed began."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Reader(_Pulling):
+    """Messages of a topic, without a group."""
+
+    def __init__(self, session: Session, core: ReaderCore) -> None:
+        super().__init__(session, core.feed, core.puller)
+        self._core = core
+        session.join(self)
+
+    @property
+    def finished(self) -> bool:
+        """Everything up to `end` was given out."""
+        return self._puller.finished
+
+    def _give_back(self) -> None:
+        """A reader has no transactions."""
+
+    def positions(self) -> dict[int, int]:
+        """Next offset that will be given out, by queue."""
+        return self._core.positions()
+
+    def close(self) -> None:
+        """Ends it; an iteration under way stops."""
+        if not self._closed:
+            self._closed = True
+            self._session.leave(self)
+            self._feed.end()
+            self._session.runtime.call_soon(self._core.close)
+
+    async def shut(self) -> None:
+        """For the client's own use."""
+        self._closed = True
+        self._core.close()
+
+
+class Consumer(_Pulling):
+    """A member of a consumer group: each message goes to one member, and again to another if it is
+    not committed in time."""
+
+    def __init__(self, session: Session, core: ConsumerCore) -> None:
+        super().__init__(session, core.feed, core.puller)
+        self._core = core
+        session.join(self)
+
+    def _give_back(self) -> None:
+        outstanding = self._puller.outstanding
+        if outstanding.must_give_back:
+            back = self._core.give_back(outstanding.back, in_doubt=outstanding.in_doubt)
+            self._session.run(back)
+            outstanding.on_given_back()
+
+    @property
+    def group(self) -> str:
+        return self._core.group
+
+    @property
+    def member_id(self) -> str:
+        """Identity within the group."""
+        return self._core.member_id
+
+    def commit(self, message: Message | None = None) -> None:
+        """Makes progress durable: up to and including `message` in its queue, or everything that
+        was given out so far. What is committed is never delivered to the group again.
+
+        Raises LockLost when some of it belongs to another member by now (the rest is committed).
+        """
+        self._check()
+        outstanding = self._puller.outstanding
+        spans = outstanding.spans() if message is None else outstanding.up_to(message)
+        self._core.settle(self._session.run(self._core.commit(spans)))
+
+    def retry(self, message: Message, reason: str = "") -> None:
+        """The message could not be processed: it is delivered again after the next step of the
+        retry policy, or becomes a dead letter after the last one.
+
+        It takes effect with the commit that covers the message, exactly once; what is not committed
+        is delivered again at once, as ever. Raises InvalidRequest without a policy or with too much
+        to be retried in one commit, LockLost.
+        """
+        self._core.note(message, reason, rejected=False)
+
+    def reject(self, message: Message, reason: str = "") -> None:
+        """The message will never be processed: it becomes a dead letter. Otherwise like `retry`."""
+        self._core.note(message, reason, rejected=True)
+
+    def transaction(self, connection: Any, message: Message | None = None) -> Transaction:
+        """Results and progress in one transaction of your own database: `with consumer.transaction(
+        connection): …` stores the offsets of everything that was given out so far, or up to and
+        including `message`, with what the block has written, and commits. An exception rolls back,
+        and what was given out since the last transaction is given out again.
+
+        Needs the option `offset_store`. Raises InvalidRequest, LockLost (the transaction is rolled
+        back then), whatever the database raises.
+        """
+        return Transaction(self._session, self._core, connection, message)
+
+    def assignment(self) -> list[tuple[str, int]]:
+        """Queues held now, as (topic, queue)."""
+        self._check()
+        return self._session.run(self._core.assignment())
+
+    def position(self, topic: str, queue: int) -> int:
+        """Next offset that will be given out."""
+        self._check()
+        return self._session.run(self._core.position(topic, queue))
+
+    def seek(self, topic: str, queue: int, offset: int) -> None:
+        """Continues elsewhere in a queue that is held; what is committed stays."""
+        self._check()
+        self._session.run(self._core.seek(topic, queue, offset))
+
+    def pause(self, topic: str, queue: int) -> None:
+        """Takes no more messages from a queue; its lock is kept."""
+        self._check()
+        self._session.run(self._core.pause(topic, queue, True))
+
+    def resume(self, topic: str, queue: int) -> None:
+        """Ends a pause."""
+        self._check()
+        self._session.run(self._core.pause(topic, queue, False))
+
+    def close(self) -> None:
+        """Gives back the locks and leaves the group; nothing is committed by it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._session.leave(self)
+        self._feed.end()
+        if self._session.closed:
+            return
+        timeout = self._session.config.close_timeout_ms / 1000
+        with contextlib.suppress(TimedOut, Closed, SemelError):
+            self._session.run(self._core.close(), timeout)
+
+    async def shut(self) -> None:
+        """For the client's own use."""
+        self._closed = True
+        await self._core.close()

@@ -1,0 +1,283 @@
+"""Transactions as programs use them, with blocking calls.
+
+`producer.transaction(id)` is for one program; `client.transactions` for writers in many processes
+with one that commits.
+
+Not here: asyncio (`aio_transactions.py`), what happens (`transaction_work.py`,
+`transactions/commit.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from semel.client.api.transaction_work import StageWork, TransactionWork, check_names
+from semel.client.config import ProducerConfig, build
+from semel.client.core.dues import After, When
+from semel.client.core.fields import Headers
+from semel.client.producer.intake import extra_of
+from semel.client.session import Session
+from semel.client.transactions.commit import Committed
+from semel.client.transactions.descriptions import TransactionInfo
+from semel.client.transactions.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
+from semel.protos.errors import SemelError
+
+
+class Told:
+    """What a transaction tells of itself."""
+
+    def __init__(self, work: TransactionWork) -> None:
+        self._work = work
+
+    @property
+    def epoch(self) -> int:
+        """Number of this transaction under its id; -1 before it is entered."""
+        return -1 if self._work.begun is None else self._work.begun.epoch
+
+    @property
+    def last_epoch(self) -> int:
+        """Newest epoch that was committed before this one; -1 for none."""
+        return -1 if self._work.begun is None else self._work.begun.last_epoch
+
+    @property
+    def committed(self) -> bool:
+        """It is committed: by this program, or before it was entered."""
+        begun = self._work.begun
+        return self._work.result is not None or (begun is not None and not begun.attempt)
+
+
+class ProducerTransaction(Told):
+    """Messages that become visible together, or never. Use it as a context manager."""
+
+    def __init__(self, session: Session, work: TransactionWork) -> None:
+        super().__init__(work)
+        self._session = session
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp_us: int | None = None,
+        queue: int | None = None,
+        deliver_at: When | None = None,
+        deliver_after: After | None = None,
+        message_id: bytes | str | None = None,
+    ) -> None:
+        """Stages one message. Blocks while the buffer is full. Raises like `Producer.send`.
+
+        One with a due time becomes visible at that time, if the transaction is committed by then.
+        """
+        extra = extra_of(deliver_at, deliver_after, message_id)
+        self._work.open_stage().intake.append(
+            topic, value, key, headers, timestamp_us, queue, None, True, extra
+        )
+
+    def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps_us: Any = None,
+        queue: int | None = None,
+        deliver_at: Any = None,
+        message_ids: Any = None,
+    ) -> None:
+        """Stages many messages: lists, or Arrow arrays. Raises like `Producer.send_many`."""
+        stage = self._work.open_stage()
+        _append_many(
+            stage, topic, values, keys, headers, timestamps_us, queue, deliver_at, message_ids
+        )
+
+    def commit(self) -> Committed:
+        """Makes everything that was sent visible, all or nothing; leaving the context does it, too.
+
+        May be called again, also after an error that says the outcome is unknown. Raises
+        TransactionAborted (nothing is stored), TransactionFenced (another program has begun under
+        the same id; nothing is stored), Unavailable or TimedOut (unknown: call it again).
+        """
+        return self._session.run(self._work.commit())
+
+    def abort(self) -> None:
+        """Gives everything that was sent up."""
+        self._session.run(self._work.abort())
+
+    def __enter__(self) -> Self:
+        self._session.run(self._work.begin())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._session.run(self._work.leave())
+        else:
+            with contextlib.suppress(SemelError):
+                self.abort()
+
+
+class Stage:
+    """One writer's part of a transaction; `receipt` says what it has staged."""
+
+    def __init__(self, session: Session, work: StageWork) -> None:
+        self._session = session
+        self._work = work
+        self._given = False
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp_us: int | None = None,
+        queue: int | None = None,
+        deliver_at: When | None = None,
+        deliver_after: After | None = None,
+        message_id: bytes | str | None = None,
+    ) -> None:
+        """See `ProducerTransaction.send`."""
+        self._session.check()
+        extra = extra_of(deliver_at, deliver_after, message_id)
+        self._work.core.intake.append(
+            topic, value, key, headers, timestamp_us, queue, None, True, extra
+        )
+
+    def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps_us: Any = None,
+        queue: int | None = None,
+        deliver_at: Any = None,
+        message_ids: Any = None,
+    ) -> None:
+        """See `ProducerTransaction.send_many`."""
+        self._session.check()
+        stage = self._work.core
+        _append_many(
+            stage, topic, values, keys, headers, timestamps_us, queue, deliver_at, message_ids
+        )
+
+    def receipt(self) -> StageReceipt:
+        """Blocks until everything is staged, and closes the stage. Raises TransactionAborted."""
+        receipt = self._session.run(self._work.receipt())
+        self._given = True
+        return receipt
+
+    def abort(self) -> None:
+        """Gives everything up; for a stage whose receipt nobody will commit."""
+        self._session.run(self._work.abort())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Gives up what was staged if there was an error, or no receipt was taken."""
+        if kind is not None or not self._given:
+            with contextlib.suppress(SemelError):
+                self.abort()
+
+
+class Transactions:
+    """Transactions with many writers, and a look at all of them."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def stage(
+        self,
+        transaction_id: str,
+        epoch: int,
+        *,
+        writer: int = 0,
+        ttl_ms: int = TTL_MS_DEFAULT,
+        **options: Any,
+    ) -> Stage:
+        """A writer's stage for one epoch; other options are the fields of `ProducerConfig`.
+
+        `writer` orders what is published. An attempt at the same work is another stage; only those
+        whose receipt is committed count. What nobody commits ends `ttl_ms` after its last batch.
+        """
+        self._session.check()
+        config = build(ProducerConfig, options)
+        work = StageWork(
+            self._session, config, transaction_id, epoch, writer, blocking=True, ttl_ms=ttl_ms
+        )
+        return Stage(self._session, work)
+
+    def commit(
+        self,
+        transaction_id: str,
+        query_id: str,
+        epoch: int,
+        receipts: Iterable[StageReceipt],
+    ) -> Committed:
+        """Makes everything visible that the receipts name, all or nothing; nothing else of the
+        epoch. An epoch that is committed already is a success (`replayed`).
+
+        Raises TransactionConflict when the id belongs to another query, TransactionAborted and
+        TransactionFenced when nothing is stored, Unavailable or TimedOut when that is unknown: the
+        same call again settles it.
+        """
+        check_names(transaction_id, query_id, epoch)
+        core = self._session.transactions
+        named = [receipt for receipt in receipts if receipt.parts]
+        return self._session.run(core.commit(transaction_id, query_id, epoch, named))
+
+    def abort(self, receipts: Iterable[StageReceipt]) -> None:
+        """Gives up what was staged and is not being committed, as far as brokers answer."""
+        core = self._session.transactions
+        self._session.run(core.drop(list(receipts)))
+
+    def list(self) -> list[TransactionInfo]:
+        """All transactions that the brokers know, by id. Raises Unavailable."""
+        return self._session.run(self._session.transactions.describe())
+
+    def describe(self, transaction_id: str) -> TransactionInfo | None:
+        """One of them; None if no broker knows it. Raises Unavailable."""
+        check_names(transaction_id, "", None)
+        core = self._session.transactions
+        return next(iter(self._session.run(core.describe(transaction_id))), None)
+
+    def end(self, transaction_id: str) -> TransactionInfo | None:
+        """Aborts whatever is open of a transaction; what it was before. What is committed stays."""
+        check_names(transaction_id, "", None)
+        return self._session.run(self._session.transactions.end(transaction_id))
+
+
+def _append_many(
+    stage: StageCore,
+    topic: str,
+    values: Any,
+    keys: Any,
+    headers: Any,
+    timestamps_us: Any,
+    queue: int | None,
+    deliver_at: Any,
+    message_ids: Any,
+) -> None:
+    door, pieces = stage.intake.bulk_pieces(
+        topic, values, keys, headers, timestamps_us, None, deliver_at, message_ids
+    )
+    for piece in pieces:
+        stage.intake.append_piece(door, piece, queue, True)

@@ -1,0 +1,1 @@
+"""Consumer groups: membership, locks, commits, offsets in a SQL database."""

@@ -1,0 +1,1 @@
+"""Retries, dead letters, and bringing dead letters back."""

@@ -1,0 +1,595 @@
+"""The door of a producer: messages come in from any thread and wait for the I/O thread.
+
+How it works. Each topic has one *open* chunk that grows by a few list appends a message, and a
+line of *sealed* ones. The I/O thread is woken when a chunk is begun or sealed, never for each
+message. It takes sealed chunks as it can send them, and the open one when its linger says so. All
+messages of a chunk are due at one time: one with another time seals the open chunk, and bulk calls
+are sorted by their times.
+
+Whoever waits for room does so without the lock; meanwhile the topic may be forgotten, because it
+was deleted. Its door is marked then, and who held on to it comes in by the door that has the name
+now.
+
+Invariants
+1. A message is in exactly one chunk, and chunks leave in the order in which they were begun.
+2. `buffered` counts every message that came in and is not settled. It exceeds `buffer_bytes` by at
+   most one message (or one bulk piece), and only asyncio callers, which must not be blocked, get
+   past the limit. All producers of a client share a second one, looked at once a chunk.
+3. After `close` or `fail` nothing comes in.
+4. A chunk stays in `outstanding` until it is settled, and is settled at its deadline at the latest,
+   wherever it is: nobody needs to know all the places where messages wait.
+
+Not here: routing (`core/batching.py`), sending (`producer.py`), the limit of all (`memory.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from semel.client.config import ProducerConfig
+from semel.client.core.batching import (
+    NO_QUEUE,
+    ROW_BYTES,
+    Chunk,
+    Rows,
+    cuts,
+    message_sizes,
+    take_rows,
+)
+from semel.client.core.dues import AT_ONCE, After, Run, When, bulk_runs, due_of
+from semel.client.core.fields import (
+    INT64_MAX,
+    Headers,
+    as_bytes,
+    as_pairs,
+    check_queue,
+    check_time,
+)
+from semel.client.core.message_ids import check_ids, id_bytes
+from semel.client.producer.memory import ProducerMemory
+from semel.client.transport.runtime import IO_THREAD
+from semel.protos.batch import MESSAGE_BYTES_MAX
+from semel.protos.columns import Columns
+from semel.protos.errors import BufferFull, Closed, InvalidRequest, MessageTooLarge
+
+SEAL_BYTES_MAX: Final = 4 << 20
+"""A chunk for many queues is at most so large before it is routed."""
+
+
+class Extra(NamedTuple):
+    """What few messages have, so that the others pay nothing for it."""
+
+    due_us: int
+    message_id: bytes | None
+
+
+NO_EXTRA: Final = Extra(AT_ONCE, None)
+
+
+def extra_of(
+    deliver_at: When | None, deliver_after: After | None, message_id: bytes | str | None
+) -> Extra | None:
+    """What one message has besides; None for nothing. Raises InvalidRequest."""
+    if deliver_at is None and deliver_after is None and message_id is None:
+        return None
+    due_us = due_of(deliver_at, deliver_after, time.time_ns() // 1000)
+    return Extra(due_us, None if message_id is None else id_bytes(message_id))
+
+
+class Piece(NamedTuple):
+    """Some messages of a bulk call, as many as one chunk takes."""
+
+    columns: Columns
+    positions: Rows | None
+    size: int
+    due_us: int
+
+
+class TopicIntake:
+    """Messages of one topic that the I/O thread has not taken yet."""
+
+    __slots__ = (
+        "forgotten",
+        "last_position",
+        "message_bytes_max",
+        "name",
+        "open",
+        "plain",
+        "seal_bytes",
+        "seal_bytes_routed",
+        "sealed",
+    )
+
+    def __init__(self, name: str, batch_bytes: int) -> None:
+        self.name = name
+        self.open: Chunk | None = None
+        self.plain: Chunk | None = None
+        """The open one, if it takes a message without anything extra as it comes."""
+        self.sealed: deque[Chunk] = deque()
+        self.message_bytes_max = MESSAGE_BYTES_MAX
+        self.seal_bytes = batch_bytes
+        self.seal_bytes_routed = batch_bytes
+        """For chunks whose rows go to several queues."""
+        self.last_position = -1
+        self.forgotten = False
+        """It is no door any more: nobody takes what would be put there."""
+
+    @property
+    def waiting(self) -> bool:
+        return self.open is not None or bool(self.sealed)
+
+
+class Intake:
+    """The door of one producer."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        *,
+        wake: Callable[[], None],
+        open_topic: Callable[[str], object] | None,
+        memory: ProducerMemory | None = None,
+    ) -> None:
+        """`wake` is called from any thread. `open_topic` may block; it is called before the first
+        message of a topic comes in. `memory` is what all producers share."""
+        self._config = config
+        self._positions = config.source_positions
+        self._wake = wake
+        self._woken = False
+        self._open_topic = open_topic
+        self._topics: dict[str, TopicIntake] = {}
+        """All doors that the I/O thread looks behind."""
+        self._opened: dict[str, TopicIntake] = {}
+        """Those of topics that need not be opened before a message comes in."""
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._limit = config.buffer_bytes
+        self._memory = memory or ProducerMemory()
+        self._told = 0
+        """What `_memory` knows of `buffered`."""
+        self._timeout = config.delivery_timeout_ms / 1000
+        self._failure: Exception | None = None
+        self.told = False
+        """A caller was refused with the failure."""
+        self.buffered = 0
+        self.outstanding: dict[int, Chunk] = {}
+        """Chunks that are not settled, by identity, oldest first."""
+        self._released = 0
+        """Messages of chunks that are settled."""
+
+    # --- any thread -----------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        timestamp_us: int | None,
+        queue: int | None,
+        position: int | None,
+        block: bool,
+        extra: Extra | None = None,
+    ) -> tuple[Chunk, int]:
+        """One message: its chunk and row.
+
+        Raises InvalidRequest, MessageTooLarge, BufferFull, Closed, or the producer's failure.
+        """
+        intake = self._opened.get(topic)
+        if intake is None:
+            intake = self._begin_topic(topic)
+        if type(value) is not bytes:
+            value = as_bytes("value", value)
+        size = len(value)
+        if key is not None:
+            if type(key) is not bytes:
+                key = as_bytes("key", key)
+            size += len(key)
+        if headers is not None:
+            headers, header_bytes = as_pairs(headers)
+            size += header_bytes
+        if timestamp_us is not None:
+            check_time(timestamp_us)
+        if queue is not None:
+            check_queue(queue)
+        if size > intake.message_bytes_max:
+            raise MessageTooLarge(
+                f"message of {size} bytes for topic {topic!r}; the limit is"
+                f" {intake.message_bytes_max}",
+                limit_bytes=intake.message_bytes_max,
+            )
+        size += ROW_BYTES
+        if extra is not None and extra.message_id is not None:
+            size += len(extra.message_id)
+        with self._lock:
+            if self._failure is not None:
+                self.told = True
+                raise self._failure.with_traceback(None)
+            if self.buffered >= self._limit or (
+                (intake.open is None or extra is not None) and self._crowded
+            ):
+                self._wait_for_room(block)
+            if intake.forgotten:
+                intake = self._door(topic)
+            if self._positions or position is not None:
+                self._check_position(intake, position)
+            chunk = intake.plain
+            wake = False
+            if chunk is None or extra is not None:
+                chunk, wake = self._open(intake, extra or NO_EXTRA)
+            row = chunk.count
+            chunk.values.append(value)
+            if chunk.keys is not None:
+                chunk.keys.append(key)
+            elif key is not None:
+                chunk.keys = [None] * row
+                chunk.keys.append(key)
+            if headers is not None or chunk.headers is not None:
+                _append(chunk, "headers", headers or (), ())
+            if timestamp_us is not None or chunk.timestamps is not None:
+                stamp = chunk.created_us if timestamp_us is None else timestamp_us
+                _append(chunk, "timestamps", stamp, chunk.created_us)
+            if queue != chunk.queues:  # one number as long as all go to one queue
+                _mix_queues(chunk, queue)
+            if position is not None:
+                chunk.positions.append(position)
+                intake.last_position = position
+            chunk.count = row + 1
+            chunk.bytes += size
+            self.buffered += size
+            if chunk.bytes >= intake.seal_bytes and (
+                chunk.bytes >= intake.seal_bytes_routed
+                or (chunk.keys is None and not self._positions)
+            ):
+                intake.sealed.append(chunk)
+                intake.open = intake.plain = None
+                wake = True
+                self._tell()
+            if wake and not self._woken:
+                self._woken = True
+            else:
+                wake = False
+        if wake:
+            self._wake()
+        return chunk, row
+
+    def bulk_pieces(
+        self,
+        topic: str,
+        values: Any,
+        keys: Any,
+        headers: Any,
+        timestamps_us: Any,
+        positions: Any,
+        deliver_at: Any = None,
+        message_ids: Any = None,
+    ) -> tuple[TopicIntake, list[Piece]]:
+        """Many messages, checked and cut into pieces of about one chunk, each due at one time.
+
+        Raises like `append`; nothing has come in then.
+        """
+        intake = self._opened.get(topic)
+        if intake is None:
+            intake = self._begin_topic(topic)
+        columns = Columns.from_arrow(
+            values,
+            keys=keys,
+            headers=headers,
+            timestamps=timestamps_us,
+            message_ids=message_ids,
+        )
+        count = len(columns)
+        numbers = None if positions is None else _numbers(positions, count)
+        order, runs = None, [Run(AT_ONCE, 0, count)]
+        if deliver_at is not None:
+            now_us, in_place = time.time_ns() // 1000, positions is not None
+            order, runs = bulk_runs(deliver_at, count, now_us, in_place=in_place)
+        if (numbers is not None) != self._positions and count:
+            self._check_position(intake, None if numbers is None else int(numbers[0]))
+        if not count:
+            return intake, []
+        sizes = message_sizes(columns)
+        row = int(np.argmax(sizes))
+        largest = int(sizes[row])
+        if largest > intake.message_bytes_max:
+            raise MessageTooLarge(
+                f"message {row} of the call has {largest} bytes;"
+                f" the limit for topic {topic!r} is {intake.message_bytes_max}",
+                limit_bytes=intake.message_bytes_max,
+            )
+        if columns.message_ids is not None:
+            sizes += check_ids(columns.message_ids)
+        if order is not None:
+            columns, sizes = take_rows(columns, order), sizes[order]
+        routed = columns.keys is not None or self._positions
+        limit = intake.seal_bytes_routed if routed else intake.seal_bytes
+        ends = np.concatenate(([0], np.cumsum(sizes + ROW_BYTES)))
+        return intake, [
+            Piece(
+                columns.slice(start, end),
+                None if numbers is None else numbers[start:end],
+                int(ends[end] - ends[start]),
+                run.due_us,
+            )
+            for run in runs
+            for start, end in cuts(ends, run.start, run.end, limit)
+        ]
+
+    def append_piece(
+        self,
+        intake: TopicIntake,
+        piece: Piece,
+        queue: int | None,
+        block: bool,
+    ) -> tuple[Chunk, int, int]:
+        """One piece of a bulk: its chunk, first row and end. Raises like `append`."""
+        columns, positions, size, due_us = piece
+        with self._lock:
+            if self._failure is not None:
+                self.told = True
+                raise self._failure.with_traceback(None)
+            if self.buffered >= self._limit or self._crowded:
+                self._wait_for_room(block)
+            if intake.forgotten:
+                intake = self._door(intake.name)
+            if positions is not None:
+                self._check_position(intake, int(positions[0]))
+                intake.last_position = int(positions[-1])
+            if intake.open is not None:
+                intake.sealed.append(intake.open)
+            chunk = self._begin(intake, due_us)
+            intake.open = intake.plain = None
+            intake.sealed.append(chunk)
+            chunk.values = columns.values
+            chunk.keys = columns.keys
+            chunk.headers = columns.headers
+            chunk.timestamps = columns.timestamps
+            chunk.message_ids = columns.message_ids
+            chunk.positions = positions
+            chunk.queues = queue
+            chunk.count = len(columns)
+            chunk.bytes = size
+            self.buffered += size
+            self._tell()
+            wake = not self._woken
+            self._woken = True
+        if wake:
+            self._wake()
+        return chunk, 0, chunk.count
+
+    @property
+    def messages(self) -> int:
+        """Messages that came in. They are counted by the chunk, for one costs more than it says."""
+        with self._lock:
+            return self._released + sum(chunk.count for chunk in self.outstanding.values())
+
+    def snapshot(self) -> list[Chunk]:
+        """Chunks that are not settled now."""
+        with self._lock:
+            return list(self.outstanding.values())
+
+    def failure(self) -> Exception | None:
+        """Why nothing comes in any more."""
+        return self._failure
+
+    def shut(self) -> None:
+        """Nothing comes in any more; what came in stays on its way."""
+        with self._room:
+            if self._failure is None:
+                self._failure = Closed("the producer is closed")
+            self._room.notify_all()
+
+    # --- the I/O thread -------------------------------------------------------------------------
+
+    def on_woken(self) -> list[TopicIntake]:
+        """Topics that have something to take; further messages wake again."""
+        with self._lock:
+            self._woken = False
+            return [intake for intake in self._topics.values() if intake.waiting]
+
+    def take(self, intake: TopicIntake, *, open_too: bool) -> Chunk | None:
+        """The next chunk of a topic; an open one only if asked for."""
+        with self._lock:
+            if intake.sealed:
+                return intake.sealed.popleft()
+            if open_too and intake.open is not None:
+                chunk = intake.open
+                intake.open = intake.plain = None
+                self._tell()
+                return chunk
+            return None
+
+    def release(self, chunk: Chunk) -> None:
+        """A chunk is settled: its bytes are free."""
+        others: list[threading.Condition] = []
+        with self._room:
+            if self.outstanding.pop(id(chunk), None) is not None:
+                self.buffered -= chunk.bytes
+                self._released += chunk.count
+                others = self._tell()
+                self._room.notify_all()
+        for room in others:
+            if room is not self._room:
+                with room:
+                    room.notify_all()
+
+    def has_room(self) -> bool:
+        """With nothing of its own a producer has nothing to wait for."""
+        return self.buffered < self._limit and not (self.buffered and self._crowded)
+
+    def fail(self, error: Exception) -> list[Chunk]:
+        """Nothing comes in any more; what nobody has taken yet is returned."""
+        with self._room:
+            if self._failure is None:
+                self._failure = error
+            left: list[Chunk] = []
+            for intake in self._topics.values():
+                left += intake.sealed
+                intake.sealed.clear()
+                if intake.open is not None:
+                    left.append(intake.open)
+                    intake.open = intake.plain = None
+            self._room.notify_all()
+            return left
+
+    def expired(self, now: float) -> list[Chunk]:
+        """Chunks past their deadline, wherever they are; nobody takes them from the door any more,
+        and nothing is added to them."""
+        with self._lock:
+            found = list(takewhile(lambda chunk: chunk.deadline <= now, self.outstanding.values()))
+            for chunk in found:
+                if chunk.parts is None:
+                    self._withdraw(chunk)
+            return found
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    @property
+    def _crowded(self) -> bool:
+        """All producers of the client together hold too much for this one to take in more."""
+        return not self._memory.has_room(self.buffered)
+
+    def _tell(self) -> list[threading.Condition]:
+        """Once a chunk; called with the lock held. Whom to notify without it."""
+        change, self._told = self.buffered - self._told, self.buffered
+        return self._memory.add(change)
+
+    def _open(self, intake: TopicIntake, extra: Extra) -> tuple[Chunk, bool]:
+        """The open chunk for a message, which its id is added to; and whether it is a new one."""
+        chunk, begun = intake.open, False
+        if chunk is None or chunk.due_us != extra.due_us:
+            if chunk is not None:
+                intake.sealed.append(chunk)
+            chunk, begun = self._begin(intake, extra.due_us), True
+        if extra.message_id is not None or chunk.message_ids is not None:
+            _append(chunk, "message_ids", extra.message_id, None)
+        plain = chunk.due_us == AT_ONCE and chunk.message_ids is None
+        intake.plain = chunk if plain else None
+        return chunk, begun
+
+    def _begin(self, intake: TopicIntake, due_us: int) -> Chunk:
+        deadline = time.monotonic() + self._timeout
+        chunk = Chunk(intake.name, time.time_ns() // 1000, deadline, due_us)
+        if self._positions:
+            chunk.positions = []
+        intake.open = chunk
+        self.outstanding[id(chunk)] = chunk
+        return chunk
+
+    def _withdraw(self, chunk: Chunk) -> None:
+        intake = self._topics.get(chunk.topic)
+        if intake is None:
+            return
+        if intake.open is chunk:
+            intake.open = intake.plain = None
+        else:
+            with suppress(ValueError):
+                intake.sealed.remove(chunk)
+
+    def _begin_topic(self, topic: str) -> TopicIntake:
+        if not isinstance(topic, str) or not topic:
+            raise InvalidRequest(f"topic must be a name, not {topic!r}")
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        if self._open_topic is not None:
+            self._open_topic(topic)
+        with self._lock:
+            intake = self._opened[topic] = self._door(topic)
+            return intake
+
+    def topic(self, topic: str) -> TopicIntake:
+        """The door of one topic."""
+        with self._lock:
+            return self._door(topic)
+
+    def _door(self, topic: str) -> TopicIntake:
+        """Called with the lock held."""
+        intake = self._topics.get(topic)
+        if intake is None:
+            intake = self._topics[topic] = TopicIntake(topic, self._config.batch_bytes)
+        return intake
+
+    def forget(self, topic: str) -> None:
+        """The topic must be opened again before the next message."""
+        with self._lock:
+            self._opened.pop(topic, None)
+            intake = self._topics.get(topic)
+            if intake is not None and not intake.waiting:
+                intake.forgotten = True
+                del self._topics[topic]
+
+    def _check_position(self, intake: TopicIntake, position: int | None) -> None:
+        if not self._positions:
+            raise InvalidRequest("position needs producer(name, source_positions=True)")
+        if position is None:
+            raise InvalidRequest("a producer with source_positions needs a position a message")
+        if position.__class__ is not int or not 0 <= position <= INT64_MAX:
+            raise InvalidRequest(f"position must be a whole number from 0, not {position!r}")
+        if position <= intake.last_position:
+            raise InvalidRequest(
+                f"position {position} for topic {intake.name!r} does not rise:"
+                f" the last one was {intake.last_position}"
+            )
+
+    def _wait_for_room(self, block: bool) -> None:
+        """Called with the lock held, which is free while waiting."""
+        if self._config.buffer_full == "raise":
+            own = self.buffered >= self._limit
+            raise BufferFull(
+                f"{self.buffered} bytes wait for their acknowledgement; buffer_bytes is"
+                f" {self._limit}"
+                if own
+                else f"{self._memory.held} bytes of all producers of the client wait for their"
+                f" acknowledgement; its buffer_bytes is {self._memory.limit}"
+            )
+        if threading.current_thread().name == IO_THREAD:
+            raise BufferFull("a callback must not wait for room in the buffer")
+        if not block:
+            return
+        self._memory.begin_wait(self._room)
+        try:
+            while self.buffered >= self._limit or self._crowded:
+                self._room.wait(0.5)
+                if self._failure is not None:
+                    raise self._failure.with_traceback(None)
+        finally:
+            self._memory.end_wait(self._room)
+
+
+def _numbers(positions: Any, count: int) -> Rows:
+    """Source positions of a bulk call."""
+    try:
+        numbers: Rows = np.asarray(positions, np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"positions must be whole numbers: {error}") from error
+    if numbers.shape != (count,):
+        raise InvalidRequest(f"{numbers.size} positions for {count} values")
+    if count and (numbers[0] < 0 or bool((np.diff(numbers) <= 0).any())):
+        raise InvalidRequest("positions must rise from message to message, from 0")
+    return numbers
+
+
+def _append(chunk: Chunk, name: str, item: Any, default: Any) -> None:
+    column = getattr(chunk, name)
+    if column is None:
+        column = [default] * chunk.count
+        setattr(chunk, name, column)
+    column.append(item)
+
+
+def _mix_queues(chunk: Chunk, queue: int | None) -> None:
+    if not chunk.count:
+        chunk.queues = queue
+        return
+    if not isinstance(chunk.queues, list):
+        before = NO_QUEUE if chunk.queues is None else chunk.queues
+        chunk.queues = [before] * chunk.count
+    chunk.queues.append(NO_QUEUE if queue is None else queue)

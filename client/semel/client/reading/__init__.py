@@ -1,0 +1,1 @@
+"""How batches arrive: fetches, buffers, readers without a group."""

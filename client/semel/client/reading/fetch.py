@@ -1,0 +1,507 @@
+"""Batches on their way in: long polls to every broker group, and the buffer the caller takes from.
+
+How it works. A *feed* belongs to one reader or consumer. For each broker group it keeps a fetch
+stream to the master and asks for every queue that has room in the buffer; answers are cut into
+*deliveries*, one stored batch each, which wait in one bounded line. The caller's own thread takes
+and decodes them, so the I/O thread never touches a message. Queues that are read to their end are
+asked for by *standing* polls, which the broker answers again and again as they grow: for small
+answers, asking costs as much as they do, and keeps the caller's thread from taking them.
+
+A queue with a *delay* (retries) gives out a batch only so long after it was appended. To fetch it
+under the lock would start the lock's clock; so the next batch is *peeked* at first, without a
+group, and fetched, alone, when it is due. A clock that is behind makes it late by at most the
+delay again.
+
+A feed that may read from *any replica* asks one node of each broker group, chosen by lot, and for
+all that is left the master, as soon as that node fails, refuses or turns out to be behind.
+
+Invariants
+1. A delivery from before a seek, a pause of the lock or a loss of the queue is never handed out:
+   its *turn* is not the queue's any more.
+2. Buffered bytes exceed `prefetch_bytes` by at most the replies under way.
+
+Not here: which queues, and from where (`reader.py`, `consumer/consumer.py`), and where a batch is
+cut (`feed_queue.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from semel.client.core.retry import Backoff, BackoffPolicy
+from semel.client.core.routing import Master
+from semel.client.reading.feed_queue import Delivery, FeedQueue, cut
+from semel.client.reading.shared_memory import Exchange, Slot
+from semel.client.transport.cluster import Cluster
+from semel.client.transport.connection import Purpose, telling
+from semel.client.transport.streams import Stream
+from semel.protos import compat
+from semel.protos.batch import decode_broker_header
+from semel.protos.errors import (
+    InternalError,
+    NotMaster,
+    QueueMoved,
+    SemelError,
+    Throttled,
+    TimedOut,
+    Unavailable,
+    from_detail,
+)
+from semel.protos.ids import GroupId, NodeId, QueueKey, Term
+from semel.protos.streams import decode_fetch_header
+from semel.protos.v1 import broker_pb2, common_pb2
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT_MS: Final = 500
+"""How long a broker may hold a poll that finds nothing."""
+STANDING_BYTES: Final = 64 << 10
+"""A poll of queues that are read to their end stands until its answers had so many. Larger ones may
+come through memory, or are worth a poll each."""
+POLLS: Final = 2
+"""Polls under way at a time, each for a share of the queues."""
+OVERDUE_S: Final = 1.5
+"""A poll unanswered for so long after that: the broker hangs."""
+TIMER_S: Final = 0.002
+"""Timers of whole milliseconds may be so early, and who is woken too early is not woken again."""
+REST_S: Final = 0.05
+"""After an answer that says "not now"."""
+LINK_POLICY: Final = BackoffPolicy(initial_ms=10, max_ms=300)
+
+
+class _Asked(NamedTuple):
+    """One queue of a poll."""
+
+    queue: FeedQueue
+    turn: int
+    peek: bool
+
+
+class _Poll(NamedTuple):
+    """A request without its last answer."""
+
+    deadline: float
+    asked: list[_Asked]
+    slot: Slot | None
+    """Where its batches may be put."""
+
+
+class FeedOwner(Protocol):
+    """What a feed needs of its reader or consumer. Called on the I/O thread."""
+
+    group: str
+    """Consumer group; empty for none."""
+
+    def on_queue_end(self, queue: FeedQueue) -> None:
+        """The queue was split, and everything it holds was fetched; it is not asked for again."""
+
+    def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
+        """The broker refuses to read the queue; it is not asked for again until `Feed.wake`."""
+
+
+class Feed:
+    """All queues of one reader or consumer."""
+
+    def __init__(
+        self,
+        owner: FeedOwner,
+        cluster: Cluster,
+        *,
+        fetch_bytes: int,
+        prefetch_bytes: int,
+        call_soon: Callable[[Callable[[], None]], None],
+        any_replica: bool = False,
+    ) -> None:
+        """`call_soon` runs a function on the I/O thread, from any thread. With `any_replica` every
+        queue must have an end that exists: a node that has nothing to give is behind then."""
+        self.owner = owner
+        self.cluster = cluster
+        self.fetch_bytes = fetch_bytes
+        self.prefetch_bytes = prefetch_bytes
+        self.any_replica = any_replica
+        self.queues: dict[QueueKey, FeedQueue] = {}
+        self.buffered = 0
+        self.ended = False
+        self._links: dict[GroupId, _FetchLink] = {}
+        self._call_soon = call_soon
+        self._line: deque[Delivery] = deque()
+        self._lock = threading.Lock()
+        self._waiters: list[Callable[[], None]] = []
+        self._failure: SemelError | None = None
+        self._final: SemelError | None = None
+        self._room_wanted = False
+        """Some queue is not asked for because there is no room; guarded by the lock."""
+
+    # --- the I/O thread -------------------------------------------------------------------------
+
+    def add(self, queue: FeedQueue) -> None:
+        """Begins to fetch a queue."""
+        self.queues[queue.key] = queue
+        link = self._links.get(queue.group_id)
+        if link is None:
+            link = self._links[queue.group_id] = _FetchLink(self, queue.group_id)
+        link.wake()
+
+    def remove(self, key: QueueKey) -> FeedQueue | None:
+        """Ends a queue; what is buffered of it is dropped."""
+        queue = self.queues.pop(key, None)
+        if queue is not None:
+            queue.turn += 1
+        return queue
+
+    def wake(self) -> None:
+        """Queues have moved, or there is room: ask."""
+        for link in self._links.values():
+            link.wake()
+
+    def wanted(self, group_id: GroupId) -> list[FeedQueue]:
+        """Queues to ask for at this moment, the emptiest first."""
+        with self._lock:
+            if self.buffered >= self.prefetch_bytes:
+                self._room_wanted = True
+                return []
+        now = time.monotonic()
+        share = max(1, self.prefetch_bytes // max(1, len(self.queues)))
+        askable = [
+            queue
+            for queue in self.queues.values()
+            if queue.group_id == group_id
+            and not queue.asked
+            and not queue.paused
+            and not queue.ended
+            and not queue.at_end
+            and not queue.waits(now)
+        ]
+        with self._lock:
+            found = [queue for queue in askable if queue.buffered < queue.room(share)]
+            self._room_wanted = self._room_wanted or len(found) < len(askable)
+        found.sort(key=lambda queue: queue.buffered)
+        # Not all in one poll: while one answer is on its way the broker works on the next.
+        return found[: max(1, (len(self.queues) + POLLS - 1) // POLLS)]
+
+    def deliver(self, deliveries: list[Delivery]) -> None:
+        """Puts deliveries in line."""
+        with self._lock:
+            for delivery in deliveries:
+                self.buffered += len(delivery.stored)
+                delivery.queue.buffered += len(delivery.stored)
+            self._line.extend(deliveries)
+        self.notify()
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still be buffered."""
+        return self.prefetch_bytes - self.buffered
+
+    def notify(self) -> None:
+        """Something changed for whoever waits."""
+        with self._lock:
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
+
+    def fail(self, error: SemelError, *, final: bool = False) -> None:
+        """The caller's next call raises `error`; a `final` one is raised by every call."""
+        if self._final is None:
+            self._final = error if final else None
+            self._failure = error
+        self.notify()
+
+    def close(self) -> None:
+        self.end()
+        for link in self._links.values():
+            link.close()
+
+    def end(self) -> None:
+        """Nothing more will be handed out; callable from any thread."""
+        self.ended = True
+        self.notify()
+
+    # --- the caller's thread --------------------------------------------------------------------
+
+    def take(self) -> Delivery | None:
+        """The next delivery that counts; None when there is none now. Raises what failed."""
+        while True:
+            with self._lock:
+                if not self._line:
+                    failure, self._failure = self._failure, self._final
+                    if failure is not None:
+                        raise failure
+                    return None
+                delivery = self._line.popleft()
+                self.buffered -= len(delivery.stored)
+                delivery.queue.buffered -= len(delivery.stored)
+                # A reader that keeps up wakes nobody: that would cost as much as a small batch.
+                tell = self._room_wanted and self.buffered < self.prefetch_bytes
+                if tell:
+                    self._room_wanted = False
+            if tell:
+                self._call_soon(self.wake)
+            if delivery.turn == delivery.queue.turn:
+                return delivery
+
+    @property
+    def finished(self) -> bool:
+        """Every queue has an end, is there, and nothing is in line."""
+        return (
+            bool(self.queues)
+            and all(queue.ended for queue in self.queues.values())
+            and not self._line
+        )
+
+    @property
+    def ready(self) -> bool:
+        """`take` would answer, or nothing will ever come."""
+        return bool(self._line) or self._failure is not None or self.ended or self.finished
+
+    def add_waiter(self, waiter: Callable[[], None]) -> None:
+        """Calls `waiter` once when something changes, from the I/O thread."""
+        with self._lock:
+            self._waiters.append(waiter)
+
+    def remove_waiter(self, waiter: Callable[[], None]) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._waiters.remove(waiter)
+
+
+class _FetchLink:
+    """The fetch stream of one feed to one broker group."""
+
+    def __init__(self, feed: Feed, group_id: GroupId) -> None:
+        self._feed = feed
+        self._group_id = group_id
+        self._wake = asyncio.Event()
+        self._polls: dict[int, _Poll] = {}
+        """Under way."""
+        self._exchange = self._new_exchange()
+        self._number = 0
+        self._not_before = 0.0
+        self._failed = False
+        """The last stream ended with an error of our own, and nothing was understood since."""
+        self._any = feed.any_replica
+        """Asks any node; False once one of them was no good."""
+        self._task = feed.cluster.spawn(self._run(), f"semel-fetch-{group_id}")
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        feed = self._feed
+        backoff = Backoff(LINK_POLICY, random.random)
+        while True:
+            while not feed.wanted(self._group_id):
+                self._wake.clear()
+                await self._wake.wait()
+            try:
+                master = self._replica() or await feed.cluster.master(self._group_id)
+            except SemelError as error:
+                feed.fail(error)
+                await asyncio.sleep(1.0)
+                continue
+            began = time.monotonic()
+            try:
+                await self._stream(master)
+            except* SemelError as group:
+                self._on_ended(master, telling(group))
+            except* Exception as group:
+                logger.exception("fetch stream failed group=%s", self._group_id, exc_info=group)
+                ours = InternalError(f"client: {group.exceptions[0]!r}")
+                if self._failed:  # again, with no answer in between: trying on helps nobody
+                    feed.fail(ours)
+                self._failed = True
+                self._on_ended(master, ours)
+            for poll in self._polls.values():
+                for queue, turn, _ in poll.asked:
+                    if queue.turn == turn:
+                        queue.asked = False
+            self._polls.clear()
+            if time.monotonic() - began > 1.0:
+                backoff.reset()
+            await asyncio.sleep(backoff.next_ms() / 1000)
+
+    def _replica(self) -> Master | None:
+        """Some node, to be asked as if it were the master."""
+        addresses = self._feed.cluster.routes.replicas(self._group_id) if self._any else ()
+        if not addresses:
+            return None
+        return Master(address=random.choice(addresses), node_id=NodeId(0), term=Term(0))
+
+    def _on_ended(self, master: Master, error: SemelError) -> None:
+        logger.info(
+            "fetch stream ended group=%s address=%s error=%s",
+            self._group_id,
+            master.address,
+            error.message,
+        )
+        if self._any:
+            self._any = False
+        elif error.retriable or isinstance(error, InternalError):
+            self._feed.cluster.on_master_error(self._group_id, master, error)
+        else:
+            self._feed.fail(error)
+
+    def _new_exchange(self) -> Exchange:
+        feed = self._feed
+        allowed = feed.cluster.config.shared_memory
+        return Exchange(feed.fetch_bytes, feed.prefetch_bytes, allowed=allowed)
+
+    async def _stream(self, master: Master) -> None:
+        stream = await self._feed.cluster.streams.open(master.address, Purpose.FETCH)
+        self._exchange = self._new_exchange()
+        try:
+            async with compat.TaskGroup() as tasks:
+                tasks.create_task(self._read(stream))
+                tasks.create_task(self._ask(stream))
+                tasks.create_task(self._watch(master.address))
+        finally:
+            stream.close()
+
+    async def _ask(self, stream: Stream) -> None:
+        feed = self._feed
+        while True:
+            queues = feed.wanted(self._group_id)
+            if not queues:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            wait = self._not_before - time.monotonic()
+            if wait > 0:
+                await asyncio.sleep(wait)
+                continue
+            self._number += 1
+            request = broker_pb2.FetchRequest(
+                correlation_id=self._number,
+                max_bytes=feed.fetch_bytes,
+                max_wait_ms=MAX_WAIT_MS,
+                any_replica=self._any,
+            )
+            asked = []
+            for queue in queues:
+                queue.asked = True
+                peek = queue.delay_ms > 0 and queue.due is None
+                asked.append(_Asked(queue, queue.turn, peek))
+                request.queues.add(
+                    queue=common_pb2.QueueRef(
+                        topic_id=queue.key.topic_id, queue_id=queue.key.queue_id
+                    ),
+                    offset=queue.offset,
+                    max_bytes=1 if queue.delay_ms else feed.fetch_bytes,
+                    group="" if peek else feed.owner.group,
+                    token=0 if peek else queue.token,
+                )
+            slot = self._exchange.name_place(request, time.monotonic())
+            if slot is None and not self._any and all(queue.keeps_up for queue in queues):
+                request.standing_bytes = min(STANDING_BYTES, max(1, feed.room))
+            self._polls[self._number] = _Poll(_due(), asked, slot)
+            await stream.write(request.SerializeToString())
+
+    async def _read(self, stream: Stream) -> None:
+        while True:
+            self._on_reply(await stream.read())
+            self._failed = False
+
+    def _on_reply(self, message: bytes | memoryview) -> None:
+        header, rest = decode_fetch_header(message)
+        poll = self._polls.pop(header.correlation_id, _Poll(0.0, [], None))
+        parts = self._exchange.on_answer(header, rest, poll.slot, time.monotonic())
+        turns = {each.queue.key: each for each in poll.asked if each.queue.turn == each.turn}
+        if header.more and poll.asked:
+            self._polls[header.correlation_id] = poll._replace(deadline=_due())
+        else:
+            for each in turns.values():
+                each.queue.asked = False
+        if header.HasField("error"):
+            error = from_detail(header.error)
+            if isinstance(error, Throttled):
+                self._rest(error.retry_after_ms)
+                return
+            raise error
+        if self._any and not header.results:
+            raise Unavailable("the node is behind")
+        deliveries: list[Delivery] = []
+        at = 0
+        moved: SemelError | None = None
+        for result in header.results:
+            batches = result.batches
+            some = parts[at : at + len(batches)]
+            at += len(batches)
+            found = turns.get(QueueKey(result.queue.topic_id, result.queue.queue_id))  # type: ignore[arg-type]
+            if found is None:
+                continue
+            queue, turn, peek = found
+            if result.HasField("error"):
+                error = from_detail(result.error)
+                if isinstance(error, QueueMoved):
+                    self._feed.cluster.routes.on_moved(error)
+                    queue.asked = True
+                    self._feed.owner.on_queue_error(queue, error)
+                elif self._any or isinstance(error, NotMaster):
+                    moved = error
+                elif error.retriable:
+                    self._rest(0)
+                else:
+                    queue.asked = True
+                    self._feed.owner.on_queue_error(queue, error)
+                continue
+            queue.high_watermark = result.high_watermark
+            if peek and some:
+                self._wait_until_due(queue, some[0])
+                continue
+            queue.due = None
+            for batch, stored in zip(batches, some, strict=True):
+                cut(deliveries, queue, turn, batch, stored)
+            if result.sealed and queue.offset >= result.high_watermark and not queue.at_end:
+                queue.at_end = True
+                self._feed.owner.on_queue_end(queue)
+        if deliveries or any(each.queue.ended for each in turns.values()):
+            self._feed.deliver(deliveries)
+        if not header.more:
+            self._wake.set()
+        if moved is not None:
+            raise moved
+
+    def _wait_until_due(self, queue: FeedQueue, stored: memoryview) -> None:
+        """The next batch of a queue with a delay was looked at."""
+        appended_us = decode_broker_header(stored).append_time_us
+        now_us = time.monotonic_ns() // 1000
+        # It was appended before now. What that says of the brokers' clock is kept, so that all of a
+        # backlog is late once, and not each of its batches, when the clock here is behind.
+        queue.clock_us = max(queue.clock_us, appended_us - now_us)
+        log_us = max(time.time_ns() // 1000, now_us + queue.clock_us)
+        left_s = max(appended_us - log_us + queue.delay_ms * 1000, 0) / 1e6
+        queue.due = time.monotonic() + left_s
+        asyncio.get_running_loop().call_later(left_s + TIMER_S, self.wake)
+
+    def _rest(self, retry_after_ms: int) -> None:
+        """Does not ask again at once."""
+        self._not_before = time.monotonic() + max(REST_S, retry_after_ms / 1000)
+
+    async def _watch(self, address: str) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.25)
+            now = time.monotonic()
+            if now - before > 1.0:
+                # This process itself was asleep: answers may be waiting to be read.
+                self._polls = {
+                    number: poll._replace(deadline=now + OVERDUE_S)
+                    for number, poll in self._polls.items()
+                }
+            if any(poll.deadline < now for poll in self._polls.values()):
+                raise TimedOut(f"{address} does not answer a fetch")
+
+
+def _due() -> float:
+    """When the answer that comes next to a poll is overdue."""
+    return time.monotonic() + MAX_WAIT_MS / 1000 + OVERDUE_S

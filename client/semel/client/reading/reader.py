@@ -1,0 +1,133 @@
+"""Reading a topic without a consumer group: no locks, no commits, any offset.
+
+How it works. The start (and the end, if one is wanted) is turned into one offset a queue before
+the first fetch; then the feed does the rest. A queue that is trimmed behind a slow reader ends the
+reading with OffsetOutOfRange: messages are never left out silently. A reader without an end that
+reads all queues goes on with the children of one that is split meanwhile.
+
+Not here: the API (`api/sync.py`, `api/aio.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Final
+
+from semel.client.admin.offsets import Places, check_places, resolve_places
+from semel.client.config import ReaderConfig
+from semel.client.core.retry import Backoff, BackoffPolicy
+from semel.client.reading.feed_queue import FeedQueue
+from semel.client.reading.fetch import Feed
+from semel.client.reading.pulling import Puller
+from semel.client.transport.cluster import Cluster
+from semel.client.transport.runtime import Runtime
+from semel.protos.errors import InvalidRequest, QueueMoved, SemelError, UnknownTopic
+from semel.protos.ids import GroupId, QueueKey
+
+logger = logging.getLogger(__name__)
+
+FOLLOW_POLICY: Final = BackoffPolicy(initial_ms=50, max_ms=1_000)
+
+
+class ReaderCore:
+    """One reader. Lives on the I/O thread; `puller` belongs to the caller's."""
+
+    group = ""
+
+    def __init__(self, cluster: Cluster, runtime: Runtime, config: ReaderConfig) -> None:
+        self._cluster = cluster
+        self.feed = Feed(
+            self,
+            cluster,
+            fetch_bytes=config.fetch_bytes,
+            prefetch_bytes=config.prefetch_bytes,
+            call_soon=runtime.call_soon,
+            any_replica=config.read_from == "any",
+        )
+        self._config = config
+        self.puller = Puller(self.feed)
+        self._topic = ""
+        self._follows = False
+        self._known: set[QueueKey] = set()
+        """Queues that were there when it was opened, or were found since."""
+
+    async def open(
+        self, topic: str, queues: list[int] | None, start: Places, end: Places | None
+    ) -> None:
+        """Resolves the places and begins to fetch. Raises SemelError."""
+        check_places("start", start)
+        if end is not None:
+            check_places("end", end)
+        if end is None and self._config.read_from == "any":
+            raise InvalidRequest("read_from='any' needs an end: only the master knows what is new")
+        route = await self._cluster.topic(topic, refresh=True)
+        if self._config.topic_id not in (0, route.topic_id):
+            raise UnknownTopic(
+                f"topic {topic!r} was deleted and created again: it is {route.topic_id} now, not"
+                f" {self._config.topic_id}"
+            )
+        self._topic = topic
+        self._follows = queues is None and end is None
+        self._known = {queue.key for queue in route.every}
+        chosen = list(route.every)
+        if queues is not None:
+            chosen = []
+            for number in queues:
+                found = route.find(number)
+                if found is None:
+                    raise InvalidRequest(f"topic {topic!r} has no queue {number!r}")
+                chosen.append(found)
+        starts = await resolve_places(self._cluster, route, chosen, start)
+        ends = await resolve_places(self._cluster, route, chosen, end) if end is not None else None
+        for queue in chosen:
+            number = queue.key.queue_id
+            if number not in starts or (ends is not None and number not in ends):
+                continue
+            entry = FeedQueue(topic, queue.key, queue.group_id, starts[number])
+            if ends is not None:
+                entry.end = max(ends[number], starts[number])
+            self.feed.add(entry)
+        if not self.feed.queues:
+            raise InvalidRequest("the reader has no queue to read")
+
+    def on_queue_end(self, queue: FeedQueue) -> None:
+        """What comes after it is in the queues that it was split into."""
+        if self._follows:
+            self._cluster.spawn(self._follow(queue.key), "semel-reader-split")
+
+    async def _follow(self, parent: QueueKey) -> None:
+        """Begins to read children as soon as the controllers know them."""
+        backoff = Backoff(FOLLOW_POLICY, random.random)
+        while not self.feed.ended:
+            try:
+                route = await self._cluster.topic(self._topic, refresh=True)
+            except UnknownTopic as error:
+                self.feed.fail(error)
+                return
+            except SemelError as error:
+                logger.info("children not found queue=%s error=%s", parent, error.message)
+            else:
+                children = [each for each in route.every if each.parent == parent.queue_id]
+                for child in children:
+                    if child.key not in self._known:
+                        self._known.add(child.key)
+                        self.feed.add(FeedQueue(self._topic, child.key, child.group_id, 0))
+                if children:
+                    return
+            await asyncio.sleep(backoff.next_ms() / 1000)
+
+    def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
+        if isinstance(error, QueueMoved):  # goes on there, where it was
+            queue.group_id, queue.asked = GroupId(error.group_id), False
+            self.feed.add(queue)
+        else:
+            self.feed.fail(error)
+
+    def positions(self) -> dict[int, int]:
+        """Next offset that the caller will be given, by queue."""
+        return {key.queue_id: queue.delivered for key, queue in self.feed.queues.items()}
+
+    def close(self) -> None:
+        self.feed.close()

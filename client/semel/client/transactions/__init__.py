@@ -1,0 +1,1 @@
+"""Transactions over topics: staging and committing."""

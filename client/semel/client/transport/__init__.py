@@ -1,0 +1,1 @@
+"""Connections: controllers, masters, produce and fetch streams, routes, the I/O thread."""

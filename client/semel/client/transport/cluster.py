@@ -1,0 +1,305 @@
+"""Whom to ask: the controllers, and each broker group's master wherever it has gone.
+
+How it works. Routes are fetched when somebody needs a topic and kept; a watch on the controllers
+brings changes of masters. A group's master that fails is looked for by asking all replicas at once,
+again and again with short waits; a broker's own word, by higher term, beats a controller's. When
+all controllers are down everything that is known goes on; a client that starts then has the routes
+that this machine's file keeps, or those of a broker that it was given.
+
+Invariants
+1. At most one search a group is under way; all who wait for it share it.
+2. `call_master` only carries requests that may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from semel.client.config import ClientConfig
+from semel.client.core.retry import Backoff, BackoffPolicy
+from semel.client.core.routing import Master, RouteTable, TopicRoute
+from semel.client.transport.connection import BROKER, Connections
+from semel.client.transport.controllers import Controllers
+from semel.client.transport.produce_stream import Wires
+from semel.client.transport.routes_file import RoutesKeeper, find
+from semel.client.transport.streams import Streams
+from semel.protos import compat
+from semel.protos.errors import (
+    NotMaster,
+    QueueMoved,
+    SemelError,
+    Throttled,
+    TimedOut,
+    Unavailable,
+    UnknownGroup,
+    UnknownTopic,
+    UnsupportedVersion,
+)
+from semel.protos.ids import GroupId
+from semel.protos.v1 import broker_pb2, controller_pb2
+
+logger = logging.getLogger(__name__)
+
+PROBE_S: Final = 0.4
+"""How long one node may take to say what it is."""
+PROBE_MIN_S: Final = 0.1
+"""The same in the first round of a search."""
+ATTEMPT_S: Final = 1.0
+"""The first attempt of a call; each further one may take twice as long. A node that hangs is given
+up after it, and the group's other nodes are asked."""
+KEPT_PATIENCE_S: Final = 1.0
+"""How long controllers are asked before the file's routes are used."""
+SEARCH_POLICY: Final = BackoffPolicy(initial_ms=15, max_ms=120)
+CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
+
+
+class Cluster:
+    """One client's view of the cluster. Lives on the I/O thread."""
+
+    def __init__(
+        self, bootstrap: tuple[str, ...], config: ClientConfig, routes_directory: Path | None
+    ) -> None:
+        """`routes_directory` keeps routes for clients to come; None keeps none."""
+        self.config = config
+        self.routes = RouteTable()
+        self.connections = Connections(level_max=config.level_max)
+        self.streams = Streams(
+            self.connections,
+            direct=config.direct_streams,
+            patience_s=2 * config.silence_ms / 1000,
+        )
+        self.controllers = Controllers(bootstrap, self.connections, self._brokers)
+        self.wires = Wires(self)
+        self._bootstrap = bootstrap
+        self._routes_directory = routes_directory
+        self._keeper = RoutesKeeper(routes_directory)
+        self._guessed = False
+        """All routes so far are from the file."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._searches: dict[GroupId, asyncio.Task[Master]] = {}
+
+    async def start(self) -> None:
+        """Fetches the groups; without a controller, from the file.
+
+        Raises Unavailable when no controller answers in time and the file knows nothing.
+        """
+        request = controller_pb2.GetRoutesRequest(groups_only=True)
+        timeout_s = self.config.connect_timeout_ms / 1000
+        kept = None
+        if self._routes_directory is not None:
+            kept = await asyncio.to_thread(find, self._routes_directory, self._bootstrap)
+        try:
+            patience_s = timeout_s if kept is None else min(timeout_s, KEPT_PATIENCE_S)
+            self._on_routes(await self.controller("GetRoutes", request, patience_s))
+        except (Unavailable, TimedOut) as error:
+            if kept is None:
+                raise
+            logger.warning("no controller answers, using the routes of before: %s", error)
+            self._on_routes(kept)
+            self._guessed = True
+        self.spawn(self._watch(), "semel-watch-routes")
+        self.spawn(self._keeper.run(), "semel-keep-routes")
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """A task that ends at the latest with the client."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # Whoever waits for the task is told; a bug in one that nobody waits for must show.
+            level = logging.DEBUG if isinstance(error, SemelError) else logging.ERROR
+            logger.log(level, "client task failed name=%s", task.get_name(), exc_info=error)
+
+    async def close(self) -> None:
+        """Cancels what is under way and closes the connections."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        await self._keeper.flush()
+        with contextlib.suppress(TimeoutError):
+            async with compat.timeout(1.0):
+                await self.connections.close()
+
+    # --- controllers ----------------------------------------------------------------------------
+
+    async def controller(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        """A call to whichever controller is in office. Raises SemelError."""
+        timeout_s = timeout_s or self.config.request_timeout_ms / 1000
+        return await self.controllers.call(method, request, timeout_s)
+
+    def _brokers(self) -> list[str]:
+        """HOST:PORT of all brokers known."""
+        groups = self.routes.groups()
+        return [address for group in groups for address in self.routes.replicas(group)]
+
+    def _on_routes(self, routes: controller_pb2.Routes) -> None:
+        if self._guessed:
+            self._guessed = False
+            if routes.cluster_id != self.routes.cluster_id:
+                logger.warning("the file's routes were another cluster's: they are forgotten")
+                self.routes.forget()
+        self.routes.on_routes(routes)
+        self._keeper.on_routes(routes)
+        if routes.controllers:
+            self.controllers.learn(routes.controllers)
+
+    async def _watch(self) -> None:
+        """Keeps masters and members fresh for as long as the client lives."""
+        request = controller_pb2.GetRoutesRequest(groups_only=True)
+        await self.controllers.watch(request, self._on_routes)
+
+    async def topic(self, name: str, *, refresh: bool = False) -> TopicRoute:
+        """The route of a topic. Raises UnknownTopic; Unavailable when it was never fetched."""
+        known = self.routes.topic(name)
+        if known is not None and not refresh:
+            return known
+        request = controller_pb2.GetRoutesRequest(topics=[name])
+        try:
+            self._on_routes(await self.controller("GetRoutes", request))
+        except UnknownTopic:
+            if known is not None:
+                self.routes.on_topic_gone(name, known.topic_id)
+            self._keeper.on_topic_gone(name)
+            raise
+        except Unavailable:
+            if known is None:
+                raise
+        found = self.routes.topic(name)
+        if found is None:
+            raise UnknownTopic(f"there is no topic {name!r}")
+        return found
+
+    # --- brokers --------------------------------------------------------------------------------
+
+    async def master(self, group_id: GroupId) -> Master:
+        """The group's master; waits until there is one. Raises UnknownGroup, and UnsupportedVersion
+        when every node of the group is of a version that this client cannot speak to."""
+        known = self.routes.master(group_id)
+        if known is not None:
+            return known
+        search = self._searches.get(group_id)
+        if search is None or search.done():
+            search = self.spawn(self._search(group_id), f"semel-search-{group_id}")
+            self._searches[group_id] = search
+        return await asyncio.shield(search)
+
+    async def _search(self, group_id: GroupId) -> Master:
+        backoff = Backoff(SEARCH_POLICY, random.random)
+        patience = PROBE_MIN_S
+        while True:
+            known = self.routes.master(group_id)
+            if known is not None:
+                return known
+            addresses = self.routes.replicas(group_id)
+            if not addresses:
+                raise UnknownGroup(f"no broker group {group_id} in the routes")
+            probes = {
+                asyncio.ensure_future(self._probe(group_id, address)) for address in addresses
+            }
+            give_up = time.monotonic() + patience
+            strangers: list[UnsupportedVersion] = []
+            try:
+                # A node that hangs must not hold up the next round of questions to the others.
+                while probes and self.routes.master(group_id) is None:
+                    left = give_up - time.monotonic()
+                    if left <= 0:
+                        break
+                    done, probes = await asyncio.wait(
+                        probes, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    strangers += [error for probe in done if (error := probe.result()) is not None]
+            finally:
+                for probe in probes:
+                    probe.cancel()
+            if len(strangers) == len(addresses):
+                raise strangers[0]
+            patience = min(2 * patience, PROBE_S)
+            if self.routes.master(group_id) is None:
+                await asyncio.sleep(backoff.next_ms() / 1000)
+
+    async def _probe(self, group_id: GroupId, address: str) -> UnsupportedVersion | None:
+        """Asks a node what it is; why it will not say, if that will not pass."""
+        try:
+            status = await self.connections.call(
+                address, BROKER, "GetNodeStatus", broker_pb2.NodeStatusRequest(), PROBE_S
+            )
+        except SemelError as error:
+            return error if isinstance(error, UnsupportedVersion) else None
+        if status.group_id == group_id:
+            self.routes.on_node_status(group_id, status)
+        return None
+
+    def on_master_error(self, group_id: GroupId, master: Master, error: SemelError) -> None:
+        """What a call or a stream to `master` ended with: follow the hint, or look again."""
+        if isinstance(error, NotMaster) and error.master_address:
+            known = self.routes.master(group_id)
+            stale = error.master_address == master.address and error.term <= master.term
+            if not stale and (known is None or known == master):
+                if error.term == master.term:
+                    self.routes.on_master_failed(group_id, master)
+                if self.routes.on_hint(group_id, error.master_address, error.term, error.master_id):
+                    return
+        self.routes.on_master_failed(group_id, master)
+
+    async def call_master(
+        self,
+        group_id: GroupId,
+        method: str,
+        request: Any,
+        timeout_s: float | None = None,
+        *,
+        service: type[Any] = BROKER,
+    ) -> Any:
+        """A call to the group's master, repeated until it is answered. Raises SemelError."""
+        timeout_s = timeout_s or self.config.request_timeout_ms / 1000
+        deadline = time.monotonic() + timeout_s
+        backoff = Backoff(CALL_POLICY, random.random)
+        last: SemelError | None = None
+        attempt_s = ATTEMPT_S
+        while True:
+            try:
+                async with compat.timeout_at(self._loop_time(deadline)):
+                    master = await self.master(group_id)
+            except TimeoutError:
+                reason = f": {last.message}" if last is not None else ""
+                raise Unavailable(
+                    f"broker group {group_id} has no master for {timeout_s:g} s{reason}"
+                ) from None
+            left = min(attempt_s, max(0.001, deadline - time.monotonic()))
+            attempt_s *= 2
+            try:
+                return await self.connections.call(master.address, service, method, request, left)
+            except (NotMaster, Unavailable, TimedOut) as error:
+                last = error
+                self.on_master_error(group_id, master, error)
+                wait = backoff.next_ms() / 1000
+            except QueueMoved as error:
+                self.routes.on_moved(error)
+                raise
+            except Throttled as error:
+                last = error
+                wait = max(error.retry_after_ms, backoff.next_ms()) / 1000
+            if time.monotonic() + wait >= deadline:
+                raise last
+            await asyncio.sleep(wait)
+
+    def _loop_time(self, deadline: float) -> float:
+        return asyncio.get_running_loop().time() + max(0.0, deadline - time.monotonic())
+
+    async def call_node(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+        """One call to one broker node. Raises SemelError."""
+        return await self.connections.call(address, BROKER, method, request, timeout_s)

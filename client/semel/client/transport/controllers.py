@@ -1,0 +1,212 @@
+"""The controllers of one cluster: which there are, and whom of them to ask.
+
+How it works. A call goes to the controller that answered last, and on to the others when that one
+does not answer, or says who is in office now. A call that takes long is no reason to go elsewhere,
+a controller that hangs is: while a call waits, the controller is asked now and then whether it
+lives. Who is given some of the controllers learns the others from the routes. Brokers keep a copy
+of the routes: they may be given instead of controllers, and are asked for routes when no
+controller answers.
+
+Invariants
+1. Only calls that may be repeated go through `call`: their first attempt may have taken effect.
+2. An address that the caller gave is never forgotten.
+
+Not here: what the routes mean (`core/routing.py`), channels (`connection.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import grpc
+
+from semel.client.core.retry import Backoff, BackoffPolicy
+from semel.client.transport.connection import CONTROLLER, Connections, translate
+from semel.protos.errors import NotMaster, SemelError, Throttled, TimedOut, Unavailable
+from semel.protos.v1 import controller_pb2
+
+logger = logging.getLogger(__name__)
+
+PROBE_S: Final = 0.4
+"""How long a controller may take to show that it lives."""
+FAIR_S: Final = 0.25
+"""Who had less time for its answer than that says nothing by its silence: what was heard before is
+told."""
+HANG_S: Final = 0.8
+"""A call that waits for so long makes the client ask whether the controller lives."""
+BROKERS_TOO: Final = ("GetRoutes", "OpenProducer")
+"""Methods that brokers answer too, from their copy of the routes, and with ids lent to them."""
+CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
+WATCH_POLICY: Final = BackoffPolicy(initial_ms=100, max_ms=2_000)
+
+
+class _Round:
+    """Whom one call asks, each at most once."""
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self.waiting = deque(addresses)
+        self.copy: Any = None
+        """The best answer so far, from a broker's copy."""
+        self._asked = {""}
+
+    def next(self) -> str:
+        """The next to ask; "" when all were."""
+        while self.waiting:
+            address = self.waiting.popleft()
+            if address not in self._asked:
+                self._asked.add(address)
+                return address
+        return ""
+
+    def ask_next(self, address: str) -> None:
+        """Somebody named the controller in office."""
+        self.waiting.appendleft(address)
+
+    def ask_too(self, addresses: Iterable[str]) -> None:
+        """When all others were asked."""
+        self.waiting.extend(one for one in addresses if one not in self._asked)
+
+
+class Controllers:
+    """All controllers a client knows. Lives on the I/O thread."""
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        connections: Connections,
+        copies: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        """`copies` gives HOST:PORT of brokers, which have a copy of the routes."""
+        self._given = tuple(dict.fromkeys(addresses))
+        self._addresses = list(self._given)
+        """Whom to ask, in this order."""
+        self._connections = connections
+        self._copies = copies
+        self._watch: asyncio.Future[None] | None = None
+        self._watched = ""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """HOST:PORT of all that are known, the one to ask first in front."""
+        return tuple(self._addresses)
+
+    def learn(self, addresses: Iterable[str]) -> None:
+        """The cluster's own word on where its controllers are."""
+        known = dict.fromkeys((*addresses, *self._given))
+        kept = [address for address in self._addresses if address in known]
+        self._addresses = list(dict.fromkeys((*kept, *known)))
+
+    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        """A call to whichever controller is in office. Raises SemelError."""
+        deadline = time.monotonic() + timeout_s
+        backoff = Backoff(CALL_POLICY, random.random)
+        last: SemelError | None = None
+        while True:
+            asked = _Round(self._addresses)
+            while (address := asked.next()) and (left := deadline - time.monotonic()) > 0:
+                try:
+                    reply = await self._ask(address, method, request, left)
+                except NotMaster as error:
+                    last = error
+                    asked.ask_next(error.master_address)
+                except TimedOut:
+                    if last is None or left >= FAIR_S:
+                        raise
+                except (Unavailable, Throttled) as error:
+                    last = error
+                else:
+                    if isinstance(reply, controller_pb2.Routes) and reply.copied:
+                        asked.copy = reply  # unless a controller that it names answers
+                        asked.ask_too(reply.controllers)
+                    else:
+                        self._prefer(address)
+                        return reply
+                if not asked.waiting and asked.copy is None and method in BROKERS_TOO:
+                    asked.ask_too(
+                        random.sample(copies := list(self._copies()), min(3, len(copies)))
+                    )
+            if asked.copy is not None:
+                return asked.copy
+            wait = backoff.next_ms() / 1000
+            if time.monotonic() + wait >= deadline:
+                where = ", ".join(self._addresses)
+                why = "no controller was asked" if last is None else last.message
+                raise Unavailable(
+                    f"no controller answers at {where} within {timeout_s:g} s"
+                    f" ({why}); is the cluster running?"
+                )
+            await asyncio.sleep(wait)
+
+    async def watch(
+        self,
+        request: controller_pb2.GetRoutesRequest,
+        on_routes: Callable[[controller_pb2.Routes], None],
+    ) -> None:
+        """Gives each new version of the routes to `on_routes`, for ever."""
+        backoff = Backoff(WATCH_POLICY, random.random)
+
+        async def read(address: str) -> None:
+            stream = self._connections.stream(address, CONTROLLER, "WatchRoutes", request, None)
+            async for routes in stream:
+                on_routes(routes)
+                backoff.reset()
+
+        while True:
+            for address in self.addresses:
+                reading = self._watch = asyncio.ensure_future(read(address))
+                self._watched = address
+                try:
+                    await asyncio.wait({reading})
+                finally:
+                    reading.cancel()
+                if reading.cancelled():
+                    break  # `_prefer` has ended it
+                if (error := reading.exception()) is None:
+                    continue
+                if not isinstance(error, grpc.RpcError):
+                    raise error
+                known = translate(error, address)
+                logger.debug("route watch ended address=%s error=%s", address, known)
+                if isinstance(known, NotMaster) and known.master_address:
+                    self._prefer(known.master_address)
+                    break
+            await asyncio.sleep(backoff.next_ms() / 1000)
+
+    async def _ask(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+        """One call. Raises SemelError, Unavailable also when the controller hangs."""
+        call = asyncio.ensure_future(
+            self._connections.call(address, CONTROLLER, method, request, timeout_s)
+        )
+        try:
+            while not (await asyncio.wait({call}, timeout=HANG_S))[0]:
+                if len(self._addresses) > 1 and not await self._lives(address):
+                    raise Unavailable(f"{address} hangs; whether the call took effect is unknown")
+            return call.result()
+        finally:
+            call.cancel()
+
+    async def _lives(self, address: str) -> bool:
+        request = controller_pb2.ClusterStatusRequest(standby=True)
+        try:
+            await self._connections.call(address, CONTROLLER, "GetClusterStatus", request, PROBE_S)
+        except (Unavailable, TimedOut):
+            return False
+        except SemelError:
+            return True
+        return True
+
+    def _prefer(self, address: str) -> None:
+        """Asks this controller first from now on, and watches it; a broker keeps its place."""
+        if address in self._copies():
+            return
+        if address in self._addresses:
+            self._addresses.remove(address)
+        self._addresses.insert(0, address)
+        if self._watch is not None and self._watched != address:
+            self._watch.cancel()

@@ -1,0 +1,317 @@
+"""The two streams to a broker: on a socket of their own where that is possible, else on gRPC.
+
+How it works. A client asks the broker over gRPC for a socket (`OpenDirect`), connects and shows its
+ticket; from then on the messages are those of the stream on gRPC, framed. A broker that does not
+know the call, and a port that cannot be reached (a firewall, an address that is translated), are
+remembered for `_AGAIN_S`, and the stream runs on gRPC, as it does for clients that are not this
+one. Both kinds have the same few methods, and raise SemelErrors only.
+
+With the ticket, or before anything else on gRPC, the broker tells its feature levels; a client that
+does not know what its broker understands would send what is stored as something else.
+
+Invariant: nothing is sent on a stream to a broker with which this client has no level in common,
+and no batch to one that does not tell its levels.
+
+Not here: when a stream is opened and what is said on it (`produce_stream.py`, `reading/fetch.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+import grpc
+import grpc.aio
+
+from semel.client.futures import finish
+from semel.client.transport.connection import Connections, Purpose, translate
+from semel.protos import compat
+from semel.protos.errors import (
+    InvalidRequest,
+    SemelError,
+    TimedOut,
+    Unavailable,
+    UnsupportedVersion,
+)
+from semel.protos.framed import (
+    ACCEPTED,
+    DIRECT_SILENCE_MAX_S,
+    MessageBuffer,
+    encode_head,
+    encode_hello,
+    tune,
+)
+from semel.protos.levels import check_levels, told_levels, untold_levels
+from semel.protos.streams import FETCH_METHOD, PRODUCE_METHOD, STREAM_MESSAGE_BYTES_MAX
+from semel.protos.v1 import broker_pb2, broker_pb2_grpc
+from semel.protos.v1.common_pb2 import Levels
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S: Final = 60.0
+_END_S: Final = 1.0
+"""A stream without levels that has not reported its end after this time is an old broker's."""
+_METHODS: Final = {Purpose.PRODUCE: PRODUCE_METHOD, Purpose.FETCH: FETCH_METHOD}
+_KINDS: Final = {
+    Purpose.PRODUCE: broker_pb2.DIRECT_STREAM_PRODUCE,
+    Purpose.FETCH: broker_pb2.DIRECT_STREAM_FETCH,
+}
+_STREAMS: Final[type[Any]] = broker_pb2_grpc.BrokerStreamStub
+
+Metadata: TypeAlias = tuple[tuple[str, bytes], ...]
+
+
+class Stream(Protocol):
+    """Messages to and from a broker."""
+
+    levels: Levels
+    """What the broker has told of itself."""
+
+    level: int
+    """The feature level up to which the stream may be used, as far as the broker has told."""
+
+    async def read(self) -> bytes | memoryview:
+        """The next message. Raises SemelError when the stream has ended."""
+        ...
+
+    async def write(self, message: bytes) -> None:
+        """Sends one; returns when there is room for another. Raises SemelError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Streams:
+    """Opens the streams of one client. Lives on the I/O thread."""
+
+    def __init__(self, connections: Connections, *, direct: bool, patience_s: float) -> None:
+        """`direct`: on sockets where that is possible; a broker may take `patience_s` to answer."""
+        self._connections = connections
+        self._direct = direct
+        self._patience_s = patience_s
+        self._not_before: dict[str, float] = {}
+        """Loop time until which an address is not asked for a socket."""
+
+    async def open(self, address: str, purpose: Purpose) -> Stream:
+        """A stream that may be written to. Raises SemelError: UnsupportedVersion when the broker is
+        too old for it, or too new."""
+        stream = await self._open(address, purpose)
+        try:
+            own = self._connections.levels
+            check_levels(own, "this client", stream.levels, f"broker {address}")
+            if purpose is Purpose.PRODUCE and not stream.levels.version:
+                raise UnsupportedVersion(
+                    f"broker {address} is older than this client, which runs Semel {own.version},"
+                    " and does not say what it understands; nothing was sent to it: upgrade the"
+                    " brokers before the clients"
+                )
+        except BaseException:
+            stream.close()
+            raise
+        stream.level = min(own.max, stream.levels.active or own.max)
+        return stream
+
+    async def _open(self, address: str, purpose: Purpose) -> Stream:
+        if self._direct:
+            loop = asyncio.get_running_loop()
+            if self._not_before.get(address, 0.0) <= loop.time():
+                try:
+                    return await self._open_direct(address, purpose)
+                except (OSError, TimeoutError, InvalidRequest, UnsupportedVersion) as error:
+                    self._not_before[address] = loop.time() + _AGAIN_S
+                    logger.info(
+                        "no direct stream, gRPC instead address=%s reason=%s",
+                        address,
+                        error or "it does not answer",
+                    )
+        channel = self._connections.channel(address, purpose)
+        stream = GrpcStream(channel, purpose, address, self._connections.told)
+        try:
+            async with compat.timeout(self._patience_s):
+                await stream.hear_levels()
+        except TimeoutError:
+            stream.close()
+            raise TimedOut(f"{address} does not answer") from None
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def _open_direct(self, address: str, purpose: Purpose) -> DirectStream:
+        """Raises SemelError of the call, UnsupportedVersion when a broker does not know it, and
+        OSError or TimeoutError when its port cannot be reached."""
+        reply = await self._connections.call(
+            address,
+            _STREAMS,
+            "OpenDirect",
+            broker_pb2.OpenDirectRequest(stream=_KINDS[purpose]),
+            self._patience_s,
+        )
+        host = address.rpartition(":")[0].strip("[]")
+        stream = DirectStream(address)
+        stream.levels = reply.levels if reply.HasField("levels") else untold_levels()
+        try:
+            async with compat.timeout(self._patience_s):
+                await asyncio.get_running_loop().create_connection(lambda: stream, host, reply.port)
+                await stream.show(reply.ticket)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+
+class GrpcStream:
+    """A stream on gRPC."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, purpose: Purpose, address: str, told: Metadata
+    ) -> None:
+        """`told` are this client's feature levels."""
+        self.levels = untold_levels()
+        self.level = 0
+        self._address = address
+        self._purpose = purpose
+        self._call: Any = channel.stream_stream(
+            _METHODS[purpose], request_serializer=None, response_deserializer=None
+        )(metadata=told)
+
+    async def hear_levels(self) -> None:
+        """Waits for what the broker says first. Raises SemelError."""
+        try:
+            told = told_levels(await self._call.initial_metadata())
+        except grpc.RpcError as error:
+            raise translate(error, self._address) from None
+        if told is not None:
+            self.levels = told
+        elif await self._has_ended():
+            await self.read()  # raises why
+
+    async def _has_ended(self) -> bool:
+        """Whether the stream ended before the broker sent a message. The end arrives in the same
+        frame as the empty metadata, but gRPC reports the two one after the other."""
+        try:
+            async with compat.timeout(_END_S):
+                await self._call.code()
+        except TimeoutError:
+            return False
+        return True
+
+    async def read(self) -> bytes:
+        try:
+            message = await self._call.read()
+            if message is not grpc.aio.EOF:
+                return cast("bytes", message)
+            code = await self._call.code()
+        except grpc.RpcError as error:
+            raise translate(error, self._address) from None
+        raise Unavailable(f"{self._address} ended the {self._purpose.value} stream: {code.name}")
+
+    async def write(self, message: bytes) -> None:
+        try:
+            await self._call.write(message)
+        except grpc.RpcError as error:
+            raise translate(error, self._address) from None
+        except asyncio.InvalidStateError:
+            raise Unavailable(f"{self._address} ended the {self._purpose.value} stream") from None
+
+    def close(self) -> None:
+        self._call.cancel()
+
+
+class DirectStream(asyncio.BufferedProtocol):
+    """A stream on a socket of its own."""
+
+    def __init__(self, address: str) -> None:
+        self.levels = untold_levels()
+        self.level = 0
+        self._address = address
+        self._transport: asyncio.Transport | None = None
+        self._buffer: MessageBuffer | None = None
+        """None until the broker has let this client in."""
+        self._messages: deque[bytes | memoryview] = deque()
+        self._arrived: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        """While the socket is full."""
+        self._failure: SemelError | None = None
+        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def show(self, ticket: bytes) -> None:
+        """Shows the ticket and waits for the broker's word. Raises OSError."""
+        assert self._transport is not None
+        self._transport.write(encode_hello(ticket))
+        await self._accepted
+
+    async def read(self) -> bytes | memoryview:
+        while not self._messages:
+            if self._failure is not None:
+                raise self._failure
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        return self._messages.popleft()
+
+    async def write(self, message: bytes) -> None:
+        while self._room is not None:
+            await asyncio.shield(self._room)
+        if self._failure is not None:
+            raise self._failure
+        self._write_parts((encode_head(len(message)), message))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ------------------------------------------------------------------ asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        tune(transport, silence_max_s=DIRECT_SILENCE_MAX_S)
+        self._transport = cast("asyncio.Transport", transport)
+        self._write_parts = compat.parts_writer(self._transport)
+        self._buffer = MessageBuffer(self._on_message, length_max=STREAM_MESSAGE_BYTES_MAX)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        assert self._buffer is not None
+        target = self._buffer.target()
+        return target if self._accepted.done() else target[:1]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        assert self._buffer is not None
+        if not self._accepted.done():
+            self._on_word(bytes(self._buffer.target()[:1]))
+            return
+        try:
+            self._buffer.received(nbytes)
+        except SemelError as error:
+            self._fail(Unavailable(f"{self._address}: {error.message}"))
+            self.close()
+
+    def pause_writing(self) -> None:
+        self._room = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        room, self._room = self._room, None
+        finish(room)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._accepted.done():
+            self._accepted.set_exception(ConnectionResetError("the broker refused the ticket"))
+            self._accepted.exception()  # nobody may be waiting
+        self._fail(Unavailable(f"{self._address} ended the stream"))
+        self.resume_writing()
+
+    def _on_word(self, word: bytes) -> None:
+        if word == ACCEPTED:
+            self._accepted.set_result(None)
+        else:
+            self.close()
+
+    def _on_message(self, data: memoryview) -> None:
+        assert self._buffer is not None
+        self._messages.append(data if self._buffer.owned else bytes(data))
+        finish(self._arrived)
+
+    def _fail(self, error: SemelError) -> None:
+        if self._failure is None:
+            self._failure = error
+        finish(self._arrived)

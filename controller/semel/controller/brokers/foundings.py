@@ -1,0 +1,178 @@
+"""What each broker group was founded as: a record that refuses a second founding.
+
+How it works. A node with an empty directory asks (`on_request`). A group of which nothing is known
+gets a *grant*: a random name for its founding, in which its founding members promise each other to
+take part (`broker/founding.py`). When all have promised, the first of them says so, and the record
+is *founded*; from then on whoever asks hears that, and is fed by the members instead of beginning
+anew. Only an operator ends a founding (`anew`); the nodes of the old one are refused from then on.
+
+The record is not all that keeps a group from being founded twice, as a store can be lost: all
+founding members must be empty as well. A store that was lost learns the foundings again from the
+nodes' reports.
+
+While an operator's work is unfinished, the record names the founding of before, too: what is left
+of the group is on its way from that one to the new one, and the same call goes on with it.
+
+Invariants
+1. A record that is founded changes by `anew` only.
+2. Nothing is answered that is not stored.
+
+Not here: the rule by which nodes act (`broker/founding.py`), their reports (`registry.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from semel.controller import records
+from semel.controller.epoch import Office
+from semel.protos.errors import DataDirectoryError, InvalidRequest
+from semel.protos.v1.common_pb2 import NodeAddress
+from semel.protos.v1.controller_pb2 import FoundGroupReply, FoundGroupRequest
+from semel.protos.v1.metadata_pb2 import FoundingRecord
+
+log = logging.getLogger(__name__)
+
+NODES_MAX: Final = 7
+UNKNOWN: Final = "?"
+"""In place of a previous founding that nobody could name."""
+
+
+class Foundings:
+    """The foundings of all groups. `clock_us` is the wall clock."""
+
+    def __init__(
+        self,
+        office: Office,
+        *,
+        clock_us: Callable[[], int],
+        nodes: Callable[[int], Sequence[NodeAddress]],
+        has_history: Callable[[int], bool],
+    ) -> None:
+        """`nodes` gives a group's members as they are known, `has_history` whether it ever had a
+        master."""
+        self._office = office
+        self._clock_us = clock_us
+        self._nodes = nodes
+        self._has_history = has_history
+        self._records: dict[int, FoundingRecord] = {}
+        self._changing = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Reads the stored foundings."""
+        for key, entry in (await self._office.store.scan(records.FOUNDINGS)).items():
+            record = records.load(FoundingRecord, key, entry)
+            self._records[record.group_id] = record
+
+    async def on_request(self, request: FoundGroupRequest) -> FoundGroupReply:
+        """Answers a node that is empty, or an operator.
+
+        Raises DataDirectoryError for a caller of another cluster, InvalidRequest.
+        """
+        if request.cluster_id != self._office.cluster_id:
+            raise DataDirectoryError(
+                f"the caller belongs to cluster {request.cluster_id}, this is cluster "
+                f"{self._office.cluster_id}; name the right controllers"
+            )
+        members = sorted(set(request.members))
+        asks = not (members or request.anew or request.complete_id)
+        if not request.group_id or (not asks and not 1 <= len(members) <= NODES_MAX):
+            raise InvalidRequest(
+                f"a founding names a group and 1 to {NODES_MAX} nodes, not group "
+                f"{request.group_id} and nodes {members}"
+            )
+        async with self._changing:
+            return self._known(request.group_id) if asks else await self._answer(request, members)
+
+    async def _answer(self, request: FoundGroupRequest, members: list[int]) -> FoundGroupReply:
+        group_id = request.group_id
+        record = self._records.get(group_id)
+        if request.anew:
+            if record is None or not record.previous_id:
+                known = record is not None and record.founded
+                previous = record.founding_id if record and known else request.previous_id
+                log.warning(
+                    "GROUP BEGUN ANEW by order of an operator group=%d before=%s nodes=%s",
+                    group_id,
+                    previous or "?",
+                    members,
+                )
+                await self._store(
+                    group_id, _new_id(), members, founded=True, previous=previous or UNKNOWN
+                )
+        elif record is not None and record.previous_id:
+            if request.complete_id == record.founding_id:
+                await self._store(group_id, record.founding_id, members, founded=True)
+        elif record is None and self._has_history(group_id):
+            # Its members are older than foundings; they report theirs once they are upgraded.
+            return self._known(group_id)
+        elif record is None or (not record.founded and list(record.members) != members):
+            await self._store(group_id, _new_id(), members, founded=False)
+        elif not record.founded and request.complete_id == record.founding_id:
+            log.info("group is founded group=%d founding=%s", group_id, record.founding_id)
+            await self._store(group_id, record.founding_id, members, founded=True)
+        return self._known(group_id)
+
+    def _known(self, group_id: int) -> FoundGroupReply:
+        record = self._records.get(group_id)
+        if record is None:
+            return FoundGroupReply(founded=self._has_history(group_id), nodes=self._nodes(group_id))
+        return FoundGroupReply(
+            founding_id=record.founding_id,
+            founded=record.founded,
+            nodes=self._nodes(group_id),
+            previous_id=record.previous_id,
+        )
+
+    async def on_report(self, group_id: int, node_id: int, founding_id: str) -> None:
+        """A node says which founding it belongs to; empty says nothing.
+
+        Raises DataDirectoryError for a node of a founding that was ended.
+        """
+        record = self._records.get(group_id)
+        if not founding_id or (
+            record is not None
+            and record.founded
+            and founding_id in (record.founding_id, record.previous_id)
+        ):
+            return
+        async with self._changing:
+            record = self._records.get(group_id)
+            if record is None or not record.founded:
+                log.info("group was founded before group=%d founding=%s", group_id, founding_id)
+                record = await self._store(group_id, founding_id, [node_id], founded=True)
+        if founding_id not in (record.founding_id, record.previous_id):
+            raise DataDirectoryError(
+                f"node {node_id} belongs to founding {founding_id} of broker group {group_id}, "
+                f"which is at its end; the group is {record.founding_id} now. Its data is of "
+                "another history: give the node an empty directory"
+            )
+
+    async def _store(
+        self,
+        group_id: int,
+        founding_id: str,
+        members: Sequence[int],
+        *,
+        founded: bool,
+        previous: str = "",
+    ) -> FoundingRecord:
+        record = FoundingRecord(
+            group_id=group_id,
+            founding_id=founding_id,
+            members=members,
+            founded=founded,
+            founded_us=self._clock_us() if founded else 0,
+            previous_id=previous,
+        )
+        await self._office.transact(puts={records.founding_key(group_id): records.dump(record)})
+        self._records[group_id] = record
+        return record
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)

@@ -1,0 +1,160 @@
+"""The broker groups as the controller knows them, stored and published.
+
+How it works. A report goes into the `NodeTable`; if it changed a group, the route is published at
+once and the group is stored after it, because the route is a hint that the next reports would
+bring back anyway, and clients wait for it during a failover.
+
+Not here: the rules (`liveness.py`), what groups were founded as (`foundings.py`), pushing routes
+(`server.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from semel.controller import records
+from semel.controller.brokers.foundings import Foundings
+from semel.controller.brokers.liveness import MASTER, NodeTable, QueueCountWatch
+from semel.controller.brokers.routes import RouteTable
+from semel.controller.epoch import Office
+from semel.protos.errors import DataDirectoryError
+from semel.protos.levels import check_member, untold_levels
+from semel.protos.v1.controller_pb2 import GroupStatus, ReportNodeReply, ReportNodeRequest
+from semel.protos.v1.metadata_pb2 import BrokerGroupRecord
+
+log = logging.getLogger(__name__)
+
+QUEUE_COUNT_PATIENCE_MS = 5_000
+
+
+class BrokerRegistry:
+    """Broker groups and nodes. `clock` gives monotonic milliseconds, `clock_us` the wall clock."""
+
+    def __init__(
+        self,
+        office: Office,
+        routes: RouteTable,
+        *,
+        report_timeout_ms: int,
+        clock: Callable[[], int],
+        clock_us: Callable[[], int],
+        placed: Callable[[], dict[int, int]],
+        on_new_master: Callable[[int], None],
+    ) -> None:
+        """`placed` counts the queues of active topics on each group."""
+        self._office = office
+        self._routes = routes
+        self._clock = clock
+        self._placed = placed
+        self._on_new_master = on_new_master
+        self._table = NodeTable(report_timeout_ms=report_timeout_ms)
+        self._counts = QueueCountWatch(patience_ms=QUEUE_COUNT_PATIENCE_MS)
+        self.foundings = Foundings(
+            office,
+            clock_us=clock_us,
+            nodes=self._table.nodes,
+            has_history=self._table.has_history,
+        )
+
+    async def load(self) -> None:
+        """Reads the stored groups."""
+        await self.foundings.load()
+        for key, entry in (await self._office.store.scan(records.BROKERS)).items():
+            record = records.load(BrokerGroupRecord, key, entry)
+            self._table.restore(record)
+            self._routes.set_group(self._table.route(record.group_id))
+
+    async def on_report(self, report: ReportNodeRequest) -> ReportNodeReply:
+        """Takes a node's report in.
+
+        Raises DataDirectoryError for a node of another cluster or of a founding that was ended,
+        UnsupportedVersion for one that is older than the metadata, InvalidRequest for one that
+        cannot be.
+        """
+        if report.cluster_id and report.cluster_id != self._office.cluster_id:
+            raise DataDirectoryError(
+                f"node {report.node.node_id} at {report.node.address} belongs to cluster "
+                f"{report.cluster_id}, this is cluster {self._office.cluster_id}. Start it with "
+                "the right controller, or with an empty data directory"
+            )
+        told = report.levels if report.HasField("levels") else untold_levels()
+        check_member(f"node {report.node.node_id}", told, self._office.level)
+        await self.foundings.on_report(report.group_id, report.node.node_id, report.founding_id)
+        now_ms = self._clock()
+        outcome = self._table.on_report(report, now_ms)
+        group_id = report.group_id
+        if outcome.regressed:
+            log.error(
+                "group is at a lower term than before, it was restored from nothing or from an "
+                "old copy: check its data group=%d term=%d",
+                group_id,
+                report.term,
+            )
+        if outcome.changed:
+            self._routes.set_group(self._table.route(group_id))
+        if outcome.new_master:
+            record = self._table.record(group_id)
+            log.info(
+                "group has a master group=%d master=%d term=%d",
+                group_id,
+                record.master_id,
+                record.term,
+            )
+            self._on_new_master(group_id)
+        if report.role == MASTER:
+            self._check_count(report, now_ms)
+        if outcome.changed:
+            await self._store(group_id)
+        return ReportNodeReply(
+            cluster_id=self._office.cluster_id,
+            route_version=self._routes.version,
+            controllers=self._routes.controllers,
+        )
+
+    def addresses(self, group_id: int) -> list[str]:
+        """Where to ask a group, the supposed master first."""
+        return self._table.addresses(group_id)
+
+    def group_ids(self) -> list[int]:
+        """All groups ever heard of."""
+        return self._table.group_ids()
+
+    def roomy_groups(self) -> list[int]:
+        """Groups whose master reported in time, and has room; those without, if none has."""
+        served = self._table.served_groups(self._clock())
+        return [group_id for group_id in served if self._table.has_room(group_id)] or served
+
+    def served_groups(self) -> list[int]:
+        """Groups whose master reported in time."""
+        return self._table.served_groups(self._clock())
+
+    def level(self, group_id: int) -> int | None:
+        """Feature level of a group's log, as its master told last; None when it did not."""
+        return self._table.level(group_id)
+
+    def written_bytes(self) -> dict[int, int]:
+        """Bytes a second that producers write to each group, as its master reported last."""
+        return {group_id: self._table.written_bytes(group_id) for group_id in self.group_ids()}
+
+    def status(self) -> list[GroupStatus]:
+        """Every group with its nodes."""
+        return self._table.status(self._clock(), self._placed())
+
+    def _check_count(self, report: ReportNodeRequest, now_ms: int) -> None:
+        placed = self._placed().get(report.group_id, 0)
+        if self._counts.on_count(
+            report.group_id, found=report.queues, placed=placed, now_ms=now_ms
+        ):
+            log.error(
+                "group has fewer queues than were placed on it: its log is not the one it had. "
+                "Restore it from a node that has the data, or delete the topics that lost queues; "
+                "nothing is recreated by itself group=%d found=%d placed=%d",
+                report.group_id,
+                report.queues,
+                placed,
+            )
+
+    async def _store(self, group_id: int) -> None:
+        key = records.broker_group_key(group_id)
+        await self._office.transact(puts={key: records.dump(self._table.record(group_id))})

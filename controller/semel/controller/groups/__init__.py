@@ -1,0 +1,1 @@
+"""Consumer groups: members, and which queues each one should read."""

@@ -1,0 +1,333 @@
+"""One consumer group: who is a member, and which queues each one should read.
+
+How it works. Members join, beat and leave, and are dropped when they stay silent for longer than
+their session. Each such change, and each change of a topic's queues, makes the group *unsettled*.
+`plan` then computes the next generation from everything that happened so far, and `adopt` makes
+it the current one, after the shell has stored it. What happens between the two waits for the next
+plan. So a hundred joins at once cost a few generations, not a hundred.
+
+A member that chose its own id may ask for a *grace* time: away for no longer than that (a
+restart), it keeps its queues, which nobody reads meanwhile. Two processes under one id would take
+each other's locks for ever; so each names itself by an *incarnation*, and the one that joined last
+is the member. Its joining is a new generation, under which the brokers refuse locks to the other.
+
+There is no stop of the world: the plan gives a queue to its new member at once, and the lock at
+the broker decides when that one can begin: when the old member has released it.
+
+Invariants
+1. The generation rises with every adopted plan, and a plan is made only when something changes.
+2. An assignment that anybody was told is the stored one of its generation.
+3. Nothing here looks at a clock; times are milliseconds of one monotonic clock.
+
+Not here: the assignment itself (`balance.py`), storing and answering (`memberships.py`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from semel.controller.groups.balance import Assignment, balance
+from semel.protos.errors import InvalidRequest, MemberFenced, UnknownMember
+from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.v1.common_pb2 import QueueRef
+from semel.protos.v1.controller_pb2 import GroupInfo, GroupMember, GroupMembershipReply
+from semel.protos.v1.metadata_pb2 import (
+    ConsumerGroupRecord,
+    ConsumerMemberRecord,
+    TopicQueues,
+)
+
+SESSION_MS_DEFAULT: Final = 10_000
+SESSION_MS_MIN: Final = 200
+SESSION_MS_MAX: Final = 600_000
+GRACE_MS_MAX: Final = 24 * 3600 * 1000
+INCARNATION_BYTES_MAX: Final = 64
+HEARTBEATS_A_SESSION: Final = 3
+HEARTBEAT_MS_MAX: Final = 1_000
+"""A member learns of a new assignment with its next heartbeat, so it must not beat rarely."""
+NAME_CHARACTERS_MAX: Final = 249
+
+Topics = Mapping[str, Sequence[QueueKey]]
+"""The queues of every topic that exists, by name."""
+
+
+def check_name(name: str, what: str = "group name") -> None:
+    """Raises InvalidRequest for a name that no consumer group or member may have."""
+    if not 1 <= len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+        raise InvalidRequest(
+            f"{name[:60]!r} is no {what}: use 1 to {NAME_CHARACTERS_MAX} printable characters"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a member asks for when it joins."""
+
+    topics: tuple[str, ...]
+    session_ms: int = SESSION_MS_DEFAULT
+    client: str = ""
+    grace_ms: int = 0
+    """How long it keeps its queues while it is away, if that is longer than its session."""
+    incarnation: bytes = b""
+    """Who speaks under the member's id; empty for a client that does not say."""
+
+    def __post_init__(self) -> None:
+        if not self.topics:
+            raise InvalidRequest("a member of a consumer group needs at least one topic")
+        if not SESSION_MS_MIN <= self.session_ms <= SESSION_MS_MAX:
+            raise InvalidRequest(
+                f"session_ms is {self.session_ms}; allowed are {SESSION_MS_MIN} to {SESSION_MS_MAX}"
+            )
+        if self.grace_ms > GRACE_MS_MAX:
+            raise InvalidRequest(f"grace_ms is {self.grace_ms}; allowed are 0 to {GRACE_MS_MAX}")
+        if len(self.incarnation) > INCARNATION_BYTES_MAX:
+            raise InvalidRequest(f"an incarnation has at most {INCARNATION_BYTES_MAX} bytes")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Member:
+    wish: Wish
+    last_seen_ms: int
+    assignment: list[QueueKey] = field(default_factory=list)
+
+    @property
+    def deadline_ms(self) -> int:
+        return self.last_seen_ms + self.absence_ms
+
+    @property
+    def absence_ms(self) -> int:
+        """How long it may be silent."""
+        return max(self.wish.session_ms, self.wish.grace_ms)
+
+    def fences(self, incarnation: bytes) -> bool:
+        """Whoever says so was followed by another one."""
+        return bool(incarnation) and incarnation != self.wish.incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The next generation, not yet stored."""
+
+    generation: int
+    wishes: Mapping[str, Wish]
+    assignment: Assignment
+    changes: int
+    """How many changes of the group it covers."""
+
+
+class ConsumerGroup:
+    """The membership of one group."""
+
+    def __init__(self, name: str, *, generation: int) -> None:
+        self.name = name
+        self.generation = generation
+        self.changes = 0
+        """Changes so far; the plan that covers them all settles the group."""
+        self.settled_changes = 0
+        self._members: dict[str, _Member] = {}
+        self._adopted_wishes: Mapping[str, Wish] = {}
+
+    @classmethod
+    def restore(cls, record: ConsumerGroupRecord, now_ms: int) -> ConsumerGroup:
+        """A stored group after a restart.
+
+        Its members count as seen one longest session in the future: they could not beat while
+        there was no controller, and nothing should move because of that.
+        """
+        group = cls(record.group, generation=record.generation)
+        grace_ms = max((member.session_ms for member in record.members), default=0)
+        for member in record.members:
+            group._members[member.member_id] = _Member(
+                wish=Wish(
+                    topics=tuple(member.topics),
+                    session_ms=member.session_ms,
+                    client=member.client,
+                    grace_ms=member.grace_ms,
+                    incarnation=member.incarnation,
+                ),
+                last_seen_ms=now_ms + grace_ms,
+                assignment=_unpack(member.assignment),
+            )
+        group._adopted_wishes = {m: member.wish for m, member in group._members.items()}
+        group.changes = 1  # topics may have changed since the record was written
+        return group
+
+    @property
+    def settled(self) -> bool:
+        """Nothing happened since the current generation."""
+        return self.settled_changes == self.changes
+
+    @property
+    def empty(self) -> bool:
+        """It has no members."""
+        return not self._members
+
+    @property
+    def member_count(self) -> int:
+        """How many members it has."""
+        return len(self._members)
+
+    def join(self, member_id: str, wish: Wish, now_ms: int) -> None:
+        """A new member, or a member that comes again or wants something else."""
+        member = self._members.get(member_id)
+        if member is None:
+            self._members[member_id] = _Member(wish=wish, last_seen_ms=now_ms)
+            self.changes += 1
+            return
+        member.last_seen_ms = max(member.last_seen_ms, now_ms)
+        if member.wish != wish:
+            member.wish = wish
+            self.changes += 1
+
+    def heartbeat(self, member_id: str, now_ms: int, incarnation: bytes = b"") -> None:
+        """The member is alive. Raises UnknownMember; MemberFenced when another speaks for it."""
+        member = self._members.get(member_id)
+        if member is None:
+            raise UnknownMember(
+                f"group {self.name!r} has no member {member_id!r}: it left or was silent for too "
+                "long; join again"
+            )
+        if member.fences(incarnation):
+            raise MemberFenced(
+                f"another process has joined group {self.name!r} as {member_id!r}: give each its "
+                "own member_id"
+            )
+        member.last_seen_ms = max(member.last_seen_ms, now_ms)
+
+    def leave(self, member_id: str, incarnation: bytes = b"") -> bool:
+        """The member is gone; false when it was already, or when another speaks for it."""
+        member = self._members.get(member_id)
+        if member is None or member.fences(incarnation):
+            return False
+        del self._members[member_id]
+        self.changes += 1
+        return True
+
+    def expire(self, now_ms: int) -> list[str]:
+        """Drops the members that were silent for too long; returns them."""
+        gone = sorted(m for m, member in self._members.items() if member.deadline_ms <= now_ms)
+        for member_id in gone:
+            self.leave(member_id)
+        return gone
+
+    def next_deadline_ms(self) -> int | None:
+        """When the next member would be dropped."""
+        return min((member.deadline_ms for member in self._members.values()), default=None)
+
+    def forgive(self, gap_ms: int) -> None:
+        """The controller itself did nothing for so long: no member's fault."""
+        for member in self._members.values():
+            member.last_seen_ms += gap_ms
+
+    def on_topic_changed(self, topic: str) -> None:
+        """A topic came, went or has other queues."""
+        if topic in self.topics():
+            self.changes += 1
+
+    def topics(self) -> set[str]:
+        """Names of all topics that a member asked for."""
+        return {name for member in self._members.values() for name in member.wish.topics}
+
+    def plan(self, topics: Topics) -> Plan | None:
+        """The next generation; None, and the group is settled, when it would be the same."""
+        existing = [topics[name] for name in sorted(self.topics()) if topics.get(name)]
+        queues: dict[int, Sequence[QueueKey]] = {found[0].topic_id: found for found in existing}
+        ids = {name: found[0].topic_id for name, found in topics.items() if found}
+        current = {member_id: member.assignment for member_id, member in self._members.items()}
+        assignment = balance(
+            {
+                member_id: {ids[name] for name in member.wish.topics if name in ids}
+                for member_id, member in self._members.items()
+            },
+            queues,
+            current,
+        )
+        wishes = {member_id: member.wish for member_id, member in self._members.items()}
+        if assignment == current and wishes == self._adopted_wishes:
+            self.settled_changes = self.changes
+            return None
+        return Plan(
+            generation=self.generation + 1,
+            wishes=wishes,
+            assignment=assignment,
+            changes=self.changes,
+        )
+
+    def adopt(self, plan: Plan) -> None:
+        """The plan is stored: it is the current generation from now on."""
+        assert plan.generation == self.generation + 1
+        self.generation = plan.generation
+        self.settled_changes = plan.changes
+        self._adopted_wishes = plan.wishes
+        for member_id, assignment in plan.assignment.items():
+            if member_id in self._members:
+                self._members[member_id].assignment = assignment
+
+    def record(self, plan: Plan) -> ConsumerGroupRecord:
+        """The group as it is to be stored before `plan` is adopted."""
+        return ConsumerGroupRecord(
+            group=self.name,
+            generation=plan.generation,
+            members=[
+                ConsumerMemberRecord(
+                    member_id=member_id,
+                    client=wish.client,
+                    topics=wish.topics,
+                    session_ms=wish.session_ms,
+                    grace_ms=wish.grace_ms,
+                    incarnation=wish.incarnation,
+                    assignment=_pack(plan.assignment[member_id]),
+                )
+                for member_id, wish in sorted(plan.wishes.items())
+            ],
+        )
+
+    def reply(self, member_id: str) -> GroupMembershipReply:
+        """What the member is told. Raises UnknownMember."""
+        member = self._members.get(member_id)
+        if member is None:
+            raise UnknownMember(f"member {member_id!r} has left group {self.name!r}")
+        return GroupMembershipReply(
+            member_id=member_id,
+            generation=self.generation,
+            assignment=_refs(member.assignment),
+            heartbeat_ms=min(member.wish.session_ms // HEARTBEATS_A_SESSION, HEARTBEAT_MS_MAX),
+        )
+
+    def info(self) -> GroupInfo:
+        """The group for people."""
+        return GroupInfo(
+            group=self.name,
+            generation=self.generation,
+            members=[
+                GroupMember(
+                    member_id=member_id,
+                    client=member.wish.client,
+                    topics=member.wish.topics,
+                    assignment=_refs(member.assignment),
+                )
+                for member_id, member in sorted(self._members.items())
+            ],
+        )
+
+
+def _refs(queues: Sequence[QueueKey]) -> list[QueueRef]:
+    return [QueueRef(topic_id=queue.topic_id, queue_id=queue.queue_id) for queue in queues]
+
+
+def _pack(queues: Sequence[QueueKey]) -> list[TopicQueues]:
+    by_topic: dict[TopicId, list[QueueId]] = defaultdict(list)
+    for queue in sorted(queues):
+        by_topic[queue.topic_id].append(queue.queue_id)
+    return [TopicQueues(topic_id=topic, queue_ids=ids) for topic, ids in by_topic.items()]
+
+
+def _unpack(packed: Sequence[TopicQueues]) -> list[QueueKey]:
+    return [
+        QueueKey(TopicId(topic.topic_id), QueueId(queue_id))
+        for topic in packed
+        for queue_id in topic.queue_ids
+    ]

@@ -1,0 +1,244 @@
+"""Consumer groups in a running controller: stored, settled, expired.
+
+How it works. Calls change a `ConsumerGroup` at once and then wait until it is *settled*: one
+caller at a time plans, stores and adopts the next generation, for all who wait. A task of its own
+drops silent members and settles groups whose topics changed.
+
+A new group's generation starts at the store's revision. Each generation is one transaction, so no
+generation of a group that is forgotten and made again under the same name ever comes twice: locks
+and commits of the old one are refused as stale, never taken for new ones.
+
+Invariants
+1. A reply carries a generation that is durable.
+2. When the controller's own loop stood still (it was paused), that time counts against nobody.
+
+Not here: the rules (`group.py`), exclusivity (the locks at the brokers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from semel.controller import records
+from semel.controller.brokers.routes import RouteTable
+from semel.controller.epoch import Office, unbroken
+from semel.controller.groups.group import (
+    NAME_CHARACTERS_MAX,
+    SESSION_MS_DEFAULT,
+    ConsumerGroup,
+    Topics,
+    Wish,
+    check_name,
+)
+from semel.protos import compat
+from semel.protos.errors import (
+    InvalidRequest,
+    SemelError,
+    UnknownGroup,
+    UnknownMember,
+    UnknownTopic,
+)
+from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.v1.controller_pb2 import (
+    GroupInfo,
+    GroupMembershipReply,
+    HeartbeatGroupRequest,
+    JoinGroupRequest,
+)
+from semel.protos.v1.metadata_pb2 import ConsumerGroupRecord
+
+log = logging.getLogger(__name__)
+
+EXPIRY_MS: Final = 200
+"""How often silent members are looked for."""
+LOOP_GAP_MS: Final = 300
+"""A tick that comes so late means that this process stood still."""
+
+
+class MembershipService:
+    """All consumer groups. Both clocks give monotonic milliseconds.
+
+    `clock` measures members' silence, `loop_clock` whether this process itself stood still.
+    """
+
+    def __init__(
+        self,
+        office: Office,
+        routes: RouteTable,
+        *,
+        clock: Callable[[], int],
+        loop_clock: Callable[[], int],
+    ) -> None:
+        self._office = office
+        self._routes = routes
+        self._clock = clock
+        self._loop_clock = loop_clock
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._settling: dict[str, asyncio.Lock] = {}
+        self._wake = asyncio.Event()
+
+    async def load(self) -> None:
+        """Reads the stored groups; after the topics."""
+        for key, entry in (await self._office.store.scan(records.CONSUMERS)).items():
+            record = records.load(ConsumerGroupRecord, key, entry)
+            self._groups[record.group] = ConsumerGroup.restore(record, self._clock())
+
+    async def run(self) -> None:
+        """Drops silent members and settles groups, until cancelled."""
+        while True:
+            planned_ms = self._loop_clock() + EXPIRY_MS
+            try:
+                async with compat.timeout(EXPIRY_MS / 1000):
+                    await self._wake.wait()
+            except TimeoutError:
+                gap_ms = self._loop_clock() - planned_ms
+                if gap_ms > LOOP_GAP_MS:
+                    self._forgive(gap_ms)
+            self._wake.clear()
+            await self._look_after_all()
+
+    def on_topic_changed(self, name: str) -> None:
+        """The queues of a topic changed."""
+        for group in self._groups.values():
+            group.on_topic_changed(name)
+        self._wake.set()
+
+    async def join(self, request: JoinGroupRequest) -> GroupMembershipReply:
+        """A member enters or comes back.
+
+        Raises InvalidRequest and UnknownTopic. A cancelled call may have made a member, which is
+        dropped after its session.
+        """
+        check_name(request.group)
+        if request.member_id:
+            check_name(request.member_id, "member id")
+        wish = Wish(
+            topics=tuple(dict.fromkeys(request.topics)),
+            session_ms=request.session_ms or SESSION_MS_DEFAULT,
+            client=request.client[:NAME_CHARACTERS_MAX],
+            grace_ms=request.grace_ms,
+            incarnation=request.incarnation,
+        )
+        if wish.grace_ms and not request.member_id:
+            raise InvalidRequest("grace_ms is for a member that chooses its own member_id")
+        for name in wish.topics:
+            if self._routes.topic(name) is None:
+                raise UnknownTopic(f"there is no topic {name!r}. Create it, or check the spelling")
+        group = self._groups.get(request.group)
+        if group is None:
+            revision = await self._office.store.revision()
+            group = self._groups.setdefault(
+                request.group, ConsumerGroup(request.group, generation=revision)
+            )
+        member_id = request.member_id or f"member-{uuid.uuid4().hex}"
+        group.join(member_id, wish, self._clock())
+        log.info("member joins group=%s member=%s", group.name, member_id)
+        await self._settle(group)
+        return group.reply(member_id)
+
+    async def heartbeat(self, request: HeartbeatGroupRequest) -> GroupMembershipReply:
+        """A member is alive; returns what it should hold. Raises UnknownMember, MemberFenced."""
+        group = self._groups.get(request.group)
+        if group is None:
+            raise UnknownMember(f"there is no group {request.group!r} any more; join again")
+        group.heartbeat(request.member_id, self._clock(), request.incarnation)
+        return group.reply(request.member_id)
+
+    async def leave(self, group_name: str, member_id: str, incarnation: bytes = b"") -> None:
+        """A member goes; one that is unknown has gone already. Raises UnknownGroup."""
+        group = self._find(group_name)
+        if group.leave(member_id, incarnation):
+            log.info("member leaves group=%s member=%s", group_name, member_id)
+            await self._settle(group)
+
+    async def list(self, group_name: str) -> list[GroupInfo]:
+        """One group, or all of them by name. Raises UnknownGroup."""
+        if group_name:
+            return [self._find(group_name).info()]
+        return [self._groups[name].info() for name in sorted(self._groups)]
+
+    def counts(self) -> tuple[int, int]:
+        """How many groups there are, and members in all of them."""
+        return len(self._groups), sum(group.member_count for group in self._groups.values())
+
+    async def forget(self, group_name: str) -> None:
+        """Forgets a group. Raises UnknownGroup, and InvalidRequest while it has members."""
+        await unbroken(self._forget(self._find(group_name)))
+
+    async def _forget(self, group: ConsumerGroup) -> None:
+        async with self._lock(group):
+            if not group.empty:
+                raise InvalidRequest(f"group {group.name!r} has members; stop them first")
+            key = records.consumer_group_key(group.name)
+            await self._office.transact(deletes=frozenset({key}))
+            if group.empty and self._groups.get(group.name) is group:
+                del self._groups[group.name]
+                self._settling.pop(group.name, None)
+            log.info("group is forgotten group=%s", group.name)
+
+    async def _settle(self, group: ConsumerGroup) -> None:
+        """Returns once everything that happened before the call is stored and adopted."""
+        wanted = group.changes
+        while group.settled_changes < wanted:
+            await unbroken(self._settle_once(group, wanted))
+
+    async def _settle_once(self, group: ConsumerGroup, wanted: int) -> None:
+        async with self._lock(group):
+            if group.settled_changes >= wanted:
+                return
+            if self._groups.get(group.name) is not group:
+                group.settled_changes = wanted  # forgotten meanwhile
+                return
+            plan = group.plan(self._topics(group))
+            if plan is None:
+                return
+            key = records.consumer_group_key(group.name)
+            await self._office.transact(puts={key: records.dump(group.record(plan))})
+            group.adopt(plan)
+            log.info(
+                "group has a new assignment group=%s generation=%d members=%d",
+                group.name,
+                plan.generation,
+                len(plan.wishes),
+            )
+
+    async def _look_after_all(self) -> None:
+        now_ms = self._clock()
+        for group in list(self._groups.values()):
+            for member_id in group.expire(now_ms):
+                log.info("member was silent for too long group=%s member=%s", group.name, member_id)
+            if group.settled:
+                continue
+            try:
+                await self._settle(group)
+            except SemelError as error:
+                log.warning("group cannot be settled group=%s reason=%s", group.name, error)
+
+    def _forgive(self, gap_ms: int) -> None:
+        log.warning("the controller stood still milliseconds=%d", gap_ms)
+        for group in self._groups.values():
+            group.forgive(gap_ms)
+
+    def _topics(self, group: ConsumerGroup) -> Topics:
+        found = {name: self._routes.topic(name) for name in group.topics()}
+        return {
+            name: [
+                QueueKey(TopicId(topic.topic_id), QueueId(number))
+                for number in sorted(each.queue_id for each in (*topic.sealed, *topic.queues))
+            ]
+            for name, topic in found.items()
+            if topic is not None
+        }
+
+    def _find(self, group_name: str) -> ConsumerGroup:
+        group = self._groups.get(group_name)
+        if group is None:
+            raise UnknownGroup(f"there is no consumer group {group_name!r}")
+        return group
+
+    def _lock(self, group: ConsumerGroup) -> asyncio.Lock:
+        return self._settling.setdefault(group.name, asyncio.Lock())

@@ -1,0 +1,1 @@
+"""Moving queues between broker groups."""

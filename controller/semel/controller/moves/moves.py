@@ -1,0 +1,584 @@
+"""Moving queues between broker groups: decided once, in steps that survive a crash between any two.
+
+How it works. A move is a record in the store, and a *driver* task that brings both groups to what
+the record says, as with topics (`topics/topics.py`):
+
+    copying     target: BEGIN, then fetch again and again while the source serves   → sealing
+    sealing     source: SEAL; target: fetch the rest and the slice, INGEST          → decided
+    decided     target: ACTIVATE                          → activated, with the queue's new place
+    activated   source: FORWARD                                                     → (no record)
+    aborting    source: UNSEAL; target: ABORT                                       → aborted
+
+The step from sealing to decided, a compare-and-set, is the decision: before it the move can be
+given up (by an operator, by the deletion of the topic, because the groups did not get through while
+the queue was sealed), after it there is only one way to go. The routes change with *activated*: the
+target has the queue, and the source still refuses it as sealed until it is told to forward.
+
+Invariants
+1. UNSEAL and ABORT are sent only once *aborting* is stored, ACTIVATE and FORWARD only once
+   *decided* is: never both of one job.
+2. A queue is sealed only while *sealing* is stored; a move that is not decided `SEALED_S` after it
+   was sealed, or was found sealing, is given up.
+3. Jobs of a queue rise: their upper half counts the controllers' offices.
+4. A queue that moves is not split, and the queues of a deleted topic are not deleted before its
+   moves have ended.
+
+Not here: what a step does (the broker), records of topics (`topics/topics.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from semel.controller import records
+from semel.controller.epoch import Office, unbroken
+from semel.controller.store import StoreFailed, VersionConflict
+from semel.controller.topics.splits import queues_of
+from semel.controller.topics.topics import RETRY_MS_FIRST, RETRY_MS_LAST, TopicService
+from semel.protos import compat
+from semel.protos.errors import (
+    Closed,
+    InvalidRequest,
+    QueueMoved,
+    RetriableError,
+    SemelError,
+    StorageError,
+    Throttled,
+    Unavailable,
+    UnknownGroup,
+    UnknownQueue,
+    UnsupportedVersion,
+)
+from semel.protos.levels import MOVE_LEVEL, UNTOLD_MAX
+from semel.protos.v1 import control_pb2
+from semel.protos.v1.broker_pb2 import CopyQueueReply, PullQueueReply, PullQueueRequest
+from semel.protos.v1.common_pb2 import QueueRef
+from semel.protos.v1.control_pb2 import ControlRecord, CreateQueue, MoveQueue
+from semel.protos.v1.controller_pb2 import MoveStatus, UnfinishedTopic
+from semel.protos.v1.metadata_pb2 import (
+    MOVE_STAGE_ABORTED,
+    MOVE_STAGE_ABORTING,
+    MOVE_STAGE_ACTIVATED,
+    MOVE_STAGE_COPYING,
+    MOVE_STAGE_DECIDED,
+    MOVE_STAGE_SEALING,
+    TOPIC_STATE_ACTIVE,
+    MoveRecord,
+    MoveStage,
+    TopicRecord,
+)
+
+log = logging.getLogger(__name__)
+
+PULL_MS: Final = 1_000
+"""One call's part of the fetching: so often is looked whether the move was given up."""
+SEAL_BYTES: Final = 8 << 20
+"""So much may be left to copy when the queue is sealed: well below a second's work."""
+SEALED_S: Final = 15.0
+"""How long producers of a queue wait at most for a move that does not get through."""
+JOB_SHIFT: Final = 32
+_RUNNING: Final = frozenset({MOVE_STAGE_COPYING, MOVE_STAGE_SEALING})
+
+Key = tuple[int, int]
+"""Topic and queue."""
+
+
+class GroupCaller(Protocol):
+    """Calls to the masters of broker groups. Every method raises SemelError."""
+
+    async def apply(self, group_id: int, batch: list[ControlRecord]) -> None:
+        """Control records, applied once it returns."""
+
+    async def figures(self, group_id: int, queue: QueueRef) -> CopyQueueReply:
+        """Start, end and size of a queue that could be moved."""
+
+    async def pull(
+        self, group_id: int, source_id: int, request: PullQueueRequest
+    ) -> PullQueueReply:
+        """Has a group fetch from another one."""
+
+
+class Groups(Protocol):
+    """What is known of broker groups."""
+
+    def group_ids(self) -> list[int]:
+        """All groups ever heard of."""
+
+    def served_groups(self) -> list[int]:
+        """Those whose master reported in time."""
+
+    def level(self, group_id: int) -> int | None:
+        """Feature level of a group's log; None when its master has not told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A record as it is in the store."""
+
+    version: int
+    record: MoveRecord
+
+
+class MoveService:
+    """All moves of the cluster. `start` begins its work, `stop` ends it."""
+
+    def __init__(
+        self,
+        office: Office,
+        topics: TopicService,
+        groups: Groups,
+        caller: GroupCaller,
+        *,
+        clock_us: Callable[[], int],
+    ) -> None:
+        self._office = office
+        self._topics = topics
+        self._groups = groups
+        self._caller = caller
+        self._clock_us = clock_us
+        self._known: dict[Key, _Known] = {}
+        self._drivers: dict[Key, asyncio.Task[None]] = {}
+        self._troubles: dict[Key, SemelError] = {}
+        self._progress: dict[Key, PullQueueReply] = {}
+        self._sealed_since: dict[Key, float] = {}
+        self._jobs = 0
+        self._retry_now = asyncio.Event()
+        self._stopped = False
+
+    async def load(self) -> None:
+        """Reads all moves; to be called once, before `start`."""
+        for key, entry in (await self._office.store.scan(records.MOVES)).items():
+            record = records.load(MoveRecord, key, entry)
+            self._known[_key(record)] = _Known(version=entry.version, record=record)
+
+    def start(self) -> None:
+        """Goes on with everything that is unfinished."""
+        for key in list(self._known):
+            self._drive(key)
+
+    async def stop(self) -> None:
+        """Ends all drivers; what they had not finished stays unfinished in the store."""
+        self._stopped = True
+        drivers = list(self._drivers.values())
+        for driver in drivers:
+            driver.cancel()
+        await asyncio.gather(*drivers, return_exceptions=True)
+
+    def on_new_master(self) -> None:
+        """Tries again at once what waits for a group."""
+        self._retry_now.set()
+        self._retry_now = asyncio.Event()
+        self.start()
+
+    def moving(self, topic_id: int, queue_id: int | None = None) -> bool:
+        """A queue of the topic, or this one, is on its way or on its way back."""
+        return any(
+            key[0] == topic_id
+            and queue_id in (None, key[1])
+            and known.record.stage != MOVE_STAGE_ABORTED
+            for key, known in self._known.items()
+        )
+
+    # --- what is asked --------------------------------------------------------------------------
+
+    async def move(self, name: str, queue_id: int, group_id: int) -> MoveStatus:
+        """Begins a move; the same one again is success.
+
+        Raises UnknownTopic, UnknownQueue, UnknownGroup, Unavailable (the target has no master, or
+        the source does not answer), Throttled while the topic changes, InvalidRequest.
+        """
+        record = self._topics.find(name)
+        key = record.topic_id, queue_id
+        running = self._running(key)
+        if running is not None and running.target == group_id:
+            return self._status(key)
+        source = self._check(record, queue_id, group_id)
+        await self._caller.figures(source, QueueRef(topic_id=key[0], queue_id=queue_id))
+        await unbroken(self._begin(record, queue_id, source, group_id))
+        return self._status(key)
+
+    async def cancel(self, name: str, queue_id: int) -> MoveStatus:
+        """Gives a move up that is not decided; again is success.
+
+        Raises UnknownTopic, InvalidRequest when nothing moves, or it is decided.
+        """
+        key = self._topics.find(name).topic_id, queue_id
+        while True:
+            known = self._known.get(key)
+            if known is None:
+                raise InvalidRequest(f"queue {queue_id} of topic {name!r} is not being moved")
+            if known.record.stage in (MOVE_STAGE_ABORTING, MOVE_STAGE_ABORTED):
+                return self._status(key)
+            if known.record.stage not in _RUNNING:
+                raise InvalidRequest(
+                    f"the move of queue {queue_id} of topic {name!r} to broker group"
+                    f" {known.record.target} is decided and goes on; move it back if you want"
+                )
+            if await unbroken(self._abort(known, "given up by an operator")):
+                return self._status(key)
+
+    def statuses(self, name: str = "") -> list[MoveStatus]:
+        """Moves of one topic or of all, by topic, then queue. Raises UnknownTopic."""
+        wanted = self._topics.find(name).topic_id if name else None
+        found = [self._status(key) for key in self._known if wanted in (None, key[0])]
+        return sorted(found, key=lambda status: (status.topic, status.queue_id))
+
+    def unfinished(self) -> list[UnfinishedTopic]:
+        """Moves that are under way, as `GetClusterStatus` tells them."""
+        return [
+            UnfinishedTopic(
+                name=status.topic,
+                topic_id=status.topic_id,
+                step=f"moving queue {status.queue_id} to group {status.target}",
+                trouble=status.trouble,
+            )
+            for status in self.statuses()
+            if status.stage != "aborted"
+        ]
+
+    def _check(self, record: TopicRecord, queue_id: int, group_id: int) -> int:
+        """The group that has the queue, if it can be moved to the other one. Raises SemelError."""
+        name = record.name
+        queues = queues_of(record)
+        if queue_id >= len(queues):
+            raise UnknownQueue(f"topic {name!r} has no queue {queue_id}")
+        queue = queues[queue_id]
+        groups = self._groups.group_ids()
+        if group_id not in groups:
+            raise UnknownGroup(f"there is no broker group {group_id}; known are {groups}")
+        running = self._running((record.topic_id, queue_id))
+        if running is not None:
+            raise InvalidRequest(
+                f"queue {queue_id} of topic {name!r} is on its way from broker group"
+                f" {running.source} to {running.target}; wait for it, or give it up first"
+                " (semel queue move --cancel)"
+            )
+        if record.state != TOPIC_STATE_ACTIVE or record.splits:
+            raise Throttled(f"topic {name!r} is being changed; ask again", retry_after_ms=100)
+        if queue.sealed:
+            raise InvalidRequest(
+                f"queue {queue_id} of topic {name!r} was split: it stays. Once retention"
+                " has emptied it, move what was split off"
+            )
+        if queue.group_id == group_id:
+            raise InvalidRequest(
+                f"queue {queue_id} of topic {name!r} is on broker group {group_id} already"
+            )
+        if group_id not in self._groups.served_groups():
+            raise Unavailable(
+                f"broker group {group_id} has no master now: start its nodes, then move"
+                " queues to it"
+            )
+        self._check_levels(queue.group_id, group_id)
+        return queue.group_id
+
+    def _check_levels(self, source: int, target: int) -> None:
+        """Raises UnsupportedVersion, and Throttled while it is not known."""
+        level = self._groups.level(target)
+        if level is None:
+            raise Throttled(
+                f"broker group {target} has not told its feature level; ask again",
+                retry_after_ms=1_000,
+            )
+        # Who does not tell may be at any level of its time.
+        needed = self._groups.level(source) or UNTOLD_MAX
+        if level < max(needed, MOVE_LEVEL):
+            raise UnsupportedVersion(
+                f"broker group {target} is at feature level {level}, and the queue is on group"
+                f" {source} at level {needed}: raise the former first (semel cluster upgrade)",
+                level=max(needed, MOVE_LEVEL),
+            )
+
+    def _running(self, key: Key) -> MoveRecord | None:
+        known = self._known.get(key)
+        return None if known is None or known.record.stage == MOVE_STAGE_ABORTED else known.record
+
+    def _status(self, key: Key) -> MoveStatus:
+        known = self._known.get(key)
+        if known is None:  # it has come to its end since
+            return MoveStatus(topic_id=key[0], queue_id=key[1], stage="done")
+        record, progress = known.record, self._progress.get(key, PullQueueReply())
+        trouble = record.reason or str(self._troubles.get(key, ""))
+        return MoveStatus(
+            topic=record.topic,
+            topic_id=record.topic_id,
+            queue_id=record.queue_id,
+            source=record.source,
+            target=record.target,
+            job=record.job,
+            stage=MoveStage.Name(record.stage).removeprefix("MOVE_STAGE_").lower(),
+            copied_bytes=progress.copied_bytes,
+            total_bytes=progress.total_bytes,
+            trouble=trouble,
+            begun_us=record.begun_us,
+        )
+
+    # --- the store ------------------------------------------------------------------------------
+
+    async def _begin(self, topic: TopicRecord, queue_id: int, source: int, target: int) -> None:
+        """Stores a new move, and with the topic that the target may know of the queue."""
+        key = topic.topic_id, queue_id
+        before = self._known.get(key)
+        self._jobs += 1
+        record = MoveRecord(
+            job=self._office.number << JOB_SHIFT | self._jobs,
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            queue_id=queue_id,
+            source=source,
+            target=target,
+            stage=MOVE_STAGE_COPYING,
+            begun_us=self._clock_us(),
+        )
+
+        def touch(changed: TopicRecord) -> None:
+            self._check(changed, queue_id, target)
+            _touch(changed, queue_id, target)
+
+        try:
+            version = await self._topics.change_with(
+                key[0],
+                touch,
+                checks={_path(key): None if before is None else before.version},
+                puts={_path(key): records.dump(record)},
+            )
+        except VersionConflict:
+            raise Throttled(
+                f"queue {queue_id} of topic {topic.name!r} is being moved; ask again",
+                retry_after_ms=100,
+            ) from None
+        self._forget(key)
+        self._known[key] = _Known(version=version, record=record)
+        log.info(
+            "queue begins to move topic=%s queue=%d from=%d to=%d job=%d",
+            *(topic.name, queue_id, source, target, record.job),
+        )
+        self._drive(key)
+
+    async def _set(self, known: _Known, stage: MoveStage, reason: str = "") -> None:
+        """The next stage of a move. Raises VersionConflict when it has another one by now."""
+        record = MoveRecord()
+        record.CopyFrom(known.record)
+        record.stage, record.reason = stage, reason or record.reason
+        key = _key(record)
+        version = await self._office.transact(
+            checks={_path(key): known.version}, puts={_path(key): records.dump(record)}
+        )
+        self._known[key] = _Known(version=version, record=record)
+        self._troubles.pop(key, None)
+        log.info(
+            "move goes on topic=%s queue=%d stage=%s%s",
+            *(record.topic, record.queue_id, MoveStage.Name(stage), reason and f" reason={reason}"),
+        )
+
+    async def _abort(self, known: _Known, reason: str) -> bool:
+        """False when the move has got further meanwhile."""
+        try:
+            await self._set(known, MOVE_STAGE_ABORTING, reason)
+        except VersionConflict:
+            return False
+        self._drive(_key(known.record))
+        return True
+
+    async def _remove(self, known: _Known) -> None:
+        key = _key(known.record)
+        await self._office.transact(
+            checks={_path(key): known.version}, deletes=frozenset({_path(key)})
+        )
+        self._known.pop(key, None)
+        self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        for known in (self._troubles, self._progress, self._sealed_since):
+            known.pop(key, None)
+
+    # --- the drivers ----------------------------------------------------------------------------
+
+    def _drive(self, key: Key) -> None:
+        if not self._stopped and key not in self._drivers and self._to_do(key):
+            self._drivers[key] = asyncio.get_running_loop().create_task(self._finish(key))
+
+    def _to_do(self, key: Key) -> bool:
+        known = self._known.get(key)
+        if known is None:
+            return False
+        return known.record.stage != MOVE_STAGE_ABORTED or self._topic(key) is None
+
+    def _topic(self, key: Key) -> TopicRecord | None:
+        """The topic's record; None once it is being deleted."""
+        record = self._topics.by_id(key[0])
+        return record if record is not None and record.state == TOPIC_STATE_ACTIVE else None
+
+    async def _finish(self, key: Key) -> None:
+        try:
+            await self._steps(key)
+        except (Closed, StoreFailed):
+            return  # the controller ends
+        except Exception:
+            log.exception("move stops by a bug, until a controller starts queue=%s", key)
+        finally:
+            del self._drivers[key]
+
+    async def _steps(self, key: Key) -> None:
+        pause_ms = RETRY_MS_FIRST
+        while self._to_do(key):
+            known, retry_now = self._known[key], self._retry_now
+            try:
+                await self._step(known)
+                self._troubles.pop(key, None)
+                pause_ms = RETRY_MS_FIRST
+                continue
+            except VersionConflict:
+                continue  # given up meanwhile, or the topic changed: read again
+            except (Closed, StoreFailed):
+                raise
+            except SemelError as error:
+                self._troubles[key] = error
+                log.warning("move waits queue=%s reason=%s", key, error)
+                if known.record.stage in _RUNNING and not _passes(error):
+                    await unbroken(self._abort(known, str(error)))
+                    continue
+            try:
+                async with compat.timeout(pause_ms / 1000):
+                    await retry_now.wait()
+            except TimeoutError:
+                pause_ms = min(pause_ms * 2, RETRY_MS_LAST)
+
+    async def _step(self, known: _Known) -> None:
+        record = known.record
+        key, topic = _key(record), self._topic(_key(record))
+        if record.stage in _RUNNING and topic is None:
+            await unbroken(self._abort(known, "the topic was deleted"))
+        elif record.stage == MOVE_STAGE_COPYING:
+            assert topic is not None
+            await self._copy(known, topic)
+        elif record.stage == MOVE_STAGE_SEALING:
+            await self._seal(known)
+        elif record.stage == MOVE_STAGE_DECIDED:
+            await self._tell(record, record.target, control_pb2.MOVE_STEP_ACTIVATE, topic)
+            await unbroken(self._activated(known))
+        elif record.stage == MOVE_STAGE_ACTIVATED:
+            await self._tell(record, record.source, control_pb2.MOVE_STEP_FORWARD)
+            log.info("queue has moved topic=%s queue=%d", record.topic, record.queue_id)
+            await unbroken(self._remove(known))
+        elif record.stage == MOVE_STAGE_ABORTING:
+            await self._tell(record, record.source, control_pb2.MOVE_STEP_UNSEAL)
+            await self._tell(record, record.target, control_pb2.MOVE_STEP_ABORT)
+            await unbroken(self._set(known, MOVE_STAGE_ABORTED))
+        elif self._topics.by_id(key[0]) is None or topic is None:
+            await unbroken(self._remove(known))  # an old failure, of a topic that is gone
+
+    async def _copy(self, known: _Known, topic: TopicRecord) -> None:
+        record, key = known.record, _key(known.record)
+        await self._tell(record, record.target, control_pb2.MOVE_STEP_BEGIN, topic)
+        rounds = 0
+        while self._known.get(key) is known and self._topic(key) is not None:
+            found = self._progress[key] = await self._pull(record, finish=False)
+            self._troubles.pop(key, None)
+            rounds += 1
+            left = found.total_bytes - found.copied_bytes
+            # Who writes faster than is copied would never be caught up with.
+            if found.copied_offset >= found.log_end_offset or left <= SEAL_BYTES * (
+                1 + rounds // 16
+            ):
+                await unbroken(self._set(known, MOVE_STAGE_SEALING))
+                return
+
+    async def _seal(self, known: _Known) -> None:
+        """Raises when the groups do not get through; too late, and the move is given up."""
+        record, key = known.record, _key(known.record)
+        since = self._sealed_since.setdefault(key, time.monotonic())
+        try:
+            await self._tell(record, record.source, control_pb2.MOVE_STEP_SEAL)
+            found = self._progress[key] = await self._pull(record, finish=True)
+        except SemelError as error:
+            if not _passes(error) or time.monotonic() - since < SEALED_S:
+                raise
+            await unbroken(self._abort(known, f"not through in {SEALED_S:g} s: {error}"))
+            return
+        if found.ready:
+            await unbroken(self._set(known, MOVE_STAGE_DECIDED))
+        elif time.monotonic() - since >= SEALED_S:
+            await unbroken(self._abort(known, f"not everything was copied in {SEALED_S:g} s"))
+
+    async def _activated(self, known: _Known) -> None:
+        """Target has it: stores that with the queue's new place, which changes the routes."""
+        record, key = MoveRecord(), _key(known.record)
+        record.CopyFrom(known.record)
+        record.stage = MOVE_STAGE_ACTIVATED
+
+        def place(topic: TopicRecord) -> None:
+            topic.placement[record.queue_id] = record.target
+            _touch(topic, record.queue_id, record.source)
+            topic.settings_pending = topic.state == TOPIC_STATE_ACTIVE
+
+        version = await self._topics.change_with(
+            key[0],
+            place,
+            checks={_path(key): known.version},
+            puts={_path(key): records.dump(record)},
+        )
+        self._known[key] = _Known(version=version, record=record)
+        log.info(
+            "queue lives elsewhere topic=%s queue=%d group=%d",
+            *(record.topic, record.queue_id, record.target),
+        )
+
+    async def _tell(
+        self,
+        record: MoveRecord,
+        group_id: int,
+        step: control_pb2.MoveStep,
+        topic: TopicRecord | None = None,
+    ) -> None:
+        move = MoveQueue(
+            queue=QueueRef(topic_id=record.topic_id, queue_id=record.queue_id),
+            job=record.job,
+            group_id=record.source if group_id == record.target else record.target,
+            step=step,
+        )
+        if topic is not None:
+            queue = queues_of(topic)[record.queue_id]
+            move.create.CopyFrom(
+                CreateQueue(
+                    queue=move.queue,
+                    topic=topic.name,
+                    slot_start=queue.slot_start,
+                    slot_end=queue.slot_end,
+                    settings=topic.settings,
+                )
+            )
+        await self._caller.apply(group_id, [ControlRecord(move_queue=move)])
+
+    async def _pull(self, record: MoveRecord, *, finish: bool) -> PullQueueReply:
+        request = PullQueueRequest(
+            queue=QueueRef(topic_id=record.topic_id, queue_id=record.queue_id),
+            job=record.job,
+            max_ms=PULL_MS,
+            finish=finish,
+        )
+        return await self._caller.pull(record.target, record.source, request)
+
+
+def _passes(error: SemelError) -> bool:
+    """It may be otherwise soon, or when a group's other nodes have mended something."""
+    return isinstance(error, RetriableError | StorageError) and not isinstance(error, QueueMoved)
+
+
+def _key(record: MoveRecord) -> Key:
+    return record.topic_id, record.queue_id
+
+
+def _path(key: Key) -> str:
+    return records.move_key(*key)
+
+
+def _touch(topic: TopicRecord, queue_id: int, group_id: int) -> None:
+    """The group may know something of the queue, whoever has it: it is told when the topic goes."""
+    if not any((each.queue_id, each.group_id) == (queue_id, group_id) for each in topic.touched):
+        topic.touched.add(queue_id=queue_id, group_id=group_id)

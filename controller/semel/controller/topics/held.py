@@ -1,0 +1,54 @@
+"""Whether a queue holds delayed messages: asked before a split of it is decided.
+
+How it works. A broker group does not split a queue of which something is delayed, and what is
+decided stays decided: without asking first, a split could wait for years. The master of each
+queue's group is asked. A group that does not answer holds nothing up, for then the split waits for
+it in any case; so does a message that is delayed between the question and the split.
+
+Not here: the split itself (`splits.py`), the broker's own refusal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import TypeAlias
+
+from semel.controller.topics.splits import queues_of
+from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.v1.broker_pb2 import ListOffsetsReply
+from semel.protos.v1.common_pb2 import QueueRef
+from semel.protos.v1.metadata_pb2 import SplitRecord, TopicRecord
+
+log = logging.getLogger(__name__)
+
+AskOffsets: TypeAlias = Callable[[int, Sequence[QueueRef]], Awaitable[ListOffsetsReply]]
+"""A group's word on queues of its own. Raises SemelError."""
+
+
+async def require_nothing_delayed(
+    ask: AskOffsets, record: TopicRecord, plan: Sequence[SplitRecord]
+) -> None:
+    """Raises InvalidRequest when something is delayed of a queue that is to be split."""
+    homes = {queue.queue_id: queue.group_id for queue in queues_of(record)}
+    by_group: dict[int, list[QueueRef]] = defaultdict(list)
+    for split in plan:
+        queue = QueueRef(topic_id=record.topic_id, queue_id=split.queue_id)
+        by_group[homes[split.queue_id]].append(queue)
+    for group_id, queues in by_group.items():
+        try:
+            reply = await ask(group_id, queues)
+        except SemelError as error:
+            log.info("split is decided without a look group=%s error=%s", group_id, error.message)
+            continue
+        for found in reply.queues:
+            if found.delayed_messages:
+                first = datetime.fromtimestamp(found.next_due_us / 1_000_000, UTC)
+                raise InvalidRequest(
+                    f"queue {found.queue.queue_id} of topic {record.name!r} holds"
+                    f" {found.delayed_messages} delayed messages, the first until"
+                    f" {first:%Y-%m-%d %H:%M:%S} UTC, and is not split before they are delivered;"
+                    " nothing was changed"
+                )

@@ -1,0 +1,157 @@
+"""What a topic may be: names, numbers of queues, settings; and the records that make its queues.
+
+All functions are pure. `queue_records` gives for each broker group the control records that bring
+it to the wanted state; each record is idempotent, so the whole list can be sent again at any time.
+
+Not here: storing topics and driving the groups (`topics.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from semel.controller.topics.splits import Queue, after_splits, queues_of, split_records
+from semel.protos.errors import InvalidRequest
+from semel.protos.v1.common_pb2 import QueueRef, TopicSettings
+from semel.protos.v1.control_pb2 import AlterTopic, ControlRecord, CreateQueue, DeleteQueue
+from semel.protos.v1.controller_pb2 import QueueRoute, TopicRoute
+from semel.protos.v1.metadata_pb2 import TopicRecord
+
+QUEUES_MAX: Final = 65_536
+"""One queue needs at least one slot."""
+MIB: Final = 1024 * 1024
+RETENTION_MS: Final = 7 * 24 * 3600 * 1000
+UNLIMITED: Final = -1
+MESSAGE_BYTES_MAX: Final = MIB
+BATCH_BYTES_MAX: Final = 4 * MIB
+BATCH_BYTES_CAP: Final = 8 * MIB
+"""A frame holds at least one batch and is cut at 8 MiB."""
+BATCH_OVERHEAD: Final = 1024
+"""Room for a batch's headers and column offsets around a single message."""
+RECORDS_A_CALL: Final = 1_000
+"""Control records in one call to a broker: some 100 KB, one entry of its log."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidRequest for a name that no topic may have."""
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise InvalidRequest(
+            f"{name[:60]!r} is no topic name: use 1 to 249 letters, digits, '.', '_' and '-'"
+        )
+
+
+def check_queues(queues: int) -> None:
+    """Raises InvalidRequest for a number of queues that no topic may have."""
+    if not 1 <= queues <= QUEUES_MAX:
+        raise InvalidRequest(f"a topic has 1 to {QUEUES_MAX:,} queues, not {queues:,}")
+
+
+def complete_settings(given: TopicSettings) -> TopicSettings:
+    """The settings with every absent field at its default; raises InvalidRequest."""
+    settings = TopicSettings(
+        retention_ms=given.retention_ms or RETENTION_MS,
+        retention_bytes=given.retention_bytes or UNLIMITED,
+        message_bytes_max=given.message_bytes_max or MESSAGE_BYTES_MAX,
+        batch_bytes_max=given.batch_bytes_max or BATCH_BYTES_MAX,
+    )
+    for field in ("retention_ms", "retention_bytes"):
+        value = getattr(settings, field)
+        if value < UNLIMITED:
+            raise InvalidRequest(f"{field} is {value}: use a positive number, or -1 for no limit")
+    if settings.batch_bytes_max > BATCH_BYTES_CAP:
+        raise InvalidRequest(
+            f"batch_bytes_max is {settings.batch_bytes_max:,}, more than {BATCH_BYTES_CAP:,}"
+        )
+    if settings.message_bytes_max > settings.batch_bytes_max - BATCH_OVERHEAD:
+        raise InvalidRequest(
+            f"message_bytes_max is {settings.message_bytes_max:,}: it must be at least "
+            f"{BATCH_OVERHEAD:,} below batch_bytes_max, which is {settings.batch_bytes_max:,}"
+        )
+    return settings
+
+
+def topic_route(record: TopicRecord) -> TopicRoute:
+    """The topic as clients see it."""
+    queues = queues_of(record)
+    return TopicRoute(
+        name=record.name,
+        topic_id=record.topic_id,
+        settings=record.settings,
+        queues=[_queue_route(queue) for queue in queues if not queue.sealed],
+        sealed=[_queue_route(queue) for queue in queues if queue.sealed],
+        created_us=record.created_us,
+    )
+
+
+def _queue_route(queue: Queue) -> QueueRoute:
+    return QueueRoute(
+        queue_id=queue.queue_id,
+        group_id=queue.group_id,
+        slot_start=queue.slot_start,
+        slot_end=queue.slot_end,
+        parent_id=queue.parent_id,
+    )
+
+
+def groups_of(record: TopicRecord) -> list[int]:
+    """The broker groups that own queues of the topic."""
+    return sorted(set(record.placement))
+
+
+def touched_groups(record: TopicRecord) -> list[int]:
+    """Those, and the broker groups that still know of queues that were to move."""
+    return sorted({*record.placement, *(each.group_id for each in record.touched)})
+
+
+def create_records(record: TopicRecord, group_id: int) -> Iterator[list[ControlRecord]]:
+    """What creates the group's queues of the topic, one list a call."""
+    queues = [
+        ControlRecord(
+            create_queue=CreateQueue(
+                queue=QueueRef(topic_id=record.topic_id, queue_id=queue.queue_id),
+                topic=record.name,
+                slot_start=queue.slot_start,
+                slot_end=queue.slot_end,
+                settings=record.settings,
+            )
+        )
+        for queue in queues_of(record)
+        if queue.group_id == group_id
+    ]
+    return _calls(queues)
+
+
+def alter_records(record: TopicRecord) -> Iterator[list[ControlRecord]]:
+    """What brings the settings to a group, one list a call."""
+    alter = AlterTopic(topic_id=record.topic_id, settings=record.settings)
+    return _calls([ControlRecord(alter_topic=alter)])
+
+
+def delete_records(record: TopicRecord, group_id: int) -> Iterator[list[ControlRecord]]:
+    """What deletes the group's queues of the topic, one list a call; also those that a split may
+    have made which is not known to be done, and what the group knows of queues that moved."""
+    touched = {each.queue_id for each in record.touched if each.group_id == group_id}
+    queues = [
+        ControlRecord(
+            delete_queue=DeleteQueue(
+                queue=QueueRef(topic_id=record.topic_id, queue_id=queue.queue_id)
+            )
+        )
+        for queue in queues_of(after_splits(record))
+        if queue.group_id == group_id or queue.queue_id in touched
+    ]
+    return _calls(queues)
+
+
+def split_calls(record: TopicRecord, group_id: int) -> Iterator[list[ControlRecord]]:
+    """What brings decided splits to a group, one list a call."""
+    return _calls(list(split_records(record, group_id)))
+
+
+def _calls(all_records: Sequence[ControlRecord]) -> Iterator[list[ControlRecord]]:
+    for start in range(0, len(all_records), RECORDS_A_CALL):
+        yield list(all_records[start : start + RECORDS_A_CALL])
