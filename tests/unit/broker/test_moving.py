@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -9,6 +10,7 @@ import grpc.aio
 import pytest
 
 from semel.broker.background.queue_copy import Source
+from semel.broker.control_plane import group_calls
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.protos.errors import NotMaster, Unavailable
@@ -32,8 +34,12 @@ class _Slave(broker_pb2_grpc.MovesServicer, transactions_pb2_grpc.TransactionsSe
         raise NotMaster("node 7 is not the master of group 2", master_address="", term=3)
 
 
-async def test_another_groups_missing_master_is_not_taken_for_ones_own() -> None:
+async def test_another_groups_missing_master_is_not_taken_for_ones_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """NotMaster would send the caller, who asked this group, to the nodes of the other one."""
+    monkeypatch.setattr(group_calls, "ATTEMPT_S", 60.0)
+    monkeypatch.setattr(group_calls, "PAUSE_S", 60.0)  # so that there is one attempt
     server = grpc.aio.server(interceptors=[ServerInterceptor()])
     broker_pb2_grpc.add_MovesServicer_to_server(_Slave(), server)
     transactions_pb2_grpc.add_TransactionsServicer_to_server(_Slave(), server)
@@ -48,8 +54,37 @@ async def test_another_groups_missing_master_is_not_taken_for_ones_own() -> None
         calls.learn([transactions_pb2.KnownGroup(group_id=2, addresses=[address])])
         abort = transaction_records_pb2.AbortTransaction(transaction_id="t")
         with pytest.raises(Unavailable, match="broker group 2 has no master: node 7"):
-            await calls.call(2, "Abort", abort, 1.0)
+            await calls.call(2, "Abort", abort, 60.0)
     finally:
         await calls.close()
         await source.close()
+        await server.stop(None)
+
+
+async def test_an_attempt_that_is_cut_short_does_not_hide_why_those_before_it_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_calls, "ATTEMPT_S", 60.0)
+    server = grpc.aio.server(interceptors=[ServerInterceptor()])
+
+    class _HangsLater(_Slave):
+        asked = False
+
+        async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802
+            if self.asked:
+                await asyncio.sleep(60)  # cancelled with the call
+            self.asked = True
+            return await super().Abort(request, context)
+
+    transactions_pb2_grpc.add_TransactionsServicer_to_server(_HangsLater(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    calls = GroupCalls(RoutesCopy())
+    try:
+        calls.learn([transactions_pb2.KnownGroup(group_id=2, addresses=[address])])
+        abort = transaction_records_pb2.AbortTransaction(transaction_id="t")
+        with pytest.raises(Unavailable, match="broker group 2 has no master: node 7"):
+            await calls.call(2, "Abort", abort, 3.0)
+    finally:
+        await calls.close()
         await server.stop(None)

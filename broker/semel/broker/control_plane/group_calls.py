@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.control_plane.route_cache import RoutesCopy
-from semel.protos.errors import NotMaster, SemelError, Unavailable
+from semel.protos.errors import NotMaster, SemelError, TimedOut, Unavailable
 from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import transactions_pb2, transactions_pb2_grpc
@@ -71,7 +71,9 @@ class GroupCalls:
                     metadata=levels_metadata(self._levels()),
                 )
             except grpc.aio.AioRpcError as error:
-                last = error_from_rpc(error)
+                failure = error_from_rpc(error)
+                if last is None or left >= ATTEMPT_S or not isinstance(failure, TimedOut):
+                    last = failure  # an attempt that was cut short says less than the one before
             else:
                 self._masters[group_id] = address
                 return reply
