@@ -40,7 +40,7 @@ from benchmarks.harness import (
     temporary_directory,
 )
 from semel.client import Client, connect
-from tests.integration.cluster import Cluster, Node
+from tests.kit.cluster import Cluster, Node
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20

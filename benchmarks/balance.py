@@ -35,7 +35,7 @@ from benchmarks.harness import (
 from semel.client import Client, connect
 from semel.controller.groups.balance import balance
 from semel.protos.ids import QueueId, QueueKey, TopicId
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 TOPIC = GROUP = "balance"
 SESSION_MS = 2_000

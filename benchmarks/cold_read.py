@@ -39,7 +39,7 @@ from benchmarks.harness import (
 from benchmarks.side_by_side_client import produce
 from benchmarks.workloads import CLIENT_S, ROOT, SERVE_S, ClientProcess
 from semel.client import connect
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 TOPIC = "cold"
 QUEUES = 4

@@ -30,7 +30,7 @@ from benchmarks.harness import (
     temporary_directory,
 )
 from semel.client import Client, connect
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 COLUMNS_TOPIC = "consume-columns"
 MESSAGES_TOPIC = "consume-messages"

@@ -32,8 +32,8 @@ from benchmarks.harness import (
     temporary_directory,
 )
 from semel.client import Client, connect
-from tests.integration.cluster import Cluster
-from tests.zookeeper import running_ensemble
+from tests.kit.cluster import Cluster
+from tests.kit.zookeeper import running_ensemble
 
 LIMIT_S = 3.0
 RETURN_TIMEOUT_S = 60.0

@@ -39,7 +39,7 @@ from benchmarks.harness import (
 from semel.client import Client, connect
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
 from tests.faults.proxied import ProxiedCluster
-from tests.integration.cluster import Cluster, Node
+from tests.kit.cluster import Cluster, Node
 
 TOPIC = "failover"
 BEFORE_S = 1.0

@@ -32,7 +32,7 @@ from benchmarks.workloads import CONNECT_MS, SERVE_S, memory, restarted
 from semel.client import Client, connect
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
-from tests.integration.cluster import Cluster, Node
+from tests.kit.cluster import Cluster, Node
 
 Figures = dict[str, float]
 HOT = "hot"

@@ -30,7 +30,7 @@ from benchmarks.harness import (
     temporary_directory,
 )
 from semel.client import Client, connect, connect_async
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 TOPIC = "latency"
 WARM_UP = 50

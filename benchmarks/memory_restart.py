@@ -34,7 +34,7 @@ from benchmarks.harness import (
     temporary_directory,
 )
 from semel.client import Client, connect
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 TOPIC = "memory"
 ROOT = Path(__file__).resolve().parent.parent

@@ -33,7 +33,7 @@ from benchmarks.harness import (
 )
 from semel.client import Client, connect
 from semel.protos.v1.controller_pb2 import OpenProducerRequest
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 QUEUES = 10
 CHANGES = 100

@@ -34,7 +34,7 @@ from benchmarks.harness import (
     temporary_directory,
 )
 from semel.client import Client, connect
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 CALL_BYTES = 4 << 20
 """Handed over with one call of `send_many`."""

@@ -39,7 +39,7 @@ from benchmarks.harness import (
 )
 from semel.client import connect
 from semel.spark_connector import spark_session
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 TOPIC = "spark"
 CALL_BYTES = 4 << 20

@@ -38,7 +38,7 @@ from benchmarks.harness import (
 )
 from semel.client import Producer, connect
 from semel.spark_connector import spark_session
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 TOPIC = "trickle"
 MESSAGE_BYTES = 132

@@ -32,7 +32,7 @@ from benchmarks.harness import (
 )
 from semel.client import Client, connect
 from semel.spark_connector import spark_session
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 TOPIC = "written"
 MESSAGE_BYTES_MAX = 256

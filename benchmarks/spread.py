@@ -32,7 +32,7 @@ from benchmarks.harness import (
 )
 from benchmarks.workloads import SERVE_S, ClientProcess, measured
 from semel.client import connect
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 FEW_QUEUES = 4
 FEW, MANY = "few", "many"

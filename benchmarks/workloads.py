@@ -35,7 +35,7 @@ from benchmarks.figures import Cell, Figures
 from benchmarks.goals import SEMEL
 from benchmarks.harness import progress, temporary_directory
 from semel.client import Client, connect
-from tests.integration.cluster import Cluster, Node
+from tests.kit.cluster import Cluster, Node
 
 ROOT = Path(__file__).resolve().parent.parent
 QUEUES = 4

@@ -16,7 +16,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
-from tests.zookeeper import Server, running_server
+from tests.kit.zookeeper import Server, running_server
 
 os.environ["SEMEL_ROUTES_DIRECTORY"] = ""  # nothing of a test stays in the user's files
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -25,7 +25,7 @@ from semel.controller.store.memory import Table
 from semel.controller.store.zookeeper import ZooKeeperStore
 from semel.protos import compat
 from semel.protos.errors import Closed
-from tests.zookeeper import Server
+from tests.kit.zookeeper import Server
 
 Check = Callable[[MetadataStore], Awaitable[None]]
 

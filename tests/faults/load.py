@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.worker import Spec
-from tests.integration.cluster import LAUNCHER
+from tests.kit.cluster import LAUNCHER
 
 ROOT = Path(__file__).resolve().parents[2]
 

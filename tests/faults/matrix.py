@@ -22,7 +22,7 @@ from tests.faults import pressure  # noqa: F401  (enters its faults)
 from tests.faults.fault import FAULTS, Fault, fault
 from tests.faults.proxied import CLIENTS, CONTROLLER
 from tests.faults.run import Run
-from tests.integration.faulty_node import Rule
+from tests.kit.faulty_node import Rule
 
 __all__ = ["FAULTS", "Fault"]
 

@@ -34,7 +34,7 @@ from semel.protos.v1 import broker_pb2, controller_pb2, raft_pb2
 from tests.checking.history import Outcome, Send, digest_of
 from tests.faults.fault import fault
 from tests.faults.run import TOPIC, Run
-from tests.integration.cluster import Node
+from tests.kit.cluster import Node
 
 CONNECTIONS: Final = 5_000
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

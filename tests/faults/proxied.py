@@ -5,7 +5,7 @@ peer and for the controller (`--peer-at`, `--controllers`), and all advertise th
 proxies of the clients; the controller counts as a client of the brokers. When a node has started,
 the ports that its process listens on are exposed on all links that lead to it.
 
-Not here: the proxies (`proxy.py`), the processes (`tests/integration/cluster.py`).
+Not here: the proxies (`proxy.py`), the processes (`tests/kit/cluster.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 import psutil
 
 from tests.faults.proxy import Network, link_host
-from tests.integration.cluster import Cluster, Node
+from tests.kit.cluster import Cluster, Node
 
 CLIENTS: Final = 200
 """Number of all clients together, as a party of the network."""

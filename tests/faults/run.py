@@ -32,8 +32,8 @@ from tests.faults.proxied import ProxiedCluster
 from tests.faults.recording import Recording
 from tests.faults.skewed_node import skew_of
 from tests.faults.worker import Spec
-from tests.integration.cluster import Node
-from tests.integration.faulty_node import faults_of
+from tests.kit.cluster import Node
+from tests.kit.faulty_node import faults_of
 
 TOPIC: Final = "t"
 RESUME_S: Final = 10.0

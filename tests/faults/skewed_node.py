@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.integration.cluster import Node
+    from tests.kit.cluster import Node
 
 
 class Skew:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.faults.proxy import Network, link_host
-from tests.waiting import until
+from tests.kit.waiting import until
 
 A, B = 11, 12
 

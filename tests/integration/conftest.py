@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from semel.client import Client, connect
-from tests.integration.cluster import Cluster
-from tests.integration.loading import staged
+from tests.kit.cluster import Cluster
+from tests.kit.loading import staged
 from tools.demo.stage import Stage
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semel.protos.errors import DataDirectoryError
-from tests.integration.damage import KINDS, Wear
+from tests.kit.damage import KINDS, Wear
 
 
 async def test_a_flipped_byte_of_every_kind_of_file(tmp_path: Path) -> None:

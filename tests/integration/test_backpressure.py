@@ -17,8 +17,8 @@ from semel.protos import compat
 from semel.protos.errors import Throttled
 from semel.protos.streams import FETCH_METHOD, encode_produce
 from semel.protos.v1 import broker_pb2
-from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch, queue_ref
-from tests.integration.cluster import Cluster
+from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch, queue_ref
+from tests.kit.cluster import Cluster
 
 MIB = 1 << 20
 

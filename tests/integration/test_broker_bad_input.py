@@ -44,7 +44,7 @@ from semel.protos.streams import (
     frame_prefix,
 )
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
-from tests.integration.brokers import (
+from tests.kit.brokers import (
     CLUSTER,
     QUEUE,
     TOPIC,

@@ -15,7 +15,7 @@ from semel.protos.errors import DiskFull, ProducerFenced, StorageError, from_det
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import encode_produce
 from semel.protos.v1 import broker_pb2, common_pb2
-from tests.integration.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
+from tests.kit.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
 
 COMMITTED = broker_pb2.PRODUCE_STATUS_COMMITTED
 DUPLICATE = broker_pb2.PRODUCE_STATUS_DUPLICATE

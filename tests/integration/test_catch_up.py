@@ -14,7 +14,7 @@ from semel.broker.node import BrokerNode
 from semel.broker.snapshots import snapshots
 from semel.protos import compat
 from semel.protos.v1 import broker_pb2, common_pb2
-from tests.integration.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
+from tests.kit.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
 
 SIZE = 8_000
 MESSAGES = 150

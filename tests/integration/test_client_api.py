@@ -48,8 +48,8 @@ from semel.protos.errors import (
     UnknownTopic,
 )
 from semel.protos.ids import Sequence
-from tests.integration.cluster import Cluster
-from tests.waiting import until
+from tests.kit.cluster import Cluster
+from tests.kit.waiting import until
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from semel.client import Client, Consumer, Message
 from semel.protos.errors import Closed, InvalidRequest, LockLost, OffsetOutOfRange, UnknownTopic
-from tests.waiting import until
+from tests.kit.waiting import until
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from semel.client import Client, Message, RetryPolicy, connect, connect_async
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest
-from tests.integration.cluster import Cluster
 from tests.integration.test_client_consumers import take
+from tests.kit.cluster import Cluster
 
 LATE_S = 3.0
 """A second is promised as a rule; this machine may be busy."""

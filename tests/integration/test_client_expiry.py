@@ -11,8 +11,8 @@ import pytest
 
 from semel.client import Client, connect
 from semel.protos.errors import DedupStateExpired
-from tests.integration.cluster import Cluster
-from tests.integration.loading import landed, semel
+from tests.kit.cluster import Cluster
+from tests.kit.loading import landed, semel
 
 TOPIC = "t"
 IDLE_MS = 300

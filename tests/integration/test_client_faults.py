@@ -18,8 +18,8 @@ from semel.protos.errors import (
     TimedOut,
     Unavailable,
 )
-from tests.integration.cluster import Cluster
-from tests.waiting import until
+from tests.kit.cluster import Cluster
+from tests.kit.waiting import until
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from semel.client.dead_letters.relay import Copy, Relay, settle
 from semel.client.dead_letters.retrying import Retrying
 from semel.client.reading.feed_queue import FeedQueue
 from semel.protos.errors import InvalidRequest, LockLost, ProducerFenced
-from tests.integration.cluster import Cluster
-from tests.integration.crashing_consumer import sort_out
 from tests.integration.test_client_consumers import fill, take, until, values_of
+from tests.kit.cluster import Cluster
+from tests.kit.crashing_consumer import sort_out
 
 CLOCKS_S = 0.01
 """A delay counts by the broker's log time, which is another clock than the test's."""
@@ -310,7 +310,7 @@ async def _refuse(commits: Commits, offsets: dict[FeedQueue, int]) -> dict[FeedQ
 def crashing(
     cluster: Cluster, topic: str, group: str, step: str
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.integration.crashing_consumer"]
+    command = [sys.executable, "-m", "tests.kit.crashing_consumer"]
     command += [cluster.bootstrap, topic, group, step]
     return subprocess.run(command, text=True, capture_output=True, timeout=60, check=False)
 

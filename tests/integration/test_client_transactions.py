@@ -13,9 +13,9 @@ import pytest
 
 from semel.client import Client, Consumer, Message, RetryPolicy, SqlOffsets, connect_async
 from semel.protos.errors import InvalidRequest, LockLost, OffsetOutOfRange, Unavailable
-from tests.integration.cluster import Cluster
-from tests.integration.summing_consumer import STEPS, add_up
 from tests.integration.test_client_consumers import fill, take, until, values_of
+from tests.kit.cluster import Cluster
+from tests.kit.summing_consumer import STEPS, add_up
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_consumer_killed_at_any_step_counts_every_message_once(
     fill(client, name, 120)
     path = tmp_path / "results.db"
 
-    command = [sys.executable, "-m", "tests.integration.summing_consumer"]
+    command = [sys.executable, "-m", "tests.kit.summing_consumer"]
     command += [shared_cluster.bootstrap, name, f"sum-{step}", str(path), step]
     killed = subprocess.run(command, text=True, capture_output=True, timeout=90, check=False)
     assert killed.returncode == -9, killed.stderr

@@ -12,7 +12,7 @@ from semel.broker.replica.replica import wall_us
 from semel.protos.frames import decode_frame_header
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
-from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
+from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 
 HOUR_US = 3_600_000_000
 MINUTE_US = 60_000_000

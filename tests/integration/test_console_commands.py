@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from semel.console.main import run
-from tests.integration.loading import landed
-from tests.integration.up_process import UpProcess
+from tests.kit.loading import landed
+from tests.kit.up_process import UpProcess
 
 ODD = [b"plain", b"", b"\r", b"tab\tand\x00nul", b"\xff\xfe", "größe".encode(), b" " * 3, b"last"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from semel.client import Client, RetryPolicy
-from tests.integration.cluster import Cluster
 from tests.integration.test_client_consumers import take
 from tests.integration.test_console_commands import Console, read_json
-from tests.waiting import until
+from tests.kit.cluster import Cluster
+from tests.kit.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from click.shell_completion import BashComplete
 from semel.client import Client, Shift, connect
 from semel.console.main import semel as command
 from semel.protos.errors import InvalidRequest, UnknownGroup
-from tests.integration.console_inside import InsideConsole
-from tests.integration.up_process import UpProcess
+from tests.kit.console_inside import InsideConsole
+from tests.kit.up_process import UpProcess
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.loading import (
+from tests.kit.loading import (
     create_topic,
     done,
     done_of,
@@ -23,8 +23,8 @@ from tests.integration.loading import (
     start_loader,
     wait_share,
 )
-from tests.integration.up_process import UpNode, UpProcess
-from tests.waiting import until
+from tests.kit.up_process import UpNode, UpProcess
+from tests.kit.waiting import until
 from tools.demo.acks import await_master
 from tools.demo.source import Source
 from tools.demo.stage import Actor, Stage

@@ -17,8 +17,8 @@ from semel.console.cluster_file import ClusterPlan, NodePlan, plan_cluster
 from semel.console.supervisor import NodeEvent, Supervisor
 from semel.protos import compat
 from semel.protos.errors import Unavailable
-from tests.integration.up_process import is_alive
-from tests.waiting import until
+from tests.kit.up_process import is_alive
+from tests.kit.waiting import until
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEP

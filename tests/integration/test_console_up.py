@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from semel.client import connect
-from tests.integration.loading import semel
-from tests.integration.up_process import UpProcess, is_alive
-from tests.waiting import until
+from tests.kit.loading import semel
+from tests.kit.up_process import UpProcess, is_alive
+from tests.kit.waiting import until
 
 
 def up_fails(directory: Path, *options: str) -> str:

@@ -13,8 +13,8 @@ from semel.console import cluster_file
 from semel.console.main import run
 from semel.console.supervisor import node_command
 from semel.protos.errors import DataDirectoryError
-from tests.integration.up_process import UpProcess, is_alive
-from tests.waiting import until
+from tests.kit.up_process import UpProcess, is_alive
+from tests.kit.waiting import until
 
 PATIENCE_S = 60.0
 

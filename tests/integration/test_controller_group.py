@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from semel.client import Client, SemelError, connect
-from tests.integration.cluster import Cluster, Node
-from tests.waiting import until
+from tests.kit.cluster import Cluster, Node
+from tests.kit.waiting import until
 
 PATIENCE_S = 30.0
 

@@ -15,7 +15,7 @@ from semel.protos import compat
 from semel.protos.errors import InvalidRequest, Throttled, from_detail
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
-from tests.integration.brokers import (
+from tests.kit.brokers import (
     CLUSTER,
     QUEUE,
     QUICK_CLEANING,
@@ -23,7 +23,7 @@ from tests.integration.brokers import (
     RawClient,
     make_batch,
 )
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 SIZE = 8_000
 HOUR_US = 3_600_000_000

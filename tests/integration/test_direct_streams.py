@@ -23,8 +23,8 @@ from semel.protos.rpc import ServerInterceptor
 from semel.protos.streams import encode_ping, encode_produce
 from semel.protos.v1 import broker_pb2
 from semel.protos.v1.common_pb2 import Levels
-from tests.integration.brokers import BrokerGroup, RawClient, make_batch
-from tests.integration.cluster import Cluster
+from tests.kit.brokers import BrokerGroup, RawClient, make_batch
+from tests.kit.cluster import Cluster
 
 pytestmark = pytest.mark.both_loops
 

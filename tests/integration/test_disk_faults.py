@@ -15,9 +15,9 @@ import pytest
 
 from semel.client import connect
 from semel.protos.errors import DiskFull, SemelError, TimedOut
-from tests.integration.cluster import Cluster, Node
-from tests.integration.faulty_node import Faults, Rule, faults_of
-from tests.waiting import until
+from tests.kit.cluster import Cluster, Node
+from tests.kit.faulty_node import Faults, Rule, faults_of
+from tests.kit.waiting import until
 
 TOPIC = "t"
 

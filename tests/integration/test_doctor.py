@@ -16,11 +16,11 @@ import pytest
 
 from semel.client import SemelError, connect
 from tests.faults.skewed_node import Skew, skew_of
-from tests.integration.cluster import Cluster
-from tests.integration.console_inside import InsideConsole
-from tests.integration.faulty_node import Faults, Rule, faults_of
-from tests.integration.up_process import UpProcess
-from tests.waiting import until
+from tests.kit.cluster import Cluster
+from tests.kit.console_inside import InsideConsole
+from tests.kit.faulty_node import Faults, Rule, faults_of
+from tests.kit.up_process import UpProcess
+from tests.kit.waiting import until
 
 FAULTY, SKEWED = 2, 3
 """Indexes of the brokers whose disk and whose clock the tests have in hand."""

@@ -13,7 +13,7 @@ from semel.controller.store.embedded import EmbeddedStore
 from semel.protos import compat
 from semel.protos.errors import DataDirectoryError, InvalidRequest, Unavailable
 from tests.contract.test_metadata_store import CHECKS
-from tests.unit.controller.embedded.group import StoreGroup, held_by
+from tests.unit.controller.store.embedded.group import StoreGroup, held_by
 
 ALONE = {
     "check_one_controller_comes_into_office",

@@ -15,8 +15,8 @@ import pytest
 from semel.client import Client, connect
 from semel.console.main import run as console
 from semel.protos.errors import InvalidRequest
-from tests.integration.cluster import Cluster, Node
-from tests.waiting import until
+from tests.kit.cluster import Cluster, Node
+from tests.kit.waiting import until
 
 MESSAGES = 30
 

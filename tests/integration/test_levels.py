@@ -30,7 +30,7 @@ from semel.protos.rpc import error_from_rpc
 from semel.protos.streams import encode_ping
 from semel.protos.v1 import broker_pb2, raft_pb2, raft_pb2_grpc
 from semel.protos.v1.common_pb2 import Levels
-from tests.integration.brokers import CLUSTER, BrokerGroup, RawClient, make_batch
+from tests.kit.brokers import CLUSTER, BrokerGroup, RawClient, make_batch
 
 OLD = DELAY_LEVEL - 1
 HOUR_US = 3_600_000_000

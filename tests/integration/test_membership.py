@@ -12,7 +12,7 @@ from semel.broker.node import BrokerNode
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, NotMaster, Unavailable
 from semel.protos.v1 import broker_pb2, common_pb2
-from tests.integration.brokers import CLUSTER, BrokerGroup, RawClient, make_batch
+from tests.kit.brokers import CLUSTER, BrokerGroup, RawClient, make_batch
 
 LEARNER = broker_pb2.STANDING_LEARNER
 VOTER = broker_pb2.STANDING_VOTER

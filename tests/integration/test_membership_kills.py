@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from semel.client import SemelError, connect
-from tests.integration.loading import (
+from tests.kit.loading import (
     create_topic,
     done,
     finish,
@@ -27,8 +27,8 @@ from tests.integration.loading import (
     start_loader,
     wait_share,
 )
-from tests.integration.up_process import UpProcess
-from tests.waiting import until
+from tests.kit.up_process import UpProcess
+from tests.kit.waiting import until
 from tools.demo.source import Source
 from tools.demo.stage import Actor, Stage
 

@@ -13,7 +13,7 @@ from semel.broker.log.checkpoint import HEADER_BYTES
 from semel.broker.probe import COMMON, METRICS
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
-from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
+from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 
 Page = dict[str, float]
 

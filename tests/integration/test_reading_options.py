@@ -13,7 +13,7 @@ from semel.client.transport.connection import BROKER, Purpose
 from semel.client.transport.streams import Stream, Streams
 from semel.protos.errors import InvalidRequest, UnknownQueue, UnknownTopic
 from semel.protos.v1 import broker_pb2, common_pb2
-from tests.integration.cluster import Cluster, Node
+from tests.kit.cluster import Cluster, Node
 
 COUNT = 3_000
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.loading import semel
-from tests.integration.up_process import UpProcess
+from tests.kit.loading import semel
+from tests.kit.up_process import UpProcess
 
 README = Path(__file__).parents[2] / "README.md"
 

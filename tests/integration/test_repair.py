@@ -12,8 +12,8 @@ import pytest
 from semel.broker.log import Log, LogConfig, OsFiles, RecordRef
 from semel.protos.errors import CorruptSegment, StorageError, from_detail
 from semel.protos.v1 import broker_pb2
-from tests.integration.brokers import QUEUE, BrokerGroup, RawClient, make_batch
-from tests.waiting import until_async
+from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch
+from tests.kit.waiting import until_async
 
 SIZE = 5_000
 

@@ -21,8 +21,8 @@ from semel.protos.v1.controller_pb2_grpc import (
     ControllerServicer,
     add_ControllerServicer_to_server,
 )
-from tests.integration.brokers import BrokerGroup
-from tests.ports import free_ports
+from tests.kit.brokers import BrokerGroup
+from tests.kit.ports import free_ports
 
 PATIENCE_S = 30.0
 HOUR_MS = 3_600_000

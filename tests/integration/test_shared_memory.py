@@ -13,7 +13,7 @@ import pytest
 
 from semel.client import Client, connect
 from semel.client.reading.shared_memory import Exchange
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 VALUE_BYTES = 1_000
 COUNT = 60_000

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import side_by_side_client as roles
 from benchmarks.workloads import ClientError, ClientProcess, Workloads
 from semel.client import Client
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 RECORDS = 60_000
 """More than one call of `send_many` takes at 100 B, and no multiple of it."""

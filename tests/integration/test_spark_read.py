@@ -21,8 +21,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from semel.client import Client, connect
 from semel.client.java import find_java
 from semel.spark_connector import spark_session
-from tests.integration.cluster import Cluster
-from tests.integration.spark_engine import patiently
+from tests.kit.cluster import Cluster
+from tests.kit.spark_engine import patiently
 
 COUNT = 2_000
 

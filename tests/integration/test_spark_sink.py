@@ -18,7 +18,7 @@ from pyspark.sql.types import BinaryType
 
 from semel.client import Client
 from semel.spark_connector import spark_session
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 from tests.spark.crashes import digest_of
 
 COUNT = 3_000

@@ -23,8 +23,8 @@ from semel.protos.v1 import controller_pb2, controller_pb2_grpc
 from semel.spark_connector import SemelSource
 from semel.spark_connector.reader import SemelReader
 from semel.spark_connector.rows import ROW_SCHEMA
-from tests.integration.cluster import Cluster
-from tests.integration.spark_engine import EVERYTHING, Died, Engine
+from tests.kit.cluster import Cluster
+from tests.kit.spark_engine import EVERYTHING, Died, Engine
 
 _numbers = itertools.count()
 
@@ -453,7 +453,7 @@ def test_sigterm_closes_what_the_runner_has_open(shared_cluster, topic):
     program = (
         "import os, sys, threading\n"
         "from semel.spark_connector import connections\n"
-        "from tests.integration.spark_engine import Engine\n"
+        "from tests.kit.spark_engine import Engine\n"
         "reader = Engine().reader(bootstrap=sys.argv[1], subscribe=sys.argv[2])\n"
         "reader.initialOffset()\n"
         "(client,) = connections._clients.values()\n"

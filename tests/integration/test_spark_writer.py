@@ -28,7 +28,7 @@ from semel.protos.errors import (
 )
 from semel.spark_connector import SemelSource, writer
 from semel.spark_connector.connections import discard_all
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 SCHEMA = StructType([StructField("value", BinaryType()), StructField("key", StringType())])
 PATIENCE_MS = "60000"

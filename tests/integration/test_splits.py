@@ -14,8 +14,8 @@ from semel.client.dead_letters.relay import Copy, Relay, settle
 from semel.protos.errors import InvalidRequest, ProducerFenced, UnknownQueue, UnknownTopic
 from semel.spark_connector.options import Topics
 from semel.spark_connector.view import describe
-from tests.integration.cluster import Cluster
-from tests.waiting import until
+from tests.kit.cluster import Cluster
+from tests.kit.waiting import until
 
 KEYS = 40
 

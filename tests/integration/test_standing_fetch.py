@@ -17,7 +17,7 @@ from semel.protos.errors import InvalidRequest, LockLost, NotMaster, UnknownQueu
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import FETCH_METHOD, MEMORY_HEAD_BYTES, decode_fetch_reply
 from semel.protos.v1 import broker_pb2, control_pb2
-from tests.integration.brokers import CLUSTER, QUEUE, BrokerGroup, RawClient, acquire, make_batch
+from tests.kit.brokers import CLUSTER, QUEUE, BrokerGroup, RawClient, acquire, make_batch
 
 pytestmark = pytest.mark.both_loops
 

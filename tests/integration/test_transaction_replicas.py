@@ -24,7 +24,7 @@ from semel.protos.v1 import (
     transactions_pb2,
     transactions_pb2_grpc,
 )
-from tests.integration.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
+from tests.kit.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
 
 STAGER = STAGER_ID_MIN + 5
 SIZE = 8_000

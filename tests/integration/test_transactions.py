@@ -22,8 +22,8 @@ from semel.client import Client, StageReceipt, connect, connect_async
 from semel.client.transactions.commit import TransactionCore, _pins
 from semel.protos import errors
 from semel.protos.v1 import common_pb2, transaction_records_pb2, transactions_pb2
-from tests.integration.cluster import Cluster
-from tests.integration.console_inside import InsideConsole
+from tests.kit.cluster import Cluster
+from tests.kit.console_inside import InsideConsole
 
 PIN_MS = 6_000
 """Far longer than a commit takes on a busy machine: one that takes longer is aborted. Yet what a

@@ -31,7 +31,7 @@ from semel.controller.store import (
 )
 from semel.controller.store.zookeeper import ZooKeeperStore
 from semel.protos.errors import DataDirectoryError, InvalidRequest, MessageTooLarge, SemelError
-from tests.zookeeper import Server
+from tests.kit.zookeeper import Server
 
 ME = ControllerAddress(controller_id=1, address="127.0.0.1:7070")
 Open = Callable[[], Awaitable[MetadataStore]]

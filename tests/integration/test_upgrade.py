@@ -20,7 +20,7 @@ import pytest
 from semel.client import connect
 from semel.protos.errors import TransactionAborted, UnsupportedVersion
 from semel.protos.levels import DELAY_LEVEL, LEVEL_MAX
-from tests.integration.cluster import Cluster, Node
+from tests.kit.cluster import Cluster, Node
 
 OLD = DELAY_LEVEL - 1
 

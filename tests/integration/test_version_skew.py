@@ -21,8 +21,8 @@ from semel.broker.state.apply.machine import STATE_MAGIC
 from semel.protos.errors import CorruptFrame, InvalidRequest, StorageError
 from semel.protos.frames import FRAME_HEADER_CRC_AT, FRAME_MAGIC, check_frame
 from semel.protos.ids import NodeId
-from tests.integration.brokers import BrokerGroup, RawClient, make_batch
-from tests.unit.log.entries import frame
+from tests.kit.brokers import BrokerGroup, RawClient, make_batch
+from tests.kit.log_entries import frame
 
 NEWER = 7
 

@@ -18,8 +18,8 @@ from semel.protos.errors import DataDirectoryError, NotMaster
 from semel.protos.rpc import error_from_rpc
 from semel.protos.v1 import controller_pb2 as pb
 from tests.integration.test_controller_process import Process, one_line, run
-from tests.waiting import until
-from tests.zookeeper import Server
+from tests.kit.waiting import until
+from tests.kit.zookeeper import Server
 
 PATIENCE_S = 60.0
 

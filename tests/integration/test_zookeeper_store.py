@@ -36,8 +36,8 @@ from semel.protos.errors import (
     Unavailable,
 )
 from tests.faults.proxy import Network
-from tests.waiting import until_async
-from tests.zookeeper import Server, running_ensemble, running_server
+from tests.kit.waiting import until_async
+from tests.kit.zookeeper import Server, running_ensemble, running_server
 
 CLIENT, SERVER = 1, 2
 REQUESTS, REPLIES = [(CLIENT, SERVER)], [(SERVER, CLIENT)]

@@ -31,9 +31,9 @@ from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Term, TopicId
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
+from tests.kit.state_log import KEY, Group, control, header, ref
 from tests.known_bugs.planting import breaks_when_planted
-from tests.unit.client import test_send_window as client
-from tests.unit.state.log import KEY, Group, control, header, ref
+from tests.unit.client.core import test_send_window as client
 
 OTHER = QueueKey(TopicId(7), QueueId(1))
 MINUTE_US = 60_000_000

@@ -23,13 +23,13 @@ from semel.broker.log.segment import ID_BYTES, IDS_AT, frames_at
 from semel.broker.raft import RaftCore
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import NodeId
+from tests.kit.disk import PowerCut, SimFile, SimFiles
+from tests.kit.log_entries import SMALL, WAIT_S, everything, fill, frames, opened
 from tests.known_bugs import cores
 from tests.known_bugs.planting import breaks_when_planted
 from tests.scenarios.raft_script import Script
 from tests.sim import planted
-from tests.unit.log.entries import SMALL, WAIT_S, everything, fill, frames, opened
-from tests.unit.log.sim_files import PowerCut, SimFile, SimFiles
-from tests.unit.raft import test_following as following
+from tests.unit.broker.raft import test_following as following
 
 SCRIPTS = Path(__file__).parents[1] / "scenarios" / "raft"
 Core = type[RaftCore]

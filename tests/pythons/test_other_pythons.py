@@ -25,9 +25,8 @@ from semel.console import launcher
 ROOT: Final = Path(__file__).parents[2]
 SEEDS: Final = 300
 UNITS: Final = (
-    *("tests/unit/raft", "tests/unit/log", "tests/unit/state", "tests/unit/broker"),
-    *("tests/unit/client", "tests/unit/server", "tests/unit/protos", "tests/unit/replication"),
-    *("tests/unit/controller", "tests/world/test_budget.py", "tests/world/test_machine.py"),
+    *("tests/unit/broker", "tests/unit/client", "tests/unit/controller", "tests/unit/protos"),
+    *("tests/world/test_budget.py", "tests/world/test_machine.py"),
 )
 KINDS: Final = (
     *("plain", "controllers", "delays", "moves"),

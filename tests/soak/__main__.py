@@ -14,7 +14,7 @@ SOAKS: Final = {
     "sim": ("tests.world.soak", "whole simulated clusters: production nodes, controller, SDK"),
     "deliveries": ("tests.world.parts.deliveries", "the same, with consumers that reject messages"),
     "metadata": (
-        "tests.unit.controller.embedded.soak",
+        "tests.unit.controller.store.embedded.soak",
         "the controllers' replicated metadata in a simulated world",
     ),
     "kills": ("tests.soak.kills", "real loads while masters, loaders and controllers are killed"),

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.integration.damage import KINDS, Wear
+from tests.kit.damage import KINDS, Wear
 
 
 async def _round(seed: int, repeats: int, counts: Counter[str]) -> None:

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.integration.loading import (
+from tests.kit.loading import (
     create_topic,
     done,
     finish,
@@ -28,7 +28,7 @@ from tests.integration.loading import (
     staged,
     start_loader,
 )
-from tests.integration.up_process import UpNode, UpProcess
+from tests.kit.up_process import UpNode, UpProcess
 from tools.demo.source import Source
 from tools.demo.stage import Actor, Stage
 

@@ -27,8 +27,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from semel.client import Client, connect
 from semel.spark_connector import spark_session
-from tests.integration.cluster import Cluster
-from tests.integration.spark_engine import patiently
+from tests.kit.cluster import Cluster
+from tests.kit.spark_engine import patiently
 
 STEPS = 12
 QUEUES_MAX = 8

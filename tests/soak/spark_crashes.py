@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 
 from semel.client import Client, connect
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 from tests.spark.crashes import CRASHES, AnotherCopy, Copied, Copy, Crash
 
 COUNT = 5_000

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from semel.client import Client, connect
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 TOPIC = "steady"
 MESSAGE_BYTES = 1 << 10

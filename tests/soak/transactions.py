@@ -22,7 +22,7 @@ from pathlib import Path
 
 from semel.client import Client, Producer, ProducerTransaction, connect
 from semel.protos.errors import FencedError, InvalidRequest, SemelError, TransactionAborted
-from tests.integration.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 TOPIC = "t"
 PROGRAMS = 3

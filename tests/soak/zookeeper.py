@@ -26,7 +26,7 @@ from semel.controller.store.zookeeper import ZooKeeperStore
 from semel.protos import compat
 from semel.protos.errors import RetriableError
 from tests.faults.proxy import Network
-from tests.zookeeper import Server, running_server
+from tests.kit.zookeeper import Server, running_server
 
 CONTROLLERS = (1, 2, 3)
 SERVER = 9

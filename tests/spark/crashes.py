@@ -27,10 +27,10 @@ import pyspark
 
 from semel.client import Client
 from semel.spark_connector.java import java_home
-from tests.integration.cluster import Cluster
-from tests.ports import free_ports
+from tests.kit.cluster import Cluster
+from tests.kit.ports import free_ports
+from tests.kit.waiting import until
 from tests.spark.points import Points
-from tests.waiting import until
 
 ROOT: Final = Path(__file__).parents[2]
 LIVES_MAX: Final = 10

@@ -1,7 +1,7 @@
 """A node's disk: forgets what was not synced, tears, stalls, fails, fills up, rots, misdirects, and
 dies at any operation.
 
-How it works. The bytes lie in the log's own simulated file system (`tests/unit/log/sim_files.py`),
+How it works. The bytes lie in the log's own simulated file system (`tests/kit/disk.py`),
 which keeps a durable image of every file and name beside the present one. A process sees it through
 a `NodeFiles`, which makes each operation take its time: a thread sleeps, the event loop stands
 still, a sync of the kernel ends later, unless the process is dead by then. Between the product and
@@ -28,7 +28,7 @@ from semel.broker.log.files import File, OsFile, Syncs, _OsSyncs
 from semel.broker.log.hard_state import BLOCK_BYTES
 from semel.broker.log.kernel_sync import KernelSyncs
 from semel.protos.errors import DiskFull
-from tests.unit.log.sim_files import SECTOR, SimFile, SimFiles
+from tests.kit.disk import SECTOR, SimFile, SimFiles
 from tests.world.kernel import SimAio, SimOs
 from tests.world.loop import Killed, Process
 

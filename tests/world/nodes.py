@@ -33,7 +33,7 @@ from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import own_levels
 from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.raft_pb2 import PeerCaller
-from tests.unit.log.sim_files import SimFiles
+from tests.kit.disk import SimFiles
 from tests.world.disk import Disk
 from tests.world.loop import Killed, Process
 from tests.world.world import World

@@ -50,7 +50,7 @@ TARGETS: Final = {
     "raft": Target(
         files=(f"{_BROKER}/raft",),
         tests=(
-            "tests/unit/raft",
+            "tests/unit/broker/raft",
             "tests/scenarios",
             "tests/known_bugs/test_raft.py",
             "tools/mutation/few_seeds.py",
@@ -69,7 +69,7 @@ TARGETS: Final = {
                 "index",
             )
         ),
-        tests=("tests/unit/log", "tests/known_bugs"),
+        tests=("tests/unit/broker/log", "tests/known_bugs"),
     ),
     "state": Target(
         files=tuple(
@@ -85,7 +85,7 @@ TARGETS: Final = {
                 "apply/splits",
             )
         ),
-        tests=("tests/unit/state", "tests/known_bugs/test_produce.py"),
+        tests=("tests/unit/broker/state", "tests/known_bugs/test_produce.py"),
     ),
     "features": Target(
         files=tuple(
@@ -102,7 +102,7 @@ TARGETS: Final = {
                 "log_clock",
             )
         ),
-        tests=("tests/unit/state", "tools/mutation/few_worlds.py"),
+        tests=("tests/unit/broker/state", "tools/mutation/few_worlds.py"),
     ),
     "duties": Target(
         files=tuple(
@@ -134,9 +134,8 @@ TARGETS: Final = {
         ),
         tests=(
             "tests/unit/broker",
-            "tests/unit/replication",
-            "tests/unit/server",
-            "tests/unit/log",
+            "!tests/unit/broker/raft",
+            "!tests/unit/broker/state",
             "tools/mutation/few_worlds.py",
         ),
     ),

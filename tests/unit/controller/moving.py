@@ -14,9 +14,9 @@ from semel.protos.v1.broker_pb2_grpc import (
     add_BrokerServicer_to_server,
     add_MovesServicer_to_server,
 )
-from tests.unit.controller.cluster import Cluster, FakeBroker
-from tests.unit.state.log import control, header
-from tests.unit.state.moving import Home, bring_slice, copy_some
+from tests.kit.controller_cluster import Cluster, FakeBroker
+from tests.kit.state_log import control, header
+from tests.unit.broker.state.moving import Home, bring_slice, copy_some
 
 MESSAGES = 30
 

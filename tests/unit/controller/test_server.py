@@ -31,8 +31,8 @@ from semel.protos.levels import LEVEL_MAX, own_levels
 from semel.protos.v1 import broker_pb2
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.broker_pb2_grpc import MembersServicer, add_MembersServicer_to_server
-from tests.unit.controller.cluster import raised_by, refuse, running_cluster
-from tests.waiting import until_async
+from tests.kit.controller_cluster import raised_by, refuse, running_cluster
+from tests.kit.waiting import until_async
 
 
 async def test_a_created_topic_is_in_the_routes_with_all_slots(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from semel.protos.batch import (
 )
 from semel.protos.errors import CorruptBatch
 from semel.protos.ids import Offset, QueueKey, Term
-from tests.unit.protos.damage import cuts, flips, unnoticed
+from tests.kit.wire_damage import cuts, flips, unnoticed
 
 BODY = bytes(range(200)) * 2
 JUMPING = BatchFlags.SOURCE_POSITIONS | BatchFlags.SEQUENCE

@@ -34,7 +34,7 @@ from semel.protos.columns import (
 from semel.protos.errors import CorruptBatch, InvalidRequest, MessageTooLarge
 from semel.protos.few_rows import FEW_ROWS_MAX, FewRows
 from semel.protos.ids import Offset, Term
-from tests.unit.protos.damage import cuts, flips, unnoticed
+from tests.kit.wire_damage import cuts, flips, unnoticed
 
 IDENTITY: dict[str, Any] = {
     "topic_id": 11,

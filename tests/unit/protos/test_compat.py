@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semel.protos import compat
-from tests.waiting import WITHIN_S, until_async
+from tests.kit.waiting import WITHIN_S, until_async
 
 TIMEOUTS = [
     compat.timeout,

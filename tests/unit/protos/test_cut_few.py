@@ -16,7 +16,7 @@ from semel.protos.batch import HEADER_BYTES, BatchFlags, Codec, check_batch
 from semel.protos.columns import Columns, decode_columns, encode_batch
 from semel.protos.errors import CorruptBatch
 from semel.protos.few_rows import FEW_ROWS_MAX, cut_few
-from tests.unit.protos.damage import flips
+from tests.kit.wire_damage import flips
 
 short = st.binary(max_size=12)
 Cut = tuple[list[bytes], list[bytes | None]]

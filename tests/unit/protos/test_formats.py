@@ -11,8 +11,8 @@ import pytest
 from semel.protos import batch, body, frames, streams
 from semel.protos.batch import BatchFlags, BatchHeader, BrokerHeader, Codec
 from semel.protos.frames import RecordKind
-from tests.unit.protos import tables as reader
-from tests.unit.protos.tables import Field, fields, struct_format, tables
+from tests.kit import format_tables as reader
+from tests.kit.format_tables import Field, fields, struct_format, tables
 
 BATCH = "batch.md"
 FRAME = "frame.md"

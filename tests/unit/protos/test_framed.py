@@ -17,7 +17,7 @@ from semel.protos.framed import (
     encode_head,
     encode_hello,
 )
-from tests.unit.protos.tables import fields, struct_format
+from tests.kit.format_tables import fields, struct_format
 
 DOCUMENT = "framed-streams.md"
 TICKET = bytes(range(16))

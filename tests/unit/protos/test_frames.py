@@ -22,7 +22,7 @@ from semel.protos.frames import (
     decode_frame_header,
     iter_records,
 )
-from tests.unit.protos.damage import cuts, flips, unnoticed
+from tests.kit.wire_damage import cuts, flips, unnoticed
 
 Record = tuple[RecordKind, list[bytes]]
 

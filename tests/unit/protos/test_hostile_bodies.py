@@ -19,7 +19,7 @@ from semel.protos import body as body_module
 from semel.protos.batch import HEADER_BYTES, BatchFlags, BatchHeader, Codec, check_batch
 from semel.protos.columns import Columns, check_content, decode_columns, encode_batch
 from semel.protos.errors import CorruptBatch
-from tests.unit.protos.damage import flips, unnoticed
+from tests.kit.wire_damage import flips, unnoticed
 
 COLUMNS = Columns.from_arrow(
     [b"one", b"two", b"three"],

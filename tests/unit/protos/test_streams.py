@@ -29,7 +29,7 @@ from semel.protos.streams import (
 )
 from semel.protos.v1.broker_pb2 import FetchReplyHeader
 from semel.protos.v1.common_pb2 import Frame
-from tests.unit.protos.damage import cuts, flips, unnoticed
+from tests.kit.wire_damage import cuts, flips, unnoticed
 
 batches = st.lists(st.binary(max_size=60), min_size=1, max_size=6)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import ports
+from tests.kit import ports
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
@@ -19,7 +19,9 @@ def test_another_process_is_given_other_ports(monkeypatch: pytest.MonkeyPatch) -
     few = sorted(mine)
     monkeypatch.setattr(ports, "PRIVATE_PORTS", few)
     assert ports.free_ports(5) == []
-    program = f"from tests import ports; ports.PRIVATE_PORTS = {few}; print(ports.free_ports(5))"
+    program = (
+        f"from tests.kit import ports; ports.PRIVATE_PORTS = {few}; print(ports.free_ports(5))"
+    )
     other = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.waiting import until
+from tests.kit.waiting import until
 from tools.demo.stage import READ_S, STOP_S, DemoFailed, Stage
 
 CLEAR = """

@@ -24,7 +24,7 @@ from unittest.mock import patch
 from semel.broker.membership.status import Standing
 from semel.controller.records import FOUNDINGS
 from semel.protos.ids import GroupId, NodeId
-from tests.unit.log.sim_files import SimFiles
+from tests.kit.disk import SimFiles
 from tests.world.loop import Killed
 from tests.world.nemesis import Nemesis
 from tests.world.nodes import BrokerHost

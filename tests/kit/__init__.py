@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: clusters of processes, disks that fail, ZooKeeper, waiting."""

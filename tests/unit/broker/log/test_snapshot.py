@@ -1,0 +1,186 @@
+"""A snapshot replaces the whole log, or nothing of it, wherever the power fails."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from semel.broker.log import IndexUnavailable, Log, RecordRef
+from semel.protos.errors import CorruptSegment
+from tests.kit.disk import SimFiles
+from tests.kit.log_entries import WAIT_S, everything, fill, frame, frames, opened
+
+INDEX, TERM = 100, 7
+PARTS = [b"the state ", b"at 100"]
+RECORDS = [(RecordRef(index, 48, 200), bytes([index]) * 200) for index in range(3, 99, 4)]
+
+
+def _filled() -> tuple[SimFiles, Log]:
+    disk = SimFiles()
+    log = opened(disk)
+    fill(log, frames(1, 30))
+    log.save_checkpoint(20, 1, [b"old state"])
+    log._store.keeper.drain()
+    return disk, log
+
+
+def _install(log: Log) -> None:
+    log.install_snapshot(PARTS, INDEX, TERM, iter(RECORDS))
+
+
+def _check_installed(log: Log) -> None:
+    assert (log.first_index, log.last_index, log.synced_index) == (INDEX + 1, INDEX, INDEX)
+    assert log.last_term == log.term_at(INDEX) == TERM
+    assert log.term_at(INDEX - 1) is None
+    assert log.checkpoint is not None
+    assert (log.checkpoint.index, log.checkpoint.term) == (INDEX, TERM)
+    assert log.checkpoint.payload == b"".join(PARTS)
+    assert everything(log) == []
+    for ref, data in RECORDS:
+        assert log.read_record(ref.index, ref.position, ref.length) == data
+
+
+def _check_old(log: Log) -> None:
+    assert everything(log) == frames(1, 30)
+    assert log.checkpoint is not None
+    assert log.checkpoint.payload == b"old state"
+
+
+def test_a_snapshot_replaces_the_log() -> None:
+    disk, log = _filled()
+    reports: list[tuple[int, int]] = []
+    log.on_synced = lambda index, term: reports.append((index, term))
+    _install(log)
+    _check_installed(log)
+    with pytest.raises(IndexUnavailable):
+        log.read_frames(5, 6)
+    with pytest.raises(IndexUnavailable):
+        log.read_record(5, 48, 60)
+    assert log.cached_frames(28, 30) is None
+    fill(log, frames(INDEX + 1, INDEX + 20, term=8))
+    assert reports[-1] == (INDEX + 19, 8)
+    assert len([name for name in disk.names(log._current.path.parent) if "log-" in name]) == 1
+    log.close()
+    again = opened(disk)
+    assert everything(again) == frames(INDEX + 1, INDEX + 20, term=8)
+    assert again.term_at(INDEX) == TERM
+    again.close()
+
+
+def test_a_snapshot_over_a_snapshot_and_over_an_empty_log() -> None:
+    disk = SimFiles()
+    log = opened(disk)
+    _install(log)
+    _check_installed(log)
+    log.install_snapshot([b"later"], 200, 9, [])
+    assert (log.first_index, log.last_index, log.last_term) == (201, 200, 9)
+    assert log.stats().kept_records == 0
+    log.close()
+    again = opened(disk)
+    assert (again.first_index, again.last_index, again.last_term) == (201, 200, 9)
+    again.close()
+
+
+def test_records_may_come_from_the_log_that_is_replaced() -> None:
+    _, log = _filled()
+
+    def records() -> Iterator[tuple[RecordRef, bytes]]:
+        for index in range(1, 29, 3):
+            yield RecordRef(index, 48, 60), log.read_record(index, 48, 60)
+
+    log.install_snapshot(PARTS, INDEX, TERM, records())
+    for index in range(1, 29, 3):
+        assert log.read_record(index, 48, 60) == frame(index)[56:116]
+    log.close()
+
+
+def test_a_pull_that_fails_leaves_the_old_log() -> None:
+    _, log = _filled()
+
+    def records() -> Iterator[tuple[RecordRef, bytes]]:
+        yield RECORDS[0]
+        raise ConnectionError("the peer is gone")
+
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            log.install_snapshot(PARTS, INDEX, TERM, records())
+        _check_old(log)
+    fill(log, frames(30, 40))
+    _install(log)
+    _check_installed(log)
+    log.close()
+
+
+class Misdirecting:
+    """Parts of a state; the last block of it that is written lands in another file."""
+
+    def __init__(self, disk: SimFiles) -> None:
+        self._disk = disk
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield PARTS[0]
+        (path,) = (path for path in self._disk.names_now if path.name.endswith(".tmp"))
+        yield PARTS[1]
+        inode = self._disk.names_now[path]
+        assert inode is not None
+        del inode.data[-len(PARTS[1]) :]
+
+
+def test_a_checkpoint_that_is_not_where_it_was_written_leaves_the_old_log() -> None:
+    disk, log = _filled()
+    with pytest.raises(CorruptSegment, match="checkpoint-"):
+        log.install_snapshot(Misdirecting(disk), INDEX, TERM, iter(RECORDS))
+    _check_old(log)
+    fill(log, frames(30, 40))
+    _install(log)
+    _check_installed(log)
+    log.close()
+
+
+@pytest.mark.parametrize("survives", [0.0, 0.5, 1.0])
+def test_the_power_fails_at_every_operation(survives: float) -> None:
+    crash_at = 0
+    outcomes: set[str] = set()
+    while True:
+        disk, log = _filled()
+        disk.operations, disk.crash_at = 0, crash_at
+        crashed = False
+        try:
+            _install(log)
+        except Exception:
+            crashed = True
+        again = opened(disk.restart(random.Random(crash_at), survives))
+        if again.last_index == INDEX:
+            _check_installed(again)
+            outcomes.add("new")
+            fill(again, frames(INDEX + 1, INDEX + 4, term=8))
+        else:
+            assert crashed
+            _check_old(again)
+            outcomes.add("old")
+            _install(again)
+            _check_installed(again)
+        assert len(again._current._numbers()) == 1
+        again.close()
+        log.close()
+        if not crashed:
+            break
+        crash_at += 1
+    assert outcomes == {"old", "new"}
+    assert crash_at > 10
+    assert WAIT_S
+
+
+def test_what_was_decided_about_the_old_log_is_not_done_to_the_snapshot() -> None:
+    """A cleaner that has waited for the snapshot knows nothing of the records that came with it."""
+    _, log = _filled()
+    before = log.incarnation
+    _install(log)
+    assert log.incarnation > before
+    assert log.compact(INDEX + 1, lambda lo, hi: [], incarnation=before) == INDEX + 1
+    assert log.drop_kept(lambda index, position: False, incarnation=before) == 0
+    _check_installed(log)
+    assert log.drop_kept(lambda index, position: False, incarnation=log.incarnation) > 0
+    log.close()

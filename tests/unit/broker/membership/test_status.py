@@ -1,0 +1,353 @@
+"""The mark of a node that nobody counts: there before anything else, gone when all is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semel.broker.config import BrokerConfig
+from semel.broker.identity import BEFORE_FOUNDINGS, NodeIdentity
+from semel.broker.log import HardStateFile
+from semel.broker.membership import status as standing_module
+from semel.broker.membership.founding import ControllersSay, MemberSays
+from semel.broker.membership.status import Standing
+from semel.broker.raft import Role
+from semel.broker.repair.quarantine import MARK_NAME
+from semel.protos.errors import DataDirectoryError, InvalidRequest
+from semel.protos.ids import GroupId, NodeId
+from tests.kit.disk import PowerCut, SimFiles
+
+DATA = Path("/node")
+MARK = DATA / MARK_NAME
+ALL = frozenset(map(NodeId, (1, 2, 3)))
+
+
+class Core:
+    """What Raft knows of being counted."""
+
+    def __init__(self) -> None:
+        self.muted = False
+        self.membership = SimpleNamespace(nodes=ALL, voters=ALL)
+        self.commit_index = 0
+        self.master_id: int | None = 2
+        self.role = Role.FOLLOWER
+        self.on_counted: Callable[[], None] = lambda: None
+
+    def set_muted(self, muted: bool) -> None:
+        self.muted = muted
+        if not muted:
+            self.on_counted()
+
+
+class Replica:
+    """A node that applies what it is told to have applied."""
+
+    def __init__(self) -> None:
+        self.core = Core()
+        self.state = SimpleNamespace(applied_index=0)
+        self.log = SimpleNamespace(last_index=0)
+        self.members = SimpleNamespace(hear=lambda index, nodes: False)
+        self.applied = asyncio.Event()
+        self.asked_for = 0
+        self.role_changed = asyncio.Event()
+
+    @property
+    def muted(self) -> bool:
+        return self.core.muted
+
+    def reachable(self) -> dict[NodeId, str]:
+        return {}
+
+    async def wait_applied(self, index: int, timeout_s: float | None) -> None:
+        self.asked_for = index
+        await self.applied.wait()
+
+    async def role_change(self) -> None:
+        await self.role_changed.wait()
+
+
+class Asked(Standing):
+    """Others answer what the test says."""
+
+    readmitted: int | None = None
+    heard: dict[NodeId, MemberSays]
+    word: ControllersSay | None = None
+
+    async def _readmit(self) -> int | None:
+        return self.readmitted
+
+    async def _look_around(self) -> None:
+        pass
+
+    async def _ask_controllers(self, request: Any) -> ControllersSay | None:
+        if request.complete_id and self.word is not None:
+            assert request.complete_id == self.word.founding
+            self.word = ControllersSay(founding=self.word.founding, founded=True)
+        return self.word
+
+    async def _ask_peers(self) -> Any:
+        return {
+            node: SimpleNamespace(
+                founding_id=says.founding,
+                prepared_id=says.prepared,
+                commit_index=0,
+                log_end_index=int(says.has_history),
+                knows_foundings=says.knows_foundings,
+                members=[SimpleNamespace(node=SimpleNamespace(node_id=one)) for one in ALL],
+            )
+            for node, says in self.heard.items()
+        }
+
+
+def node(disk: SimFiles, **settings: Any) -> Asked:
+    """A node that has opened its directory; it is muted if it must be."""
+    config = BrokerConfig(
+        data=DATA,
+        cluster_id="c",
+        group_id=GroupId(1),
+        node_id=NodeId(1),
+        listen="h1:1",
+        members={NodeId(number): f"h{number}:1" for number in ALL},
+        **settings,
+    )
+    identity = NodeIdentity(config, disk)
+    identity.open()
+    hard_state = HardStateFile(DATA / "hard_state", disk)
+    replica: Any = Replica()
+    standing = Asked(config, replica, disk, identity, hard_state)
+    standing.heard = {}
+    replica.core.muted = standing.begin(log_lost=False)
+    return standing
+
+
+def marked(disk: SimFiles) -> bool:
+    """Whether the mark is there, whatever a power failure takes along."""
+    return MARK in disk.restart(survives=0.0).names_now
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standing_module, "_ASK_AGAIN_S", 0)
+
+
+@pytest.fixture
+async def running() -> Any:
+    """Starts a standing's task; ends what was started."""
+    tasks: list[asyncio.Task[None]] = []
+
+    def start(standing: Standing) -> None:
+        tasks.append(asyncio.create_task(standing.run()))
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def lost() -> SimFiles:
+    """The directory of a node that has just learnt that it is empty in a group that is founded."""
+    disk = SimFiles()
+    standing = node(disk)
+    standing._identity.found("x")
+    return disk
+
+
+# --- the mark
+
+
+def test_the_mark_is_durable_before_the_node_says_a_word() -> None:
+    disk = SimFiles()
+    assert node(disk)._replica.muted
+    assert marked(disk)
+
+
+def test_a_mark_that_is_found_is_made_durable() -> None:
+    """A process that was killed while it wrote the mark has left it in memory only."""
+    disk = SimFiles()
+    standing = node(disk)
+    standing._identity.found("x")
+    disk.remove(MARK)
+    disk.sync_directory(DATA)
+    file = disk.open(MARK, create=True)
+    file.write([b"began empty\n"], 0)
+    file.sync()
+    assert not marked(disk)
+    assert node(disk)._replica.muted
+    assert marked(disk)
+
+
+async def test_the_mark_stays_until_everything_is_here(running: Any) -> None:
+    disk = lost()
+    standing = node(disk)
+    replica: Any = standing._replica
+    gone_when_counted: list[bool] = []
+    replica.core.on_counted = lambda: gone_when_counted.append(not marked(disk))
+    running(standing)
+    await turns()
+    assert (replica.muted, marked(disk)) == (True, True), "nobody has readmitted it"
+    standing.readmitted = 7
+    await turns()
+    assert replica.asked_for == 7
+    assert (replica.muted, marked(disk)) == (True, True), "entry 7 is not applied"
+    replica.core.master_id = None
+    replica.applied.set()
+    await turns()
+    assert (replica.muted, marked(disk)) == (True, True), "no master has fed it to the end"
+    replica.core.master_id = 2
+    replica.role_changed.set()
+    await turns()
+    assert (replica.muted, marked(disk)) == (False, False)
+    assert gone_when_counted == [True]
+
+
+async def test_a_node_that_dies_while_it_catches_up_comes_back_muted(running: Any) -> None:
+    disk = lost()
+    standing = node(disk)
+    running(standing)
+    await turns()
+    standing.readmitted = 7
+    await turns()
+    standing._hard_state.save(3, NodeId(2))  # it has entries and a term by now
+    for chance in (0.0, 1.0):
+        assert node(disk.restart(survives=chance))._replica.muted
+
+
+def test_a_directory_that_lost_all_but_its_name_is_not_counted() -> None:
+    disk = SimFiles()
+    assert not node(disk, found="x")._replica.muted
+    assert not node(disk.copy())._replica.muted
+    disk.remove(DATA / "hard_state")
+    assert node(disk)._replica.muted
+    assert marked(disk)
+
+
+def test_a_directory_without_its_log_is_not_counted() -> None:
+    disk = SimFiles()
+    standing = node(disk, found="x")
+    again = Asked(
+        node(disk)._config, standing._replica, disk, standing._identity, standing._hard_state
+    )
+    assert again.begin(log_lost=True)
+    assert marked(disk)
+
+
+# --- the founding
+
+
+async def found_with_crashes(crash: int, survives: Random, running: Any) -> str:
+    """A node founds its group with two others, and the power fails at an operation of its disk."""
+    disk = SimFiles()
+    disk.make_directory(DATA)
+    disk.sync_directory(DATA.parent)
+    disk.crash_at = disk.operations + crash
+    counted = False
+
+    async def life(disk: SimFiles) -> bool:
+        """Whether the node counts in the end."""
+        standing = node(disk)
+        identity = standing._identity
+        standing.word = ControllersSay(founding="x", founded=False)
+        for step in range(6):
+            if not standing._replica.muted:
+                break
+            prepared = "x" if step > 1 else ""
+            others = MemberSays(members=ALL, prepared=prepared)
+            standing.heard = dict.fromkeys((NodeId(2), NodeId(3)), others)
+            await standing._take(await standing._decide())
+            assert standing._replica.muted or identity.founding == "x"
+        return not standing._replica.muted
+
+    try:
+        counted = await life(disk)
+    except PowerCut:
+        after = disk.restart(survives)
+        crashed = node(after.copy())
+        if not crashed._replica.muted:
+            assert crashed._identity.founding == "x"
+        # Whatever was lost, it goes on, and counts in the founding for which it was prepared.
+        assert await life(after)
+        assert not node(after.restart(survives=0.0))._replica.muted
+        return "crashed"
+    assert counted
+    return "done"
+
+
+async def test_a_founding_goes_on_after_a_crash_at_any_operation(running: Any) -> None:
+    for crash in range(200):
+        ends = {await found_with_crashes(crash, Random(seed), running) for seed in range(4)}
+        if ends == {"done"}:
+            assert crash > 20
+            return
+    raise AssertionError("it never ends")
+
+
+async def test_a_lost_disk_is_fed_though_all_others_are_empty() -> None:
+    standing = node(SimFiles())
+    standing.word = ControllersSay(founding="x", founded=True)
+    standing.heard = dict.fromkeys((NodeId(2), NodeId(3)), MemberSays(members=ALL))
+    await standing._take(await standing._decide())
+    assert (standing._identity.founding, standing._replica.muted) == ("x", True)
+    assert node(standing._files)._replica.muted  # type: ignore[arg-type]
+
+
+def test_a_directory_with_a_history_from_before_has_the_first_founding() -> None:
+    disk = SimFiles()
+    first = node(disk)
+    disk.remove(MARK)
+    first._hard_state.save(5, NodeId(2))
+    again = node(disk)
+    assert (again._identity.founding, again._replica.muted) == (BEFORE_FOUNDINGS, False)
+
+
+# --- an operator's word
+
+
+def test_a_founding_by_order_is_for_the_first_start_only() -> None:
+    disk = SimFiles()
+    standing = node(disk, found="today")
+    assert (standing._identity.founding, standing._replica.muted) == ("today", False)
+    assert not marked(disk)
+    for settings in ({"found": "today"}, {"found": "tomorrow"}):
+        with pytest.raises(DataDirectoryError, match="without it"):
+            node(disk, **settings)
+    assert not node(disk)._replica.muted
+
+
+async def test_a_node_that_waits_is_taken_over_and_counts(running: Any) -> None:
+    disk = lost()
+    standing = node(disk)
+    running(standing)
+    await turns()
+    with pytest.raises(InvalidRequest, match="belongs to founding x"):
+        standing.refound("other", "y", count=True, voters=ALL)
+    with pytest.raises(InvalidRequest, match="knows voters"):
+        standing.refound("x", "y", count=True, voters=frozenset({NodeId(1)}))
+    assert standing._identity.founding == "x"
+    told: list[str] = []
+    standing.on_refounded = lambda: told.append(standing._identity.founding)
+    standing.refound("x", "y", count=False, voters=ALL)
+    assert (standing._replica.muted, marked(disk), told) == (True, True, ["y"])
+    for _ in range(2):  # again is the same
+        standing.refound("x", "y", count=True, voters=ALL)
+        await turns()
+        assert (standing._replica.muted, marked(disk), told) == (False, False, ["y"])
+    restarted = node(disk.restart(survives=0.0))
+    assert (restarted._identity.founding, restarted._replica.muted) == ("y", False)
+
+
+async def test_a_master_is_not_taken_over() -> None:
+    standing = node(SimFiles(), found="x")
+    standing._replica.core.role = Role.MASTER  # type: ignore[misc]
+    with pytest.raises(InvalidRequest, match="nothing is to be restored"):
+        standing.refound("x", "y", count=False, voters=ALL)

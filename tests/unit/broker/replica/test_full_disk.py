@@ -1,0 +1,235 @@
+"""A disk without room for term and vote: nothing is promised, nothing is half done, and the node
+goes on when there is room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.broker.config import BrokerConfig
+from semel.broker.log import HardStateFile, Log, LogConfig
+from semel.broker.raft import EntryMeta, Message, MessageKind, RaftConfig, Role
+from semel.broker.replica.member_book import Members
+from semel.broker.replica.replica import Replica
+from semel.broker.state import State
+from semel.protos import compat
+from semel.protos.errors import DiskFull, NotMaster
+from semel.protos.frames import RecordKind, build_frame
+from semel.protos.ids import GroupId, NodeId
+from semel.protos.levels import own_levels
+from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel
+from tests.kit.disk import SimFiles
+
+ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
+LOG = LogConfig(segment_bytes=1 << 16, ids_per_segment=64, fill_bytes_per_second=0)
+RAFT = RaftConfig(
+    tick_ms=1, heartbeat_ms=5, election_min_ms=10, election_max_ms=20, loop_gap_ms=30_000
+)
+MEMBERS = Members(voters={node: f"127.0.0.1:{node}" for node in (ME, OTHER, THIRD)})
+REPLIES = {
+    MessageKind.PRE_VOTE: MessageKind.PRE_VOTE_REPLY,
+    MessageKind.VOTE: MessageKind.VOTE_REPLY,
+    MessageKind.APPEND: MessageKind.APPEND_REPLY,
+    MessageKind.HEARTBEAT: MessageKind.HEARTBEAT_REPLY,
+}
+
+
+class Peer:
+    """A link to another member, who agrees with everything while it is there."""
+
+    levels = own_levels()
+
+    def __init__(self, node: NodeId, replica: Replica) -> None:
+        self.sent: list[Message] = []
+        self.there = True
+        self._node = node
+        self._replica = replica
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+        kind = REPLIES.get(message.kind)
+        if not self.there or kind is None:
+            return
+        reply = Message(
+            kind=kind,
+            source=self._node,
+            target=ME,
+            term=message.term,
+            log_index=message.log_index + len(message.entries),
+            context=message.context,
+        )
+        asyncio.get_running_loop().call_soon(self._replica.on_message, reply, [])
+
+
+class Node:
+    def __init__(self, replica: Replica, files: SimFiles) -> None:
+        self.replica = replica
+        self.files = files
+        self.fatal: list[str] = []
+        replica.on_fatal = self.fatal.append
+        self.peers = {node: Peer(node, replica) for node in (OTHER, THIRD)}
+        replica.links.update(self.peers)  # type: ignore[arg-type]
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        async with compat.timeout(10):
+            while not done():
+                self.replica.on_tick()
+                await asyncio.sleep(0.001)
+
+    async def become_master(self) -> None:
+        """Of a log that has got its first feature level."""
+        await self.until(lambda: self.replica.is_master and self.replica.state.feature_level > 0)
+
+    def sent(self) -> list[MessageKind]:
+        return [message.kind for peer in self.peers.values() for message in peer.sent]
+
+    def forget_sent(self) -> None:
+        for peer in self.peers.values():
+            peer.sent.clear()
+
+    def hear(self, kind: MessageKind, **fields: Any) -> None:
+        """A message of node 2, which is of a later term."""
+        fields = {"term": self.replica.term + 1, "log_index": 0, "log_term": 0} | fields
+        self.replica.on_message(Message(kind=kind, source=OTHER, target=ME, **fields), [])
+
+
+@asynccontextmanager
+async def node() -> AsyncIterator[Node]:
+    files = SimFiles()
+    data = Path("/node")
+    files.make_directory(data)
+    log = Log.open(data / "log", LOG, files=files)
+    with ThreadPoolExecutor(1) as readers:
+        config = BrokerConfig(
+            data=data,
+            cluster_id="test",
+            group_id=GroupId(1),
+            node_id=ME,
+            listen="127.0.0.1:1",
+            members=dict(MEMBERS.voters),
+            raft=RAFT,
+        )
+        replica = Replica(
+            config,
+            log=log,
+            hard_state=HardStateFile(data / "hard_state", files),
+            state=State(),
+            founding=MEMBERS,
+            logged_members={},
+            readers=readers,
+            on_fatal=lambda _: None,
+        )
+        one = Node(replica, files)
+        try:
+            yield one
+        finally:
+            files.full = None
+            log.close()
+    assert not one.fatal
+
+
+def saved(files: SimFiles) -> object:
+    """Term and vote as the next process finds them after a failure of power."""
+    return HardStateFile(Path("/node/hard_state"), files.restart(survives=0.0)).load()
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+async def test_a_deposed_master_without_room_for_the_new_term_judges_nothing_any_more(
+    operation: str,
+) -> None:
+    async with node() as one:
+        await one.become_master()
+        replica = one.replica
+        for peer in one.peers.values():
+            peer.there = False
+        asked = asyncio.create_task(
+            replica.submit_control(ControlRecord(feature_level=FeatureLevel(level=1)))
+        )
+        last = replica.log.last_index
+        while replica.log.last_index == last:
+            await asyncio.sleep(0)
+        one.files.full = ("hard_state", operation)
+        one.hear(MessageKind.HEARTBEAT)
+        assert not replica.is_master
+        assert replica.disk_full
+        with pytest.raises(NotMaster):
+            await asked
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+async def test_without_room_for_a_vote_nobody_gets_it_before_there_is(operation: str) -> None:
+    async with node() as one:
+        replica = one.replica
+        one.files.full = ("hard_state", operation)
+        one.hear(MessageKind.VOTE, context=7)
+        for _ in range(50):  # nor does it stand for election itself, or answer a heartbeat
+            one.hear(MessageKind.HEARTBEAT, term=replica.term)
+            replica.on_tick()
+            await asyncio.sleep(0.001)
+        assert one.sent() == []
+        assert replica.term == 1
+        one.files.full = None
+        replica.on_tick()
+        assert one.sent()[0] is MessageKind.VOTE_REPLY
+        assert not replica.disk_full
+        assert saved(one.files) == (1, OTHER)
+
+
+async def test_a_candidate_without_room_for_its_own_vote_stands_when_there_is() -> None:
+    async with node() as one:
+        replica = one.replica
+        one.files.full = ("hard_state", "write")
+        await one.until(lambda: replica.core.role is Role.CANDIDATE)
+        assert set(one.sent()) == {MessageKind.PRE_VOTE}
+        for _ in range(50):
+            replica.on_tick()
+            await asyncio.sleep(0.001)
+        assert (replica.core.role, replica.term) == (Role.CANDIDATE, 1)
+        one.files.full = None
+        await one.become_master()
+        assert saved(one.files) == (replica.term, ME)
+
+
+async def test_what_a_full_disk_refused_is_written_again_and_not_only_synced() -> None:
+    """The kernel calls pages clean whose sync has failed: another sync writes nothing."""
+    async with node() as one:
+        one.hear(MessageKind.VOTE)
+        one.files.full = ("hard_state", "sync")
+        one.hear(MessageKind.VOTE)
+        one.replica.on_tick()
+        one.files.full = None
+        one.replica.on_tick()
+        assert saved(one.files) == (2, OTHER)
+
+
+async def test_any_error_while_a_ready_is_performed_ends_the_process() -> None:
+    """Also one that is an answer elsewhere: half of what the core has decided would be done."""
+    async with node() as one:
+        await one.become_master()
+        replica = one.replica
+
+        def refuse(*_: object, **__: object) -> None:
+            raise DiskFull("no room")
+
+        replica.log.append = refuse  # type: ignore[method-assign]
+        last = replica.log.last_index
+        frame, _ = build_frame(last + 1, 2, 1, [(RecordKind.NOOP, ())])
+        message = Message(
+            kind=MessageKind.APPEND,
+            source=OTHER,
+            target=ME,
+            term=2,
+            log_index=last,
+            log_term=1,
+            entries=(EntryMeta(index=last + 1, term=2, size=len(frame)),),
+        )
+        replica.on_message(message, [frame])
+        assert len(one.fatal) == 1
+        assert "no room" in one.fatal[0]
+        one.fatal.clear()

@@ -1,0 +1,92 @@
+"""What a consumer group has before it: the metrics page and the admin call tell the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+from semel.broker.probe import METRICS, Probe
+from semel.broker.server.admin import AdminService
+from semel.broker.state import State
+from semel.client.admin.calls import _lag
+from semel.protos.ids import QueueId, QueueKey
+from semel.protos.metrics import Samples
+from semel.protos.v1 import broker_pb2
+from tests.kit.state_log import KEY, Group, header
+from tests.unit.broker.state.test_splits import acquire, commit_offset, raise_level, split, split_of
+
+LEFT, RIGHT, GRANDCHILD = (QueueKey(KEY.topic_id, QueueId(number)) for number in (1, 2, 3))
+
+
+class Master:
+    """The state, and nobody who could have replaced this node."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    async def confirm_read(self) -> None:
+        """It is the master."""
+
+
+async def lags(state: State) -> dict[str, list[int]]:
+    """Lag by group: the sum and the highest of one queue, on which both must agree."""
+    replica: Any = Master(state)
+    nothing: Any = SimpleNamespace()
+    service = AdminService(nothing, replica, nothing, nothing, nothing, nothing)
+    told: dict[str, list[int]] = defaultdict(list)
+    reply = await service.DescribeGroupOffsets(broker_pb2.DescribeGroupOffsetsRequest(), None)
+    for one in reply.states:
+        told[one.group].append(_lag(one))
+    for group, found in told.items():
+        request = broker_pb2.DescribeGroupOffsetsRequest(group=group)
+        alone = await service.DescribeGroupOffsets(request, None)
+        assert [_lag(one) for one in alone.states] == found
+
+    probe = object.__new__(Probe)
+    probe._replica = replica
+    page = Samples(METRICS, {})
+    await probe._add_consumers(page)
+    sums = dict(page.rows.get("semel_broker_consumer_lag_messages", ()))
+    highest = dict(page.rows.get("semel_broker_consumer_queue_lag_messages_max", ()))
+    assert {group: [sum(found), max(found)] for group, found in told.items()} == {
+        group: [sums[group, topic], highest[group, topic]] for group, topic in sums
+    }
+    return {group: sorted(found) for group, found in told.items()}
+
+
+def begun() -> Group:
+    """20 messages in a queue."""
+    group = Group()
+    raise_level(group)
+    group.fence()
+    group.produce(header(-1, last=9, crc=1))
+    group.produce(header(9, last=19, crc=2))
+    return group
+
+
+def produce(group: Group, key: QueueKey, messages: int, *, producer: int) -> None:
+    """A batch of a producer that this queue does not know."""
+    group.fence(producer=producer, keys=(key,))
+    group.produce(header(-1, last=messages - 1, key=key, producer=producer))
+
+
+async def test_page_and_call_agree_before_and_after_splits() -> None:
+    group = begun()
+    token = acquire(group, KEY).token
+    assert await lags(group.state) == {"g": [20]}
+    commit_offset(group, token, 15)
+    assert await lags(group.state) == {"g": [5]}
+    split(group)
+    produce(group, LEFT, 7, producer=2)
+    assert await lags(group.state) == {"g": [0, 5, 7]}
+
+    acquire(group, KEY, name="late")  # it has rows of none of the children
+    assert await lags(group.state) == {"g": [0, 5, 7], "late": [0, 7, 20]}
+    split(group, split_of(LEFT, ((3, 0, 10_000), (4, 10_000, 30_000))))
+    produce(group, GRANDCHILD, 2, producer=3)
+    assert await lags(group.state) == {"g": [0, 0, 2, 5, 7], "late": [0, 0, 2, 7, 20]}
+
+
+async def test_a_group_of_no_queues_has_no_lag() -> None:
+    assert await lags(begun().state) == {}

@@ -1,0 +1,103 @@
+"""A produce stream whose client misbehaves, or is idle."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from semel.broker.server.produce import ProduceStream
+from semel.protos.batch import BatchHeader
+from semel.protos.streams import encode_produce
+from tests.kit.brokers import make_batch
+
+PER_MESSAGE = 100
+
+
+class _Node:
+    """Knows every batch already."""
+
+    term = 1
+
+    def check_master(self) -> None:
+        """It is."""
+
+    def submit_batch(self, header: BatchHeader, data: bytes, stream: ProduceStream) -> None:
+        stream.ack(header, "duplicate", 0, 0)
+
+    async def produce_room(self) -> None:
+        """There is."""
+
+
+class _Client:
+    """Sends without an end and takes nothing off."""
+
+    def __init__(self, message: bytes) -> None:
+        self.message = message
+        self.read_messages = 0
+        self.full = asyncio.Event()
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(0)
+        self.read_messages += 1
+        return self.message
+
+    async def write(self, reply: bytes) -> None:
+        self.full.set()
+        await asyncio.Event().wait()
+
+
+async def _read_from(client: _Client, turns: int) -> int:
+    """How many messages were read in so many turns of the loop."""
+    node: Any = _Node()
+    context: Any = client
+    serving = asyncio.create_task(ProduceStream(node).serve(context))
+    await client.full.wait()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    return client.read_messages
+
+
+async def test_who_reads_no_acknowledgements_is_not_read() -> None:
+    client = _Client(encode_produce([make_batch(-1, [b"x"])] * PER_MESSAGE))
+    assert 50 < await _read_from(client, 5_000) < 200
+
+
+class _Message(bytes):
+    """Tells when nobody has it any more."""
+
+    given_up: list[int]
+
+    def __del__(self) -> None:
+        self.given_up.append(len(self))
+
+
+class _Idle:
+    """Sends one message, takes its acknowledgement off, and is idle."""
+
+    def __init__(self) -> None:
+        self.given_up: list[int] = []
+        self.acknowledged = asyncio.Event()
+        self._messages = [_Message(encode_produce([make_batch(-1, [bytes(1 << 20)])]))]
+        self._messages[0].given_up = self.given_up
+
+    async def read(self) -> bytes:
+        if not self._messages:
+            await asyncio.Event().wait()
+        return self._messages.pop()
+
+    async def write(self, reply: bytes) -> None:
+        self.acknowledged.set()
+
+
+async def test_an_idle_stream_keeps_no_message() -> None:
+    node: Any = _Node()
+    client = _Idle()
+    context: Any = client
+    serving = asyncio.create_task(ProduceStream(node).serve(context))
+    await client.acknowledged.wait()
+    assert len(client.given_up) == 1
+    assert client.given_up[0] > 1 << 20
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)

@@ -1,0 +1,149 @@
+"""A broker group that takes part in transactions, for the state's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from semel.broker.state import Accepted, Refused, Staged, TransactionApplied
+from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, decode_header
+from semel.protos.errors import SemelError
+from semel.protos.frames import RecordKind, iter_records
+from semel.protos.ids import QueueKey
+from semel.protos.levels import LEVEL_MAX
+from semel.protos.staging import STAGER_EPOCH, STAGER_ID_MIN, batch_digest
+from semel.protos.v1 import transaction_records_pb2
+from tests.kit.state_log import KEY, Group, batch_record, control, header, ref
+
+A, B, C = STAGER_ID_MIN + 1, STAGER_ID_MIN + 2, STAGER_ID_MIN + 3
+HOUR_MS = 3_600_000
+
+
+class Stage(Group):
+    """At the newest feature level, or another; every step is an entry of its own."""
+
+    def __init__(self, *, queues: Iterable[QueueKey] = (KEY,), level: int = LEVEL_MAX) -> None:
+        super().__init__(queues=queues)
+        self.raise_level(level)
+
+    def step(self, **step: Any) -> Any:
+        """The step's result, or the error with which judge or fold refused it."""
+        record = transaction_records_pb2.TransactionRecord(**step)
+        verdict = self.judge.judge_transaction(record)
+        if isinstance(verdict, Refused):
+            return verdict.error
+        self.entry.append(control(transaction=record))
+        result = self.commit()[-1]
+        if isinstance(result, TransactionApplied):
+            return result.error or result.value
+        return result
+
+    def open(
+        self,
+        stager: int = A,
+        *,
+        txn: str = "t",
+        epoch: int = 0,
+        session: int = 1,
+        keys: Iterable[QueueKey] = (KEY,),
+        writer: int = 0,
+        ttl_ms: int = HOUR_MS,
+    ) -> Any:
+        return self.step(
+            open_stager=transaction_records_pb2.OpenStager(
+                transaction_id=txn,
+                epoch=epoch,
+                stager_id=stager,
+                writer=writer,
+                session=session,
+                ttl_ms=ttl_ms,
+                queues=[ref(key) for key in keys],
+            )
+        )
+
+    def stage(self, head: BatchHeader) -> SemelError | str:
+        """ "staged", "duplicate" or the error."""
+        verdict = self.judge.judge_staged(head)
+        if isinstance(verdict, Refused):
+            return verdict.error
+        if not isinstance(verdict, Accepted):
+            return "duplicate"
+        _, parts = batch_record(head, -1, self.now_us, self.term)
+        self.entry.append((RecordKind.STAGED, parts))
+        result = self.commit()[-1]
+        assert isinstance(result, Staged)
+        return result.error or ("duplicate" if result.duplicate else "staged")
+
+    def pin(
+        self,
+        *winners: transaction_records_pb2.Winner,
+        txn: str = "t",
+        epoch: int = 0,
+        attempt: int = 1,
+        coordinator: int = 1,
+    ) -> Any:
+        return self.step(
+            pin=transaction_records_pb2.PinTransaction(
+                transaction_id=txn,
+                epoch=epoch,
+                attempt=attempt,
+                coordinator=coordinator,
+                winners=winners,
+            )
+        )
+
+    def publish(self, *, txn: str = "t", epoch: int = 0, attempt: int = 1) -> Any:
+        return self.step(
+            publish=transaction_records_pb2.PublishTransaction(
+                transaction_id=txn, epoch=epoch, attempt=attempt
+            )
+        )
+
+    def contents(self, key: QueueKey = KEY) -> list[int]:
+        """Content numbers of the queue's messages by offset, read from the log itself; asserts that
+        offsets are dense."""
+        queue = self.state.queues[key]
+        found: list[int] = []
+        for extent in queue.extents_from(queue.log_start_offset, 1 << 40):
+            assert extent.base_offset == queue.log_start_offset + len(found)
+            records = {
+                at: payload for at, _, payload in iter_records(self.frames[extent.index - 1])
+            }
+            batch = decode_header(records[extent.position], BROKER_HEADER_BYTES)
+            assert batch.queue_key == key
+            assert extent.count == batch.count
+            found += [batch.content_crc] * extent.count
+        assert queue.log_end_offset == queue.log_start_offset + len(found)
+        return found
+
+
+def staged(
+    stager: int, base: int, count: int = 1, *, crc: int = 1, session: int = 1, key: QueueKey = KEY
+) -> BatchHeader:
+    """A batch of a stager."""
+    return header(
+        base - 1,
+        base,
+        base + count - 1,
+        producer=stager,
+        epoch=STAGER_EPOCH,
+        session=session,
+        crc=crc,
+        key=key,
+    )
+
+
+def winner(
+    stager: int, batches: Mapping[QueueKey, Iterable[BatchHeader]]
+) -> transaction_records_pb2.Winner:
+    """What a stager says of itself after these batches."""
+    made = transaction_records_pb2.Winner(stager_id=stager)
+    for key, heads in sorted(batches.items()):
+        heads = list(heads)
+        made.parts.add(
+            queue=ref(key),
+            batches=len(heads),
+            messages=sum(head.count for head in heads),
+            digest=sum(batch_digest(head) for head in heads) % (1 << 64),
+        )
+    return made

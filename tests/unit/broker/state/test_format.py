@@ -1,0 +1,60 @@
+"""The tables in docs/formats/state.md say what the code does."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from semel.broker.state.apply import (
+    coordination,
+    delays,
+    expired,
+    extents,
+    locks,
+    machine,
+    moves,
+    queues,
+    rows,
+    staging,
+)
+from tests.kit.format_tables import fields, struct_format
+
+DOCUMENT = "state.md"
+
+
+@pytest.mark.parametrize(
+    ("heading", "table", "code"),
+    [
+        ("Head", 0, machine._HEAD),
+        ("Membership", 0, machine._MEMBERS),
+        ("Queue", 0, queues._FIXED),
+        ("Queue", 1, expired.HEAD),
+        ("Lineage", 0, queues._LINEAGE),
+        ("Lineage", 1, queues._CHILD),
+        ("Row", 0, rows.ROW),
+        ("Row", 1, rows.ENTRY),
+        ("Consumer group", 0, locks._FIXED),
+        ("Stager", 0, staging.STAGER),
+        ("Stager", 1, staging.STAGED_QUEUE),
+        ("Stager", 2, staging.STAGED_EXTENT),
+        ("Pin", 0, staging.PIN),
+        ("Transaction", 0, coordination.HEAD),
+        ("Transaction", 1, coordination.ROW),
+        ("Move", 0, moves._PLACE),
+        ("Delayed", 0, delays.HEAD),
+        ("Delayed", 1, delays.DELAYED_QUEUE),
+        ("Delayed", 2, delays.DELAYED_EXTENT),
+    ],
+)
+def test_parts_have_the_documented_layout(heading: str, table: int, code: struct.Struct) -> None:
+    assert struct_format(fields(DOCUMENT, heading, table)) == code.format
+
+
+def test_full_chunks_have_the_documented_layout() -> None:
+    described = fields(DOCUMENT, "Queue", 2)
+    struct_format(described)
+    assert sum(field.size for field in described) == extents.SEALED_BYTES
+    *_, rows, low, _, _ = described
+    assert (rows.offset, rows.size) == (extents._QUADS, 4 * extents.CHUNK)
+    assert low.offset == extents.CHUNK * extents.EXTENT_BYTES

@@ -1,0 +1,655 @@
+"""Moves between groups: nothing is stored twice, lost or out of order, whatever comes again.
+
+One file: its scenarios, and all their interleavings at the end, share the two groups and the steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from semel.broker.state import (
+    Accepted,
+    BatchVerifier,
+    Duplicate,
+    LockGranted,
+    LockRefused,
+    MoveApplied,
+    MoveState,
+    Pending,
+    Refused,
+    State,
+    StateDiverged,
+    make_slice,
+    read_slice,
+)
+from semel.protos import errors
+from semel.protos.batch import BatchHeader
+from semel.protos.ids import ProducerId, QueueId, QueueKey
+from semel.protos.levels import MOVE_LEVEL
+from semel.protos.v1 import control_pb2
+from tests.kit.state_log import KEY, Group, control, header, ref
+from tests.unit.broker.state.moving import Home, begin, bring_slice, copy_some, move
+from tests.unit.broker.state.staging import A, B, Stage, staged, winner
+
+ONE = ProducerId(1)
+STEPS = ["BEGIN", "SEAL", "UNSEAL", "ABORT", "ACTIVATE", "FORWARD", "INGEST", "FLOOR"]
+
+
+def error_of(verdict: Any) -> errors.SemelError:
+    assert isinstance(verdict, Refused), verdict
+    return verdict.error
+
+
+def acquire(group: Group, name: str = "g") -> Any:
+    lock = control_pb2.AcquireLock(
+        group=name, queue=ref(), member_id="m", lock_ms=1000, session_ms=1000
+    )
+    (result,) = group.apply(control(acquire_lock=lock))
+    return result
+
+
+def commit(group: Group, token: int, offset: int) -> errors.SemelError | None:
+    done = control_pb2.QueueCommit(queue=ref(), token=token, offset=offset)
+    record = control_pb2.CommitOffsets(group="g", commits=[done])
+    (result,) = group.apply(control(commit_offsets=record))
+    return result.outcomes[0].error  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def source() -> Home:
+    """Producer 1 has stored 0 to 19 in two batches."""
+    made = Home(1, queues=(KEY,))
+    made.fence(name="loader")
+    made.produce(header(-1, last=9, crc=1))
+    made.produce(header(9, last=19, crc=2))
+    return made
+
+
+@pytest.fixture
+def target() -> Home:
+    return Home(2)
+
+
+# --- what goes over -------------------------------------------------------------------------------
+
+
+def test_hole_11_a_retry_finds_its_original_at_the_new_group(source: Home, target: Home) -> None:
+    move(source, target)
+    again = header(-1, last=9, crc=1)
+    moved = error_of(source.produce(again))
+    assert isinstance(moved, errors.QueueMoved)
+    assert (moved.group_id, moved.topic_id, moved.queue_id) == (2, *KEY)
+    assert target.produce(again) == Duplicate(0)  # type: ignore[arg-type]
+    assert target.produce(header(9, last=19, crc=2)) == Duplicate(10)  # type: ignore[arg-type]
+    assert isinstance(error_of(target.produce(header(9, last=19, crc=3))), errors.SequenceConflict)
+    assert isinstance(target.produce(header(19, last=29, crc=4)), Accepted)
+    assert target.state.queues[KEY].log_end_offset == 30
+
+
+def test_hole_11_planted_a_slice_without_windows_is_noticed(source: Home, target: Home) -> None:
+    begin(source, target, 1)
+    source.step("SEAL", 1, 2)
+    row = source.state.producers.change(KEY, 1)
+    assert row is not None
+    row.window = b""  # the bug
+    assert bring_slice(source, target, 1) is None
+    assert target.step("ACTIVATE", 1, 1) is None
+    verifier = BatchVerifier(KEY, 0, 20)
+    for extent in target.state.queues[KEY].extents_from(0, 1 << 30):
+        verifier.feed(extent.base_offset, extent.count, target.stored(extent.base_offset))
+    verifier.hold_against(target.tables.windows(KEY))
+    report = verifier.finish()
+    assert not report.ok
+    assert "does not remember its newest batch" in report.problems[0]
+
+
+def test_an_honest_copy_is_found_whole(source: Home, target: Home) -> None:
+    move(source, target)
+    target.fence(epoch=2, name="loader")
+    target.produce(header(19, last=24, crc=5, epoch=2))
+    verifier = BatchVerifier(KEY, 0, 25)
+    for extent in target.state.queues[KEY].extents_from(0, 1 << 30):
+        verifier.feed(extent.base_offset, extent.count, target.stored(extent.base_offset))
+    verifier.hold_against(target.tables.windows(KEY))
+    assert verifier.finish().ok
+    assert target.tables.queue_digest(KEY) == target.state.producers.queue_digest(KEY)
+    assert source.tables.queue_digest(KEY) == source.state.producers.queue_digest(KEY)
+    assert not target.tables.problems
+    assert not source.tables.problems
+
+
+def test_rows_names_offsets_and_tokens_are_as_they_were(source: Home, target: Home) -> None:
+    granted = acquire(source)
+    assert commit(source, granted.token, 7) is None
+    before = source.state.producers.lookup(KEY, ONE)
+    move(source, target)
+    assert target.state.producers.lookup(KEY, ONE) == before
+    assert source.state.producers.lookup(KEY, ONE) is None
+    assert list(source.state.groups.states()) == []
+    again = acquire(target)
+    assert isinstance(again, LockGranted)
+    assert (again.token, again.committed_offset) == (granted.token + 1, 7)
+    assert isinstance(commit(target, granted.token, 9), errors.LockLost)
+    assert commit(target, again.token, 9) is None
+
+
+def test_the_owner_loses_its_lock_with_the_seal(source: Home, target: Home) -> None:
+    granted = acquire(source)
+    begin(source, target, 1)
+    source.step("SEAL", 1, 2)
+    assert isinstance(commit(source, granted.token, 7), errors.LockLost)
+    refused = acquire(source)
+    assert isinstance(refused, LockRefused)
+    assert isinstance(refused.error, errors.Throttled)
+    bring_slice(source, target, 1)
+    target.step("ACTIVATE", 1, 1)
+    source.step("FORWARD", 1, 2)
+    assert isinstance(commit(source, granted.token, 7), errors.LockLost)
+    refused = acquire(source)
+    assert isinstance(refused, LockRefused)
+    assert isinstance(refused.error, errors.QueueMoved)
+
+
+def test_what_the_queue_knows_of_expired_rows_goes_over(source: Home, target: Home) -> None:
+    source.now_us += 3_600_000_000
+    record = source.judge.judge_expire(KEY, now_us=source.now_us, idle_ms=1000, rows_max=100)
+    source.entry.append(control(expire_producers=record))
+    source.commit()
+    move(source, target)
+    for batch in (header(-1, last=9, crc=1), header(19, last=29, crc=3)):
+        assert isinstance(error_of(target.produce(batch)), errors.DedupStateExpired)
+    assert isinstance(error_of(target.fence()), errors.DedupStateExpired)
+
+
+def test_what_was_trimmed_meanwhile_is_left_behind(source: Home, target: Home) -> None:
+    begin(source, target, 1)
+    copy_some(source, target, 1)
+    source.apply(control(trim=control_pb2.Trim(queue=ref(), log_start_offset=20)))
+    source.produce(header(19, last=29, crc=3))
+    source.apply(control(trim=control_pb2.Trim(queue=ref(), log_start_offset=24)))
+    source.step("SEAL", 1, 2)
+    assert bring_slice(source, target, 1) is None
+    target.step("ACTIVATE", 1, 1)
+    queue = target.state.queues[KEY]
+    assert (queue.log_start_offset, queue.log_end_offset, len(queue.extents)) == (24, 30, 1)
+    assert target.produce(header(-1, last=9, crc=1)) == Duplicate(0)  # type: ignore[arg-type]
+
+
+def test_an_empty_queue_that_was_trimmed_goes_over(source: Home, target: Home) -> None:
+    source.apply(control(trim=control_pb2.Trim(queue=ref(), log_start_offset=20)))
+    move(source, target)
+    queue = target.state.queues[KEY]
+    assert (queue.log_start_offset, queue.log_end_offset, queue.bytes) == (20, 20, 0)
+
+
+def test_a_clock_that_is_behind_does_not_stop_the_new_group(source: Home, target: Home) -> None:
+    source.now_us += 3_600_000_000
+    source.produce(header(19, last=29, crc=3))
+    move(source, target)
+    late = target.judge.append_time_us(KEY, target.now_us)
+    assert late == source.now_us
+    assert isinstance(target.produce(header(29, last=30, crc=4), commit=False), Accepted)
+    target.entry.clear()
+    target.new_master()
+    target.now_us = late
+    assert isinstance(target.produce(header(29, last=30, crc=4)), Accepted)
+
+
+# --- a seal, and what may still be lost -----------------------------------------------------------
+
+
+def test_nothing_final_is_said_while_the_seal_may_be_lost(source: Home) -> None:
+    assert isinstance(source.produce(header(19, last=29, crc=3), commit=False), Accepted)
+    record = control_pb2.MoveQueue(queue=ref(), job=1, group_id=2, step=control_pb2.MOVE_STEP_SEAL)
+    assert isinstance(source.judge.judge_move(record), Accepted)
+    assert isinstance(source.produce(header(19, last=29, crc=3), commit=False), Pending)
+    assert isinstance(error_of(source.produce(header(29, crc=4))), errors.Throttled)
+    assert isinstance(error_of(source.fence(session=1)), errors.Throttled)
+    assert isinstance(
+        error_of(source.judge.judge_delete_group(control_pb2.DeleteGroup(group="g"))),
+        errors.Throttled,
+    )
+    source.new_master()  # batch and seal are lost
+    assert isinstance(source.produce(header(19, last=29, crc=5)), Accepted)
+
+
+def test_a_sealed_queue_answers_retries_and_takes_nothing_new(source: Home, target: Home) -> None:
+    begin(source, target, 1)
+    assert source.step("SEAL", 1, 2) is None
+    before = make_slice(source.state.queues[KEY], source.state.producers, source.state.groups)
+    assert source.produce(header(-1, last=9, crc=1)) == Duplicate(0)  # type: ignore[arg-type]
+    for refused in (
+        source.produce(header(19, last=29, crc=3)),
+        source.produce(header(29, last=39, crc=4)),
+        source.fence(epoch=2),
+        source.judge.judge_trim(control_pb2.Trim(queue=ref(), log_start_offset=5)),
+        source.judge.judge_split(control_pb2.SplitQueue(queue=ref())),
+        source.judge.judge_delete_group(control_pb2.DeleteGroup(group="g")),
+    ):
+        assert isinstance(error_of(refused), errors.Throttled)
+    assert source.judge.judge_expire(KEY, now_us=1 << 62, idle_ms=0, rows_max=0) is None
+    reset = control_pb2.ResetOffset(group="g", queue=ref(), offset=3)
+    (result,) = source.apply(control(reset_offset=reset))
+    assert isinstance(result.error, errors.Throttled)
+    source.restart()
+    state = source.state
+    assert make_slice(state.queues[KEY], state.producers, state.groups) == before
+    assert isinstance(error_of(source.produce(header(19, last=29, crc=3))), errors.Throttled)
+
+
+def test_a_batch_in_the_log_behind_a_seal_halts_the_node() -> None:
+    forged = Home(9, queues=(KEY,))
+    forged.fence()
+    assert isinstance(forged.produce(header(-1, last=9), commit=False), Accepted)
+    forged.state.queues[KEY].frozen = True
+    with pytest.raises(StateDiverged):
+        forged.commit()
+
+
+def test_an_aborted_move_leaves_the_queue_as_it_was(source: Home, target: Home) -> None:
+    begin(source, target, 1)
+    source.step("SEAL", 1, 2)
+    bring_slice(source, target, 1)
+    assert source.step("UNSEAL", 1, 2) is None
+    assert target.step("ABORT", 1, 1) is None
+    assert isinstance(source.produce(header(19, last=29, crc=3)), Accepted)
+    moved = error_of(target.produce(header(29, last=39, crc=4)))
+    assert isinstance(moved, errors.QueueMoved)
+    assert moved.group_id == 1
+    assert not target.state.moves.incoming
+    for step, group in (("ACTIVATE", target), ("FORWARD", source)):
+        assert isinstance(group.step(step, 1, 3 - group.number), errors.InvalidRequest)
+    move(source, target, job=2)
+    assert target.produce(header(19, last=29, crc=3)) == Duplicate(20)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("late", ["SEAL", "UNSEAL", "FORWARD", "ABORT", "ACTIVATE", "BEGIN"])
+def test_a_step_of_a_job_that_is_over_changes_nothing(
+    source: Home, target: Home, late: str
+) -> None:
+    """A controller that was replaced may have sent it long ago."""
+    source.step("UNSEAL", 1, 2)  # given up before its SEAL and BEGIN came
+    target.step("ABORT", 1, 1)
+    move(source, target, job=2)
+    for group in (source, target):
+        places, queues = dict(group.state.moves.places), sorted(group.state.queues)
+        group.step(late, 1, 3 - group.number)
+        assert (group.state.moves.places, sorted(group.state.queues)) == (places, queues)
+        assert not group.state.moves.incoming
+
+
+def test_verify_is_not_misled_by_a_late_step(source: Home, target: Home) -> None:
+    begin(source, target, 1)
+    source.step("SEAL", 1, 2)
+    source.step("UNSEAL", 1, 2)
+    assert isinstance(source.step("FORWARD", 1, 2), errors.InvalidRequest)
+    assert source.tables.queue_digest(KEY) == source.state.producers.queue_digest(KEY)
+    assert source.tables.log_end_offset(KEY) == 20
+
+
+def test_back_again(source: Home, target: Home) -> None:
+    move(source, target, job=1)
+    target.produce(header(19, last=29, crc=3))
+    move(target, source, job=2)
+    assert source.produce(header(19, last=29, crc=3)) == Duplicate(20)  # type: ignore[arg-type]
+    assert isinstance(source.produce(header(29, last=39, crc=4)), Accepted)
+    moved = error_of(target.produce(header(39, last=49, crc=5)))
+    assert isinstance(moved, errors.QueueMoved)
+    assert moved.group_id == 1
+
+
+# --- transactions ---------------------------------------------------------------------------------
+
+
+def seal(group: Stage) -> Any:
+    record = control_pb2.MoveQueue(queue=ref(), job=1, group_id=2, step=control_pb2.MOVE_STEP_SEAL)
+    verdict = group.judge.judge_move(record)
+    if isinstance(verdict, Accepted):
+        group.entry.append(control(move_queue=record))
+        (result,) = group.commit()
+        assert isinstance(result, MoveApplied)
+        return result.error
+    return verdict.error
+
+
+def staging_group() -> Stage:
+    group = Stage()
+    group.apply(control(feature_level=control_pb2.FeatureLevel(level=MOVE_LEVEL)))
+    group.open()
+    assert group.stage(staged(A, 0, 5)) == "staged"
+    return group
+
+
+def test_what_is_being_committed_delays_the_seal() -> None:
+    group = staging_group()
+    group.pin(winner(A, {KEY: [staged(A, 0, 5)]}))
+    assert isinstance(seal(group), errors.Throttled)
+    forced = control_pb2.MoveQueue(queue=ref(), job=1, step=control_pb2.MOVE_STEP_SEAL)
+    (result,) = group.apply(control(move_queue=forced))
+    assert isinstance(result.error, errors.Throttled), "the fold checks it, too"
+    group.publish()
+    assert seal(group) is None
+    assert group.contents() == [1] * 5
+
+
+def test_what_is_only_staged_begins_again() -> None:
+    group = staging_group()
+    assert seal(group) is None
+    assert isinstance(group.stage(staged(A, 5)), errors.Throttled)
+    assert isinstance(group.open(B), errors.Throttled)
+    pinned = group.pin(winner(A, {KEY: [staged(A, 0, 5)]}))
+    assert isinstance(pinned, errors.TransactionAborted)
+    assert "was moved" in pinned.message
+    forward = control_pb2.MoveQueue(
+        queue=ref(), job=1, group_id=2, step=control_pb2.MOVE_STEP_FORWARD
+    )
+    group.apply(control(move_queue=forward))
+    assert group.state.transactions.staging.bytes == 0
+    assert list(group.state.live_records(0, 1 << 40)) == []
+    assert isinstance(group.stage(staged(A, 5)), errors.QueueMoved)
+    assert isinstance(group.open(B), errors.QueueMoved)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["short", "long", "other", "garbage"])
+def test_a_copy_that_is_not_whole_is_never_ingested(source: Home, target: Home, harm: str) -> None:
+    begin(source, target, 1)
+    if harm == "short":
+        copy_some(source, target, 1)
+        data = make_slice(source.state.queues[KEY], source.state.producers, source.state.groups)
+        hidden = source.state.queues.pop(KEY)  # nothing more can be copied
+        error = bring_slice(source, target, 1, data)
+        source.state.queues[KEY] = hidden
+    else:
+        copy_some(source, target, 9)
+        other = Home(3, queues=(KEY,))
+        queue = (other if harm == "long" else source).state.queues[KEY]
+        data = make_slice(queue, source.state.producers, source.state.groups)
+        if harm == "other":
+            message = control_pb2.QueueSlice.FromString(data)
+            message.extents += 1
+            data = message.SerializeToString()
+        error = bring_slice(source, target, 1, b"\xff" * 250 if harm == "garbage" else data)
+    assert isinstance(error, errors.InvalidRequest)
+    assert isinstance(target.step("ACTIVATE", 1, 1), errors.InvalidRequest)
+    assert KEY not in target.state.queues
+
+
+def test_a_slice_is_read_as_it_was_written(source: Home) -> None:
+    acquire(source)
+    source.state.queues[KEY].frozen = True
+    data = make_slice(source.state.queues[KEY], source.state.producers, source.state.groups)
+    found = read_slice(data)
+    assert found.extents == 2
+    assert found.producers.lookup(KEY, ONE) == source.state.producers.lookup(KEY, ONE)
+    for cut in range(0, len(data), 7):
+        with pytest.raises(errors.CorruptSegment):
+            read_slice(data[:cut])
+
+
+def test_a_family_stays_together_while_the_parent_holds_messages(
+    source: Home, target: Home
+) -> None:
+    split = control_pb2.SplitQueue(
+        queue=ref(),
+        children=[
+            control_pb2.ChildQueue(queue_id=1, slot_end=100),
+            control_pb2.ChildQueue(queue_id=2, slot_start=100, slot_end=65_536),
+        ],
+    )
+    assert isinstance(source.judge.judge_split(split), Accepted)
+    source.entry.append(control(split_queue=split))
+    source.commit()
+    parent = source.step("SEAL", 1, 2)
+    assert isinstance(parent, errors.InvalidRequest)
+    assert "was split" in parent.message
+    child = QueueKey(KEY.topic_id, QueueId(1))
+    seal = control_pb2.MoveQueue(
+        queue=ref(child), job=1, group_id=2, step=control_pb2.MOVE_STEP_SEAL
+    )
+    (result,) = source.apply(control(move_queue=seal))
+    assert isinstance(result.error, errors.InvalidRequest)
+    assert "still holds 20 messages" in result.error.message
+    source.apply(control(trim=control_pb2.Trim(queue=ref(), log_start_offset=20)))
+    (result,) = source.apply(control(move_queue=seal))
+    assert result.error is None
+
+
+def test_nothing_moves_before_every_member_knows_how() -> None:
+    group = Group()
+    record = control_pb2.MoveQueue(queue=ref(), job=1, step=control_pb2.MOVE_STEP_SEAL)
+    assert isinstance(error_of(group.judge.judge_move(record)), errors.UnsupportedVersion)
+    with pytest.raises(StateDiverged):
+        group.apply(control(move_queue=record))
+
+
+def test_a_queue_that_is_unknown_here_or_here_already(source: Home, target: Home) -> None:
+    assert isinstance(target.step("SEAL", 1, 1), errors.UnknownQueue)
+    assert isinstance(begin(target, source, 1), errors.InvalidRequest)
+    assert isinstance(source.step("UNSPECIFIED", 1, 2), errors.InvalidRequest)
+
+
+def test_a_deleted_queue_is_forgotten_wherever_it_is(source: Home, target: Home) -> None:
+    move(source, target)
+    for group in (source, target):
+        group.apply(control(delete_queue=control_pb2.DeleteQueue(queue=ref())))
+        assert not group.state.moves.places
+        assert isinstance(error_of(group.produce(header(-1))), errors.UnknownQueue)
+
+
+# --- all interleavings ----------------------------------------------------------------------------
+
+
+class Moving(RuleBasedStateMachine):
+    """One producer writes all the time; jobs begin, are decided or given up, and begin again;
+    steps of old jobs come late; masters change; nodes go on from checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups = {1: Home(1, queues=(KEY,)), 2: Home(2)}
+        self.groups[1].fence()
+        self.home = 1
+        """Where the store says that the queue lives."""
+        self.job = 0
+        self.stage = "none"
+        self.made: list[BatchHeader] = []
+        self.offsets: dict[int, int] = {}
+        """What was acknowledged, by content."""
+
+    @property
+    def source(self) -> Home:
+        return self.groups[self.home]
+
+    @property
+    def target(self) -> Home:
+        return self.groups[3 - self.home]
+
+    # The producer.
+
+    @rule(size=st.integers(1, 3))
+    def make(self, size: int) -> None:
+        last = self.made[-1].last_sequence if self.made else -1
+        self.made.append(header(last, last=last + size, crc=len(self.made) + 1))
+
+    @rule(group=st.sampled_from([1, 2]), back=st.integers(0, 70), durable=st.booleans())
+    def send(self, group: int, back: int, durable: bool) -> None:
+        """Some batch, the newest or an old one again, to either group."""
+        if not self.made:
+            return
+        batch = self.made[max(0, len(self.made) - 1 - back)]
+        answer = self.groups[group].produce(batch, commit=durable)
+        if isinstance(answer, Accepted) and durable:
+            assert batch.content_crc not in self.offsets, "stored twice"
+            self.offsets[batch.content_crc] = answer.base_offset
+        elif isinstance(answer, Accepted):
+            self.groups[group].new_master()  # it is lost, with all that was not applied
+        elif isinstance(answer, Duplicate):
+            wanted = self.offsets[batch.content_crc]
+            assert answer.base_offset in (wanted, -1), "another place"
+            if len(self.made) - back > len(self.made) - 60:
+                assert answer.base_offset == wanted, "the window did not come over"
+
+    @rule()
+    def send_all(self) -> None:
+        """What is not stored, in order: it must get somewhere unless the queue is sealed."""
+        for batch in self.made:
+            if batch.content_crc in self.offsets:
+                continue
+            answers = [self.groups[number].produce(batch) for number in (1, 2)]
+            accepted = [each for each in answers if isinstance(each, Accepted)]
+            assert len(accepted) <= 1, "two groups took it"
+            if accepted:
+                self.offsets[batch.content_crc] = accepted[0].base_offset
+            else:
+                assert self.stage in ("sealed", "ready", "decided", "activated")
+                return
+
+    # The controllers, who do what the store has decided.
+
+    @precondition(lambda self: self.stage == "none")
+    @rule()
+    def begin(self) -> None:
+        self.job += 1
+        assert begin(self.source, self.target, self.job) is None
+        self.stage = "copying"
+
+    @precondition(lambda self: self.stage in ("copying", "sealed"))
+    @rule(batches=st.integers(1, 5))
+    def copy(self, batches: int) -> None:
+        copy_some(self.source, self.target, batches)
+
+    @precondition(lambda self: self.stage == "copying")
+    @rule()
+    def seal(self) -> None:
+        assert self.source.step("SEAL", self.job, self.target.number) is None
+        self.stage = "sealed"
+
+    @precondition(lambda self: self.stage == "sealed")
+    @rule()
+    def ingest(self) -> None:
+        assert bring_slice(self.source, self.target, self.job) is None
+        self.stage = "ready"
+
+    @precondition(lambda self: self.stage == "ready")
+    @rule()
+    def decide(self) -> None:
+        self.stage = "decided"
+
+    @precondition(lambda self: self.stage == "decided")
+    @rule()
+    def activate(self) -> None:
+        assert self.target.step("ACTIVATE", self.job, self.home) is None
+        self.stage = "activated"
+
+    @precondition(lambda self: self.stage == "activated")
+    @rule()
+    def forward(self) -> None:
+        assert self.source.step("FORWARD", self.job, self.target.number) is None
+        self.home = 3 - self.home
+        self.stage = "none"
+
+    @precondition(lambda self: self.stage in ("copying", "sealed", "ready"))
+    @rule(first=st.booleans())
+    def give_up(self, first: bool) -> None:
+        for group, step in ((self.source, "UNSEAL"), (self.target, "ABORT"))[:: 1 if first else -1]:
+            assert group.step(step, self.job, 3 - group.number) is None
+        self.stage = "none"
+
+    # What can always happen.
+
+    @precondition(lambda self: self.job)
+    @rule(
+        group=st.sampled_from([1, 2]),
+        back=st.integers(1, 3),
+        step=st.sampled_from(STEPS),
+    )
+    def late_step(self, group: int, back: int, step: str) -> None:
+        """Of a job that is over, from a controller that does not know it."""
+        job = self.job - back + (self.stage == "none")
+        if job > 0:
+            create = control_pb2.CreateQueue(queue=ref(), topic="orders", slot_end=65_536)
+            self.groups[group].step(step, job, 3 - group, create=create, offset=1 << 40)
+
+    @precondition(lambda self: self.stage not in ("none",))
+    @rule()
+    def repeat(self) -> None:
+        """The step that led here, again: its answer was lost."""
+        again = {
+            "sealed": (self.source, "SEAL"),
+            "activated": (self.target, "ACTIVATE"),
+        }.get(self.stage)
+        if self.stage == "copying":
+            assert begin(self.source, self.target, self.job) is None
+        elif self.stage == "ready":
+            assert bring_slice(self.source, self.target, self.job) is None
+        elif again is not None:
+            group, step = again
+            assert group.step(step, self.job, 3 - group.number) is None
+
+    @rule(group=st.sampled_from([1, 2]))
+    def restart(self, group: int) -> None:
+        self.groups[group].restart()
+
+    @invariant()
+    def every_message_once(self) -> None:
+        homes = [group for group in self.groups.values() if KEY in group.state.queues]
+        serving = [group for group in homes if not group.state.queues[KEY].frozen]
+        assert len(serving) == (self.stage not in ("sealed", "ready", "decided"))
+        newest = max(homes, key=lambda group: group in serving).state.queues[KEY]
+        assert newest.log_end_offset == sum(
+            batch.count for batch in self.made if batch.content_crc in self.offsets
+        )
+
+    def teardown(self) -> None:
+        for group in self.groups.values():
+            assert not group.tables.problems, group.tables.problems
+            digest = group.state.producers.queue_digest(KEY)
+            assert digest == group.tables.queue_digest(KEY)
+            data = b"".join(group.state.to_parts())
+            assert State.from_bytes(data).digest() == group.state.digest()
+            assert group.replayed().digest() == group.state.digest()
+            for place in group.state.moves.places.values():
+                assert (place.state is MoveState.FROZEN) == group.state.queues.get(
+                    KEY, _NOT_FROZEN
+                ).frozen
+
+
+class _NotFrozen:
+    frozen = False
+
+
+_NOT_FROZEN: Any = _NotFrozen()
+
+TestMoving = Moving.TestCase
+TestMoving.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.parametrize("metadata", [b"", b"copies"])
+def test_metadata_of_consumer_groups_goes_along(
+    source: Home, target: Home, metadata: bytes
+) -> None:
+    for home in (source, target):
+        home.raise_level(6)
+    acquire = control_pb2.AcquireLock(group="g", queue=ref(), member_id="m", session_ms=100)
+    source.apply(control(acquire_lock=acquire))
+    one = control_pb2.QueueCommit(
+        queue=ref(), token=1, offset=3, metadata=metadata, metadata_version=7
+    )
+    commits = control_pb2.CommitOffsets(group="g", commits=[one])
+    source.apply(control(commit_offsets=commits))
+    data = make_slice(source.state.queues[KEY], source.state.producers, source.state.groups)
+    assert control_pb2.QueueSlice.FromString(data).version == (6 if metadata else 4)
+    found = read_slice(data).groups.lookup("g", KEY)
+    assert found is not None
+    assert (found.metadata, found.committed_offset) == (metadata, 3)
+    move(source, target, 1)
+    held = target.state.groups.lookup("g", KEY)
+    assert held is not None
+    assert (held.metadata, held.token) == (metadata, 1)

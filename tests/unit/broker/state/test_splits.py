@@ -1,0 +1,694 @@
+"""Splits: nothing is stored twice, lost or out of order, whatever of the parent comes again.
+
+One file: its scenarios share the split that each of them begins with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from semel.broker.state import (
+    Accepted,
+    BatchVerifier,
+    Child,
+    Duplicate,
+    Judge,
+    OutcomeKind,
+    Parked,
+    Pending,
+    Refused,
+    State,
+    StateDiverged,
+    TableVerifier,
+)
+from semel.broker.state.apply.splits import sealed_error
+from semel.protos import errors
+from semel.protos.batch import BatchHeader
+from semel.protos.frames import iter_records
+from semel.protos.ids import ProducerId, QueueId, QueueKey, TopicId
+from semel.protos.levels import SPLIT_LEVEL
+from semel.protos.v1 import control_pb2
+from tests.kit.state_log import KEY, Group, batch_record, control, header, ref
+
+LEFT, RIGHT = QueueKey(KEY.topic_id, QueueId(1)), QueueKey(KEY.topic_id, QueueId(2))
+CHILDREN = ((1, 0, 30_000), (2, 30_000, 65_536))
+ONE = ProducerId(1)
+
+
+def split_of(
+    key: QueueKey = KEY, children: tuple[tuple[int, int, int], ...] = CHILDREN
+) -> control_pb2.SplitQueue:
+    return control_pb2.SplitQueue(
+        queue=ref(key),
+        children=[
+            control_pb2.ChildQueue(queue_id=number, slot_start=start, slot_end=end)
+            for number, start, end in children
+        ],
+    )
+
+
+def raise_level(group: Group) -> None:
+    record = control_pb2.FeatureLevel(level=SPLIT_LEVEL)
+    assert isinstance(group.judge.judge_feature_level(record), Accepted)
+    group.entry.append(control(feature_level=record))
+    group.commit()
+
+
+def split(group: Group, record: control_pb2.SplitQueue | None = None, **how: Any) -> Any:
+    """The verdict; the split is applied unless `commit` is false."""
+    record = record or split_of()
+    verdict = group.judge.judge_split(record)
+    if isinstance(verdict, Accepted):
+        group.entry.append(control(split_queue=record))
+        if how.get("commit", True):
+            group.commit()
+    return verdict
+
+
+def error_of(verdict: Any) -> errors.SemelError:
+    assert isinstance(verdict, Refused), verdict
+    return verdict.error
+
+
+def commit_offset(group: Group, token: int, offset: int, key: QueueKey = KEY) -> None:
+    commit = control_pb2.QueueCommit(queue=ref(key), token=token, offset=offset)
+    record = control_pb2.CommitOffsets(group="g", commits=[commit])
+    (result,) = group.apply(control(commit_offsets=record))
+    assert result.outcomes[0].error is None  # type: ignore[union-attr]
+
+
+def acquire(group: Group, key: QueueKey, name: str = "g") -> Any:
+    lock = control_pb2.AcquireLock(
+        group=name, queue=ref(key), member_id="m", lock_ms=1000, session_ms=1000
+    )
+    (result,) = group.apply(control(acquire_lock=lock))
+    return result
+
+
+@pytest.fixture
+def group() -> Group:
+    """Producer 1 has stored 0 to 19 in two batches."""
+    made = Group()
+    raise_level(made)
+    made.fence(name="loader")
+    made.produce(header(-1, last=9, crc=1))
+    made.produce(header(9, last=19, crc=2))
+    return made
+
+
+# --- hole 11: a retry meets the parent's table or the child's, never an empty one -----------------
+
+
+def test_hole_11_a_retry_that_names_the_parent_finds_its_original(group: Group) -> None:
+    split(group)
+    assert group.produce(header(-1, last=9, crc=1)) == Duplicate(0)  # type: ignore[arg-type]
+    assert group.produce(header(9, last=19, crc=2)) == Duplicate(10)  # type: ignore[arg-type]
+    assert isinstance(error_of(group.produce(header(9, last=19, crc=3))), errors.SequenceConflict)
+
+
+def test_hole_11_what_the_parent_does_not_hold_is_refused_for_good(group: Group) -> None:
+    split(group)
+    for late in (header(19, last=29), header(29, last=39)):
+        error = error_of(group.produce(late))
+        assert isinstance(error, errors.QueueSealed)
+        record = control_pb2.SplitQueue.FromString(error.split_record)
+        assert record == split_of()
+    assert group.state.queues[KEY].log_end_offset == 20
+
+
+def test_hole_11_a_child_begins_behind_what_its_parent_stored(group: Group) -> None:
+    split(group)
+    for child in (LEFT, RIGHT):
+        row = group.state.producers.lookup(child, ONE)
+        assert row is not None
+        assert (row.last_sequence, row.epoch, row.name) == (19, 1, "loader")
+        again = group.produce(header(-1, last=9, crc=1, key=child))
+        assert again == Duplicate(-1), "an old batch under the child's name is not stored again"  # type: ignore[arg-type]
+        assert isinstance(group.produce(header(19, last=24, crc=7, key=child)), Accepted)
+    assert group.state.queues[LEFT].log_end_offset == 5
+
+
+def test_hole_11_planted_an_empty_child_stores_a_retry_twice(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What inherits nothing takes a whole topic again from a loader that starts again."""
+    monkeypatch.setattr("semel.broker.state.apply.producers.SequenceTable.inherit", lambda *_: None)
+    split(group)
+    group.fence(epoch=2, keys=[LEFT], name="loader")
+    assert isinstance(group.produce(header(-1, last=9, crc=1, epoch=2, key=LEFT)), Accepted)
+
+
+def test_a_split_that_may_still_be_lost_refuses_nothing_for_good(group: Group) -> None:
+    assert isinstance(group.produce(header(19, last=29, crc=3), commit=False), Accepted)
+    split(group, commit=False)
+    assert isinstance(group.produce(header(19, last=29, crc=3), commit=False), Pending)
+    for batch in (header(29, last=39, crc=4), header(39, last=49, crc=5)):
+        assert isinstance(error_of(group.produce(batch)), errors.Throttled)
+    assert isinstance(error_of(group.fence(session=1)), errors.Throttled)
+    assert isinstance(error_of(group.judge.judge_split(split_of())), errors.Throttled)
+    group.new_master()  # the split and the batch before it are lost
+    assert isinstance(group.produce(header(19, last=39, crc=6)), Accepted)
+    assert not group.state.queues[KEY].sealed
+
+
+def test_a_batch_that_waits_for_its_predecessor_hears_of_the_split(group: Group) -> None:
+    waiting = header(29, last=39, crc=5)
+    assert isinstance(group.produce(waiting), Parked)
+    split(group)
+    assert isinstance(error_of(group.produce(waiting)), errors.QueueSealed)
+
+
+def test_a_lowered_limit_does_not_hide_that_a_batch_is_stored(group: Group) -> None:
+    group.apply(
+        control(
+            alter_topic=control_pb2.AlterTopic(
+                topic_id=KEY.topic_id, settings={"batch_bytes_max": 8, "message_bytes_max": 4}
+            )
+        )
+    )
+    assert isinstance(error_of(group.produce(header(9, last=19, crc=2))), errors.MessageTooLarge)
+    split(group)
+    assert isinstance(group.produce(header(9, last=19, crc=2)), Duplicate)
+    assert isinstance(error_of(group.produce(header(19, last=29))), errors.QueueSealed)
+
+
+# --- fences ---------------------------------------------------------------------------------------
+
+
+def test_the_incarnation_of_the_row_may_still_ask_the_parent(group: Group) -> None:
+    split(group)
+    (row,) = group.fence(session=1).rows
+    assert (row.last_sequence, row.session) == (19, 1)
+    assert isinstance(error_of(group.produce(header(19, session=1))), errors.QueueSealed)
+    assert isinstance(error_of(group.fence(session=0)), errors.ProducerFenced)
+
+
+@pytest.mark.parametrize("fence", [{"epoch": 2}, {"producer": 5}, {"epoch": 9, "after_expiry": 1}])
+def test_a_new_incarnation_is_sent_to_the_children(group: Group, fence: dict[str, int]) -> None:
+    split(group)
+    assert isinstance(error_of(group.fence(**fence)), errors.QueueSealed)  # type: ignore[arg-type]
+    assert isinstance(error_of(group.fence(keys=[LEFT, KEY], epoch=2)), errors.QueueSealed)
+    left, right = group.fence(epoch=2, keys=[LEFT, RIGHT]).rows
+    assert (left.last_sequence, right.last_sequence) == (19, 19)
+
+
+def test_children_know_whom_the_parent_has_forgotten(group: Group) -> None:
+    group.now_us += 3_600_000_000
+    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=1, rows_max=10)
+    assert record is not None
+    group.entry.append(control(expire_producers=record))
+    group.commit()
+    split(group)
+    assert isinstance(error_of(group.fence(epoch=2, keys=[LEFT])), errors.DedupStateExpired)
+    assert not isinstance(group.fence(epoch=2, keys=[LEFT], after_expiry=True), Refused)
+
+
+def test_rows_of_parent_and_child_expire_by_themselves(group: Group) -> None:
+    split(group)
+    group.produce(header(19, crc=7, key=LEFT))
+    group.now_us += 3_600_000_000
+    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=1, rows_max=10)
+    group.entry.append(control(expire_producers=record))
+    group.commit()
+    assert group.state.outcome(KEY, ONE, 5).kind is OutcomeKind.TOO_OLD
+    assert group.state.outcome(LEFT, ONE, 20).kind is OutcomeKind.COMMITTED
+    assert isinstance(error_of(group.produce(header(9, last=19))), errors.DedupStateExpired)
+
+
+def test_outcomes_of_a_child(group: Group) -> None:
+    split(group)
+    group.produce(header(19, crc=7, key=LEFT))
+    kinds = [group.state.outcome(LEFT, ONE, sequence) for sequence in (0, 19, 20, 21)]
+    assert [kind.kind.value for kind in kinds] == [
+        "too_old",
+        "too_old",
+        "committed",
+        "not_committed",
+    ]
+    assert kinds[2].offset == 0
+    mark = header(-1, base=0, last=0, count=0, crc=0, key=LEFT)
+    assert isinstance(group.produce(mark), Duplicate)
+
+
+def test_a_producer_that_stored_nothing_begins_anew_at_the_child() -> None:
+    group = Group()
+    raise_level(group)
+    group.fence()
+    split(group)
+    row = group.state.producers.lookup(LEFT, ONE)
+    assert row is not None
+    assert (row.last_sequence, row.window) == (-1, ())
+    assert isinstance(group.produce(header(-1, key=LEFT)), Accepted)
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "children",
+    [
+        ((1, 0, 65_536),),
+        ((1, 0, 10), (2, 11, 65_536)),
+        ((1, 0, 10), (2, 9, 65_536)),
+        ((1, 0, 10), (2, 10, 65_535)),
+        ((1, 0, 65_536), (2, 65_536, 65_536)),
+        ((1, 1, 10), (2, 10, 65_536)),
+        ((1, 0, 10), (1, 10, 65_536)),
+        ((0, 0, 10), (1, 10, 65_536)),
+        ((2, 10, 65_536), (1, 0, 10)),
+        (),
+    ],
+)
+def test_malformed_splits(group: Group, children: tuple[tuple[int, int, int], ...]) -> None:
+    wrong = split_of(children=children)
+    assert isinstance(error_of(split(group, wrong)), errors.InvalidRequest)
+    with pytest.raises(StateDiverged):
+        group.apply(control(split_queue=wrong))
+
+
+def test_a_split_is_done_once(group: Group) -> None:
+    split(group)
+    before = group.state.queues[LEFT]
+    group.produce(header(19, crc=7, key=LEFT))
+    assert isinstance(split(group), Accepted)
+    assert group.state.queues[LEFT] is before
+    assert before.log_end_offset == 1
+    other = split_of(children=((3, 0, 5), (4, 5, 65_536)))
+    assert isinstance(error_of(split(group, other)), errors.QueueSealed)
+    taken = split_of(LEFT, ((2, 0, 5), (4, 5, 30_000)))
+    assert isinstance(error_of(split(group, taken)), errors.InvalidRequest)
+    assert isinstance(split(group, split_of(LEFT, ((3, 0, 5), (4, 5, 30_000)))), Accepted)
+
+
+def test_no_split_of_what_is_not_there_or_going(group: Group) -> None:
+    nowhere = QueueKey(TopicId(8), QueueId(0))
+    assert isinstance(error_of(split(group, split_of(nowhere))), errors.UnknownQueue)
+    delete = control_pb2.DeleteQueue(queue=ref())
+    group.judge.judge_delete_queue(delete)
+    assert isinstance(error_of(split(group)), errors.UnknownQueue)
+    group.entry.append(control(delete_queue=delete))
+    group.commit()
+    with pytest.raises(StateDiverged):
+        group.apply(control(split_queue=split_of()))
+
+
+def test_a_split_and_a_delete_in_one_entry(group: Group) -> None:
+    split(group, commit=False)
+    delete = control_pb2.DeleteQueue(queue=ref())
+    assert isinstance(group.judge.judge_delete_queue(delete), Accepted)
+    group.entry.append(control(delete_queue=delete))
+    group.commit()
+    assert sorted(group.state.queues) == [LEFT, RIGHT]
+    assert group.judge.pending_count == 0
+
+
+def test_no_split_before_its_feature_level() -> None:
+    group = Group()
+    assert isinstance(error_of(split(group)), errors.UnsupportedVersion)
+    too_new = control_pb2.FeatureLevel(level=99)
+    assert isinstance(error_of(group.judge.judge_feature_level(too_new)), errors.InvalidRequest)
+    with pytest.raises(StateDiverged):
+        group.apply(control(split_queue=split_of()))
+
+
+def test_a_sealed_queue_folds_no_batch(group: Group) -> None:
+    split(group)
+    with pytest.raises(StateDiverged):
+        group.apply(batch_record(header(19), 20, group.now_us, group.term))
+
+
+@pytest.mark.parametrize("fence", [{"epoch": 2}, {"producer_id": 5}])
+def test_a_sealed_queue_folds_no_new_incarnation(group: Group, fence: dict[str, int]) -> None:
+    split(group)
+    record = control_pb2.Fence(**{"producer_id": 1, "epoch": 1, **fence}, queues=[ref()])
+    with pytest.raises(StateDiverged):
+        group.apply(control(fence=record))
+
+
+def test_canonical_bytes_are_the_old_ones_until_the_level_rises() -> None:
+    group = Group()
+    group.fence()
+    old = b"".join(group.state.to_parts())
+    assert old[4] == 1
+    raise_level(group)
+    split(group)
+    new = b"".join(group.state.to_parts())
+    assert new[4] == 2
+    back = State.from_bytes(new)
+    assert b"".join(back.to_parts()) == new
+    assert back.queues[LEFT].parent == 0
+    assert back.queues[KEY].children == (Child(1, 0, 30_000), Child(2, 30_000, 65_536))
+    assert State.from_bytes(old).digest() == State.from_bytes(old).digest()
+
+
+def test_settings_and_retention_reach_parent_and_children(group: Group) -> None:
+    split(group)
+    group.apply(
+        control(
+            alter_topic=control_pb2.AlterTopic(
+                topic_id=KEY.topic_id, settings={"retention_ms": 5, "retention_bytes": -1}
+            )
+        )
+    )
+    assert {queue.settings.retention_ms for queue in group.state.queues.values()} == {5}
+    group.apply(control(trim=control_pb2.Trim(queue=ref(), log_start_offset=20)))
+    assert group.state.queues[KEY].log_start_offset == 20
+    assert group.produce(header(9, last=19, crc=2)) == Duplicate(10)  # type: ignore[arg-type]
+
+
+# --- consumer groups ------------------------------------------------------------------------------
+
+
+def test_a_child_is_not_given_before_its_parent_was_read(group: Group) -> None:
+    token = acquire(group, KEY).token
+    split(group)
+    refused = acquire(group, LEFT)
+    assert isinstance(refused.error, errors.ParentUnread)
+    assert refused.error.retry_after_ms > 0
+    commit_offset(group, token, 19)
+    assert isinstance(acquire(group, LEFT).error, errors.ParentUnread)
+    commit_offset(group, token, 20)
+    granted = acquire(group, LEFT)
+    assert granted.committed_offset == 0, "also for a group that reads new queues from their end"
+    assert isinstance(acquire(group, LEFT, "other").error, errors.ParentUnread)
+
+
+def test_one_unread_message_of_the_parent_is_enough() -> None:
+    group = Group()
+    raise_level(group)
+    group.fence()
+    group.produce(header(-1, last=0, crc=1))
+    split(group)
+    error = acquire(group, LEFT).error
+    assert isinstance(error, errors.ParentUnread)
+    assert "has committed -1 of queue 0, which ends at 1;" in error.message
+
+
+def test_a_group_that_came_later_chooses_where_it_begins(group: Group) -> None:
+    split(group)
+    commit_offset(group, acquire(group, KEY).token, 20)
+    assert acquire(group, LEFT).committed_offset == -1
+
+
+def test_an_empty_or_trimmed_parent_holds_nobody_up(group: Group) -> None:
+    split(group)
+    split(group, split_of(LEFT, ((3, 0, 5), (4, 5, 30_000))))
+    grandchild = QueueKey(KEY.topic_id, QueueId(3))
+    assert group.state.queues[LEFT].log_end_offset == 0
+    assert isinstance(acquire(group, grandchild).error, errors.ParentUnread), "of queue 0"
+    group.apply(control(trim=control_pb2.Trim(queue=ref(), log_start_offset=20)))
+    assert acquire(group, grandchild).token
+
+
+def test_a_deleted_parent_holds_nobody_up(group: Group) -> None:
+    split(group)
+    group.apply(control(delete_queue=control_pb2.DeleteQueue(queue=ref())))
+    assert acquire(group, LEFT).token
+
+
+def test_a_reset_to_the_start_puts_the_children_behind_the_parent_again(group: Group) -> None:
+    split(group)
+    commit_offset(group, acquire(group, KEY).token, 20)
+    assert acquire(group, LEFT).token
+    for key in (KEY, LEFT):
+        reset = control_pb2.ResetOffset(group="g", queue=ref(key), offset=0)
+        group.apply(control(reset_offset=reset))
+    assert isinstance(acquire(group, LEFT).error, errors.ParentUnread)
+
+
+# --- verification ---------------------------------------------------------------------------------
+
+
+def verify_child(group: Group, key: QueueKey, inherited: dict[int, tuple[int, int]]) -> Any:
+    queue = group.state.queues[key]
+    verifier = BatchVerifier(key, queue.log_start_offset, queue.log_end_offset, inherited=inherited)
+    for extent in queue.extents_from(queue.log_start_offset, 1 << 40):
+        records = {at: bytes(data) for at, _, data in iter_records(group.frames[extent.index - 1])}
+        verifier.feed(extent.base_offset, extent.count, records[extent.position])
+    return verifier.finish()
+
+
+def test_verification_follows_a_split(group: Group) -> None:
+    split(group)
+    group.produce(header(19, last=24, crc=7, key=LEFT))
+    table = TableVerifier()
+    for frame in group.frames:
+        table.feed(frame)
+    assert not table.problems
+    for key in (KEY, LEFT, RIGHT):
+        assert table.queue_digest(key) == group.state.producers.queue_digest(key)
+    assert verify_child(group, LEFT, {1: (1, 19)}).ok
+    assert verify_child(group, LEFT, {1: (1, 22)}).duplicates == 3, "stored in both"
+    assert verify_child(group, LEFT, {1: (1, 15)}).missing == 4, "stored in neither"
+    middle = TableVerifier(group.state)
+    group.produce(header(24, last=29, crc=8, key=LEFT))
+    middle.feed(group.frames[-1])
+    assert not middle.problems
+    assert middle.queue_digest(LEFT) == group.state.producers.queue_digest(LEFT)
+
+
+def test_verification_sees_a_batch_behind_a_split(group: Group) -> None:
+    table = TableVerifier()
+    for frame in group.frames:
+        table.feed(frame)
+    split(group)
+    table.feed(group.frames[-1])
+    spoiled = Group()
+    raise_level(spoiled)
+    spoiled.frames = group.frames.copy()
+    spoiled.state = State()
+    for frame in group.frames:
+        spoiled.state.apply_frame(frame)
+    with pytest.raises(StateDiverged):
+        spoiled.apply(batch_record(header(19), 20, group.now_us, group.term))
+    table.feed(spoiled.frames[-1])
+    assert "after the queue was split" in table.problems[0]
+
+
+# --- random histories -----------------------------------------------------------------------------
+
+
+class Producer:
+    """A producer as its client is: a chain a queue, what is open is sent again and again."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.sessions: dict[QueueKey, int] = {}
+        """Of each queue: a fence of one queue's children says nothing of the others."""
+        self.last: dict[QueueKey, int] = {}
+        self.made: list[tuple[BatchHeader, list[int]]] = []
+        """Every batch ever made, with the contents it carries."""
+        self.open: dict[QueueKey, list[tuple[BatchHeader, list[int]]]] = {}
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["make", "make", "resend", "old", "lose", "split", "expire", "commit"]),
+        st.integers(0, 1),
+        st.integers(0, 50),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+@example(
+    [("split", 0, 0), ("make", 0, 0), ("split", 0, 0), *[("resend", 0, 0)] * 2, ("make", 0, 26)]
+)
+@settings(deadline=None, max_examples=120)
+def test_no_history_with_splits_stores_twice_or_loses(steps: list[tuple[str, int, int]]) -> None:
+    world = _World(_levelled())
+    for step, who, number in steps:
+        world.step(step, who, number)
+    world.finish()
+
+
+def test_planted_the_histories_notice_a_seal_that_is_said_before_looking() -> None:
+    """A retry of what the parent holds would go to a child, and be stored there once more."""
+    original = Judge.judge_batch
+
+    def hasty(judge: Judge, head: BatchHeader, now_ms: float) -> Any:
+        queue = judge._state.queues.get(head.queue_key)
+        if queue is not None and queue.sealed:
+            return Refused(sealed_error(queue))
+        return original(judge, head, now_ms)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Judge, "judge_batch", hasty)
+        world = _World(_levelled())
+        for step in [("make", 0, 3), ("commit", 0, 0), ("split", 0, 0)]:
+            world.step(*step)
+        with pytest.raises(AssertionError):
+            world.finish()
+
+
+def _levelled() -> Group:
+    group = Group()
+    raise_level(group)
+    return group
+
+
+class _World:
+    """Contents are numbers; each must be in exactly one queue at the end, if it was acknowledged,
+    and each producer's contents of one slot must stand in the order in which they were made."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.leaves = [KEY]
+        self.spans: dict[QueueKey, tuple[int, int]] = {KEY: (0, 65_536)}
+        self.next_queue = 1
+        self.contents = 0
+        self.producers = [Producer(1), Producer(2)]
+        for producer in self.producers:
+            self._fence(producer, KEY, session=0)
+
+    def step(self, step: str, who: int, number: int) -> None:
+        producer = self.producers[who]
+        match step:
+            case "make":
+                self._make(producer, number)
+            case "resend":
+                self._resend(producer)
+            case "old" if producer.made:
+                batch, _ = producer.made[number % len(producer.made)]
+                verdict = self.group.produce(batch, commit=False)
+                assert not isinstance(verdict, Accepted) or self._due(producer, batch)
+            case "lose":
+                self.group.new_master()
+            case "split" if len(self.leaves) < 5:
+                self._split(self.leaves[number % len(self.leaves)])
+            case "expire":
+                self.group.now_us += 1_000
+            case "commit":
+                self.group.commit()
+
+    def _due(self, producer: Producer, batch: BatchHeader) -> bool:
+        return any(batch == head for heads in producer.open.values() for head, _ in heads)
+
+    def _split(self, key: QueueKey) -> None:
+        start, end = self.spans[key]
+        middle = (start + end) // 2
+        numbers = self.next_queue, self.next_queue + 1
+        record = split_of(key, ((numbers[0], start, middle), (numbers[1], middle, end)))
+        if isinstance(split(self.group, record, commit=False), Accepted):
+            self.next_queue += 2
+            self.group.commit()
+            if not self.group.state.queues[key].sealed:
+                return
+            self.leaves.remove(key)
+            for number, span in zip(numbers, ((start, middle), (middle, end)), strict=True):
+                child = QueueKey(key.topic_id, QueueId(number))
+                self.leaves.append(child)
+                self.spans[child] = span
+
+    def _fence(self, producer: Producer, key: QueueKey, *, session: int) -> int:
+        self.group.commit()
+        producer.sessions[key] = session
+        result = self.group.fence(
+            producer=producer.number, session=session, keys=[key], commit=True
+        )
+        assert not isinstance(result, Refused), result.error
+        (row,) = result.rows
+        producer.last[key] = row.last_sequence
+        return int(row.last_sequence)
+
+    def _leaf(self, slot: int) -> QueueKey:
+        return next(key for key in self.leaves if self.spans[key][0] <= slot < self.spans[key][1])
+
+    def _make(self, producer: Producer, number: int) -> None:
+        """One batch of one slot, to the queue that the producer believes to own it."""
+        slot = number * 1_310
+        known = [k for k in producer.last if self.spans[k][0] <= slot < self.spans[k][1]]
+        key = max(known, key=lambda k: k.queue_id)
+        self.contents += 1
+        self._send_new(producer, key, [self.contents * 100 + number])
+
+    def _send_new(self, producer: Producer, key: QueueKey, contents: list[int]) -> None:
+        last = producer.last[key]
+        head = header(
+            last,
+            last=last + len(contents),
+            producer=producer.number,
+            session=producer.sessions[key],
+            crc=contents[0],
+            key=key,
+        )
+        producer.last[key] = head.last_sequence
+        producer.made.append((head, contents))
+        producer.open.setdefault(key, []).append((head, contents))
+        self.group.produce(head, commit=False)
+
+    def _resend(self, producer: Producer) -> None:
+        """Oldest first; what is refused as sealed goes to the children, in order."""
+        for key in list(producer.open):
+            self.group.commit()
+            left = producer.open[key]
+            while left:
+                head, _ = left[0]
+                verdict = self.group.produce(head)
+                if isinstance(verdict, Accepted | Duplicate):
+                    left.pop(0)
+                    continue
+                error = error_of(verdict)
+                assert isinstance(error, errors.QueueSealed), error
+                self._repartition(producer, key)
+                break
+
+    def _repartition(self, producer: Producer, key: QueueKey) -> None:
+        moved = producer.open.pop(key)
+        queue = self.group.state.queues[key]
+        for child in queue.children:
+            child_key = QueueKey(key.topic_id, QueueId(child.queue_id))
+            self._fence(producer, child_key, session=producer.sessions[key] + 1)
+        for _, contents in moved:
+            slot = contents[0] % 100 * 1_310
+            child_key = next(
+                QueueKey(key.topic_id, QueueId(child.queue_id))
+                for child in queue.children
+                if child.slot_start <= slot < child.slot_end
+            )
+            self._send_new(producer, child_key, contents)
+
+    def finish(self) -> None:
+        for producer in self.producers:
+            while any(producer.open.values()):
+                self._resend(producer)
+        self.group.commit()
+        stored = [
+            entry.content_crc
+            for key in self.group.state.queues
+            for producer in self.producers
+            for entry in self._entries(key, producer)
+        ]
+        assert sorted(stored) == sorted({c for p in self.producers for _, cs in p.made for c in cs})
+        self._check_order()
+        assert self.group.replayed().digest() == self.group.state.digest()
+        table = TableVerifier()
+        for frame in self.group.frames:
+            table.feed(frame)
+        assert not table.problems, table.problems
+        for key in self.group.state.queues:
+            assert table.queue_digest(key) == self.group.state.producers.queue_digest(key)
+
+    def _entries(self, key: QueueKey, producer: Producer) -> list[Any]:
+        row = self.group.state.producers.lookup(key, ProducerId(producer.number))
+        return [] if row is None else [entry for entry in row.window if not entry.inherited]
+
+    def _check_order(self) -> None:
+        """Parent before child, then offset: contents of one producer and slot rise."""
+        for producer in self.producers:
+            for slot in range(51):
+                line: list[int] = []
+                for key in sorted(self.group.state.queues):
+                    start, end = self.spans.get(key, (0, 0))
+                    if start <= slot * 1_310 < end:
+                        line += [
+                            e.content_crc
+                            for e in self._entries(key, producer)
+                            if e.content_crc % 100 == slot
+                        ]
+                assert line == sorted(line), line

@@ -1,0 +1,140 @@
+"""Comparing what nodes recomputed: what is right passes, each thing that is not is seen."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semel.client.admin.descriptions import VerifyResult
+from semel.client.admin.verify import Verification, VerifyProgress
+from semel.protos.errors import Unavailable
+from semel.protos.ids import GroupId, NodeId
+from semel.protos.v1 import broker_pb2
+from tests.unit.client.core.test_batching import topic
+
+Reports = dict[int, list[broker_pb2.VerifiedQueue]]
+
+
+def report(queue: int, **changes: Any) -> broker_pb2.VerifiedQueue:
+    fields: dict[str, Any] = {
+        "log_start_offset": 0,
+        "log_end_offset": 5,
+        "messages": 5,
+        "digest": b"d%d" % queue,
+        "table_digest": b"t",
+        "table_matches": True,
+    }
+    found = broker_pb2.VerifiedQueue(**{**fields, **changes})
+    found.queue.topic_id = 5
+    found.queue.queue_id = queue
+    return found
+
+
+class FakeCluster:
+    """Two queues on one group of three nodes that report what they are told to."""
+
+    def __init__(self, reports: Reports) -> None:
+        self.reports = reports
+        self.behind: dict[int, int] = {}
+        self.dead: set[int] = set()
+        self.routes = SimpleNamespace(
+            nodes=lambda group: {NodeId(node): str(node) for node in (1, 2, 3)}
+        )
+        self.connections = SimpleNamespace(stream=self._stream)
+
+    async def topic(self, name: str, *, refresh: bool) -> Any:
+        assert refresh
+        return topic(2)
+
+    async def call_master(self, group: GroupId, method: str, request: Any) -> Any:
+        assert request.confirmed
+        return broker_pb2.NodeStatusReply(commit_index=9)
+
+    async def call_node(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+        node = int(address)
+        if node in self.dead:
+            raise Unavailable("it is dead")
+        late = self.behind.get(node, 0)
+        self.behind[node] = max(0, late - 1)
+        return broker_pb2.NodeStatusReply(applied_index=8 if late else 9)
+
+    def _stream(
+        self, address: str, service: Any, method: str, request: Any, timeout_s: float
+    ) -> AsyncIterator[broker_pb2.VerifyQueuesReply]:
+        assert request.index == 9
+
+        async def replies() -> AsyncIterator[broker_pb2.VerifyQueuesReply]:
+            yield broker_pb2.VerifyQueuesReply(bytes_read=1, bytes_total=2)
+            yield broker_pb2.VerifyQueuesReply(
+                bytes_read=2, bytes_total=2, queues=self.reports[int(address)]
+            )
+
+        return replies()
+
+
+def good() -> Reports:
+    return {node: [report(0), report(1)] for node in (1, 2, 3)}
+
+
+async def verify(cluster: FakeCluster, timeout_s: float = 5) -> VerifyResult:
+    return await Verification(cluster, None).run("t", timeout_s)  # type: ignore[arg-type]
+
+
+async def test_what_is_right_passes() -> None:
+    cluster = FakeCluster(good())
+    cluster.behind = {2: 1}
+    news: list[VerifyProgress] = []
+    result = await Verification(cluster, news.append).run("t", 5)  # type: ignore[arg-type]
+    assert result.ok
+    assert (result.messages, result.nodes_compared, result.problems) == (10, 3, [])
+    assert [queue.digest for queue in result.queues] == [b"d0".hex(), b"d1".hex()]
+    assert news[-1].bytes_read == news[-1].bytes_total == 6
+
+
+BAD: list[tuple[str, Callable[[Reports], Any]]] = [
+    ("digest", lambda reports: reports[2].__setitem__(1, report(1, digest=b"other"))),
+    ("table_digest", lambda reports: reports[3].__setitem__(0, report(0, table_digest=b"x"))),
+    ("log_end_offset", lambda reports: reports[1].__setitem__(0, report(0, log_end_offset=4))),
+    ("messages", lambda reports: reports[1].__setitem__(0, report(0, messages=4))),
+    ("did not report", lambda reports: reports[3].pop()),
+    ("not the fold", lambda reports: reports[3].__setitem__(1, report(1, table_matches=False))),
+    ("torn", lambda reports: reports[2].__setitem__(0, report(0, problems=["torn"]))),
+]
+
+
+@pytest.mark.parametrize(("problem", "plant"), BAD)
+async def test_planted_differences_are_seen(problem: str, plant: Callable[[Reports], Any]) -> None:
+    reports = good()
+    plant(reports)
+    result = await verify(FakeCluster(reports))
+    assert not result.ok
+    assert problem in " ".join(result.problems)
+
+
+@pytest.mark.parametrize("field", ["duplicates", "missing"])
+async def test_one_node_that_counts_wrong_is_enough(field: str) -> None:
+    reports = good()
+    reports[2][0] = report(0, **{field: 1})
+    result = await verify(FakeCluster(reports))
+    assert not result.ok
+    assert getattr(result, field) == 1
+
+
+async def test_a_node_that_cannot_be_asked_is_no_pass() -> None:
+    cluster = FakeCluster(good())
+    cluster.dead = {3}
+    result = await verify(cluster, 0.1)
+    assert not result.ok
+    assert result.nodes_compared == 2
+    assert "node 3" in result.problems[0]
+
+
+async def test_a_node_that_stays_behind_is_no_pass() -> None:
+    cluster = FakeCluster(good())
+    cluster.behind = {1: 1_000}
+    result = await verify(cluster, 0.1)
+    assert not result.ok
+    assert "behind" in result.problems[0]

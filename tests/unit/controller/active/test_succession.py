@@ -1,0 +1,413 @@
+"""Several controllers over one store: who answers, and what becomes of an office that is lost.
+
+The store's word on the mastership comes from the test, so every order can be had: also two
+controllers that are both told to be master, and one that is not told that it is none any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import grpc.aio
+import pytest
+
+from semel.controller import ControllerConfig, ControllerNode
+from semel.controller.active.active_controller import Duty
+from semel.controller.epoch import Office
+from semel.controller.store import MetadataStore
+from semel.protos import compat
+from semel.protos.errors import (
+    DataDirectoryError,
+    NotMaster,
+    SemelError,
+    TimedOut,
+    TopicExists,
+    Unavailable,
+)
+from semel.protos.rpc import error_from_rpc
+from semel.protos.v1 import controller_pb2 as pb
+from tests.kit.controller_cluster import Client, FakeBroker, raised_by
+from tests.kit.electing_store import ControllerStore, Group
+from tests.kit.waiting import until_async
+
+METHODS = pb.DESCRIPTOR.services_by_name["Controller"].methods
+
+
+class Controllers:
+    """Controllers 1, 2, … over one store; `elect` is the store's word."""
+
+    def __init__(self, directory: Path) -> None:
+        self.group = Group()
+        self.nodes: dict[int, ControllerNode] = {}
+        self.stores: dict[int, ControllerStore] = {}
+        self.clients: dict[int, Client] = {}
+        self._directory = directory
+
+    async def start(self, number: int, **settings: Any) -> ControllerNode:
+        config = ControllerConfig(
+            data=self._directory,
+            listen="127.0.0.1:0",
+            controller_id=number,
+            broker_call_timeout_ms=1_000,
+            stop_ms=100,
+            **settings,
+        )
+        self.stores[number] = ControllerStore(self.group)
+        node = ControllerNode(config, store=self.stores[number], loop_clock=lambda: 0)
+        await node.__aenter__()
+        self.nodes[number] = node
+        self.clients[number] = Client(node.address)
+        return node
+
+    async def stop(self, number: int) -> None:
+        node = self.nodes.pop(number)
+        await self.stores[number].close()
+        await node.__aexit__(None, None, None)
+        await self.clients.pop(number).channel.close()
+        del self.group.present[number]
+
+    async def elect(self, number: int) -> None:
+        """Makes one the master, and waits until it is in office."""
+        self.group.elect(number)
+        await until_async(lambda: self.nodes[number].in_office)
+
+    async def open_producer(self, number: int, open_id: bytes, timeout: float = 10.0) -> int:
+        """Opens the producer "p" at one controller; returns its epoch."""
+        request = pb.OpenProducerRequest(name="p", open_id=open_id)
+        return int((await self.clients[number].call("OpenProducer", request, timeout)).epoch)
+
+
+@asynccontextmanager
+async def running(directory: Path, *numbers: int) -> AsyncIterator[Controllers]:
+    controllers = Controllers(directory)
+    try:
+        for number in numbers:
+            await controllers.start(number)
+        yield controllers
+    finally:
+        for number in list(controllers.nodes):
+            await controllers.stop(number)
+        await controllers.group.data.close()
+
+
+@asynccontextmanager
+async def broker(controllers: Controllers, number: int) -> AsyncIterator[FakeBroker]:
+    """A broker group of one node, known to one controller."""
+    node = FakeBroker(1, 10, {})
+    await node.start()
+    try:
+        await controllers.clients[number].call("ReportNode", node.report())
+        yield node
+    finally:
+        await node.stop()
+
+
+async def test_a_standby_refuses_every_call_and_names_the_master(tmp_path: Path) -> None:
+    async with running(tmp_path, 1, 2) as controllers:
+        await controllers.elect(1)
+        await asyncio.sleep(0)
+        for method in METHODS:
+            request = getattr(pb, method.input_type.name)()
+            if method.server_streaming:
+                stub = getattr(controllers.clients[2]._stub, method.name)
+                error = await raised_by(_first(stub(request)))
+            else:
+                error = await raised_by(controllers.clients[2].call(method.name, request))
+            assert isinstance(error, NotMaster), method.name
+            assert error.master_address == controllers.nodes[1].address
+            assert error.master_id == 1
+
+
+async def _first(stream: Any) -> Any:
+    """The next reply of a stream. Raises SemelError."""
+    try:
+        async for reply in stream:
+            return reply
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error) from error
+
+
+async def test_nobody_is_named_while_nobody_is_master(tmp_path: Path) -> None:
+    async with running(tmp_path, 1) as controllers:
+        error = await raised_by(controllers.clients[1].routes())
+        assert isinstance(error, NotMaster)
+        assert not error.master_address
+
+
+async def test_each_controller_tells_who_the_others_are(tmp_path: Path) -> None:
+    async with running(tmp_path, 1, 2, 3) as controllers:
+        await controllers.elect(2)
+        request = pb.ClusterStatusRequest(standby=True)
+        for number in (1, 2, 3):
+            status = await controllers.clients[number].call("GetClusterStatus", request)
+            assert [(c.controller_id, c.role, c.alive) for c in status.controllers] == [
+                (1, "standby", True),
+                (2, "master", True),
+                (3, "standby", True),
+            ]
+        cluster_id = controllers.nodes[2].cluster_id
+        await until_async(
+            lambda: all(n.cluster_id == cluster_id for n in controllers.nodes.values())
+        )
+        addresses = [controllers.nodes[number].address for number in (1, 2, 3)]
+        assert (await controllers.clients[2].routes()).controllers == addresses
+
+
+async def test_topics_and_routes_go_over_to_the_next_master(tmp_path: Path) -> None:
+    async with running(tmp_path, 1, 2) as controllers:
+        await controllers.elect(1)
+        async with broker(controllers, 1) as node:
+            await controllers.clients[1].create("orders", 3)
+            before = await controllers.clients[1].routes()
+            await controllers.elect(2)
+            after = await controllers.clients[2].routes()
+            assert after.topics == before.topics
+            assert after.groups == before.groups
+            assert after.version > before.version
+            assert after.cluster_id == before.cluster_id
+            await controllers.clients[2].call("ReportNode", node.report())
+            await controllers.clients[2].create("more", 1)
+            await controllers.elect(1)  # and it can come back
+            assert {t.name for t in (await controllers.clients[1].routes()).topics} == {
+                "more",
+                "orders",
+            }
+
+
+async def _watched_to_the_end(controllers: Controllers) -> SemelError:
+    """What a watch at controller 1 ends with when controller 2 becomes master."""
+    await controllers.elect(1)
+    watch = controllers.clients[1].watch()
+    await anext(aiter(watch))
+    ending = asyncio.ensure_future(raised_by(_first(watch)))
+    await controllers.elect(2)
+    async with compat.timeout(1.0):
+        return await ending
+
+
+async def test_a_watch_ends_with_the_new_masters_name(tmp_path: Path) -> None:
+    async with running(tmp_path, 1, 2) as controllers:
+        error = await _watched_to_the_end(controllers)
+        assert isinstance(error, NotMaster)
+        assert error.master_address == controllers.nodes[2].address
+
+
+async def test_an_office_without_an_end_would_be_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: the office's end reaches nobody."""
+    monkeypatch.setattr(Duty, "end", lambda self, reason: None)
+    async with running(tmp_path, 1, 2) as controllers:
+        with pytest.raises(TimeoutError):
+            await _watched_to_the_end(controllers)
+
+
+async def test_a_call_under_way_ends_with_the_office_and_the_next_master_finishes_it(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, 1, 2) as controllers:
+        await controllers.elect(1)
+        async with broker(controllers, 1) as node:
+            reached, go_on = asyncio.Event(), asyncio.Event()
+
+            async def hold() -> None:
+                reached.set()
+                await go_on.wait()
+
+            node.before = hold
+            creating = asyncio.ensure_future(raised_by(controllers.clients[1].create("orders", 2)))
+            await reached.wait()
+            controllers.group.elect(2)
+            error = await creating
+            assert type(error) is Unavailable
+            assert "unknown" in error.message
+            assert not node.queues  # the old master's call was given up with its office
+            node.before = None
+            go_on.set()
+            await until_async(lambda: controllers.nodes[2].in_office)
+            await until_async(lambda: len(node.queues) == 2)
+            await controllers.clients[2].create("orders", 2, if_not_exists=True)  # once active
+            (topic,) = (await controllers.clients[2].routes()).topics
+            assert {key[0] for key in node.queues} == {topic.topic_id}
+
+
+async def test_the_old_master_writes_nothing_once_the_next_is_in_office(tmp_path: Path) -> None:
+    """Both are told to be master; the store's versions decide."""
+    async with running(tmp_path, 1, 2) as controllers:
+        await controllers.elect(1)
+        assert await controllers.open_producer(1, b"1") == 1
+        controllers.group.present[2].say(
+            controllers.group.present[1]._word  # "mine", while nobody tells controller 1
+        )
+        await until_async(lambda: controllers.nodes[2].in_office)
+        assert controllers.nodes[1].in_office
+        assert await controllers.open_producer(2, b"2") == 2
+        before = await controllers.group.data.scan("/producers/")
+        error = await raised_by(controllers.open_producer(1, b"3"))
+        assert "taken over" in error.message
+        assert await controllers.group.data.scan("/producers/") == before
+        assert not controllers.nodes[1].in_office
+
+
+async def test_an_ended_office_does_not_even_ask_the_store() -> None:
+    group = Group()
+    store = ControllerStore(group)
+    office = await Office.take(store, now_us=1)
+    asked = store.transactions
+    office.end()
+    with pytest.raises(Unavailable, match="taken over"):
+        await office.transact(puts={"/a": b""})
+    assert store.transactions == asked
+
+
+async def test_an_office_ends_with_the_stores_word_and_not_with_the_next_office(
+    tmp_path: Path,
+) -> None:
+    """Nobody else is in office yet, so the store's versions would let it write."""
+    async with running(tmp_path, 1) as controllers:
+        offices: list[Office] = []
+        take = Office.take.__func__  # type: ignore[attr-defined]
+
+        async def noted(store: MetadataStore, **fields: Any) -> Office:
+            offices.append(await take(Office, store, **fields))
+            return offices[-1]
+
+        with patch.object(Office, "take", noted):
+            await controllers.elect(1)
+        (office,) = offices
+        await office.transact(puts={"/a": b"in office"})
+        controllers.group.elect()
+        await until_async(lambda: not controllers.nodes[1].in_office)
+        with pytest.raises(Unavailable, match="taken over"):
+            await office.transact(puts={"/a": b"too late"})
+        entry = await controllers.group.data.get("/a")
+        assert entry is not None
+        assert entry.value == b"in office"
+
+
+async def test_an_office_that_is_lost_while_it_is_taken_never_begins(tmp_path: Path) -> None:
+    async with running(tmp_path, 1, 2) as controllers:
+        reached = asyncio.Event()
+
+        async def hang(operation: str) -> None:
+            if operation == "scan":
+                reached.set()
+                await asyncio.Event().wait()
+
+        controllers.stores[1].before = hang
+        controllers.group.elect(1)
+        await reached.wait()
+        await controllers.elect(2)
+        assert not controllers.nodes[1].in_office
+        assert isinstance(await raised_by(controllers.clients[1].routes()), NotMaster)
+        controllers.stores[1].before = None
+        await controllers.elect(1)
+        await controllers.clients[1].routes()
+
+
+async def test_a_store_without_a_majority_is_asked_again(tmp_path: Path) -> None:
+    async with running(tmp_path, 1) as controllers:
+        refused = 0
+
+        async def no_majority(operation: str) -> None:
+            nonlocal refused
+            refused += operation == "get"
+            raise Unavailable("no majority")
+
+        controllers.stores[1].before = no_majority
+        controllers.group.elect(1)
+        await until_async(lambda: refused >= 4)
+        assert isinstance(await raised_by(controllers.clients[1].routes()), NotMaster)
+        controllers.stores[1].before = None
+        await until_async(lambda: controllers.nodes[1].in_office)
+
+
+async def test_a_controller_of_another_cluster_ends_also_as_a_standby(tmp_path: Path) -> None:
+    async with running(tmp_path, 1) as controllers:
+        await controllers.elect(1)
+        stranger = await controllers.start(2, cluster_id="another")
+        error = await stranger.failed()
+        assert isinstance(error, DataDirectoryError)
+        assert "another" in error.message
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_any_order_of_gains_losses_and_crashes_keeps_every_epoch(
+    tmp_path: Path, seed: int
+) -> None:
+    """Epochs that were given out rise whoever gave them, and the last one elected serves."""
+    dice = random.Random(seed)
+    epochs: list[int] = []
+    offices = 0
+    async with running(tmp_path, 1, 2, 3) as controllers:
+        for step in range(25):
+            up = sorted(controllers.nodes)
+            match dice.randrange(8):
+                case 0 | 1:
+                    controllers.group.elect(dice.choice(up))
+                case 2:
+                    controllers.group.elect(*dice.sample(up, min(2, len(up))))
+                case 3:
+                    controllers.group.elect()
+                case 4 if len(up) > 1:
+                    await controllers.stop(dice.choice(up))
+                case 5 if len(up) < 3:
+                    await controllers.start(next(n for n in (1, 2, 3) if n not in up))
+                case _:
+                    with contextlib.suppress(NotMaster, Unavailable, TimedOut):
+                        opening = controllers.open_producer(dice.choice(up), bytes([step]))
+                        epochs.append(await opening)
+            for _ in range(dice.choice([0, 1, 30])):
+                await asyncio.sleep(0)
+            offices = max(offices, *(_office(node) for node in controllers.nodes.values()))
+        last = dice.choice(sorted(controllers.nodes))
+        controllers.group.elect()
+        await until_async(lambda: not any(node.in_office for node in controllers.nodes.values()))
+        await controllers.elect(last)
+        epochs.append(await controllers.open_producer(last, b"last"))
+        assert _office(controllers.nodes[last]) > offices
+        assert [n for n, node in controllers.nodes.items() if node.in_office] == [last]
+    assert epochs == sorted(set(epochs))
+
+
+def _office(node: ControllerNode) -> int:
+    """The number of a node's present office; 0 without one."""
+    succession = node._succession
+    assert succession is not None
+    return succession.duty().office.number if succession.in_office else 0
+
+
+async def test_a_create_that_is_asked_again_at_the_next_master_is_its_own_topic(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, 1, 2) as controllers:
+        await controllers.elect(1)
+        async with broker(controllers, 1) as node:
+            reached = asyncio.Event()
+
+            async def hold() -> None:
+                reached.set()
+                await asyncio.Event().wait()
+
+            node.before = hold
+            first = controllers.clients[1].create("orders", 2, request_id=b"1")
+            creating = asyncio.ensure_future(raised_by(first))
+            await reached.wait()
+            node.before = None
+            await controllers.elect(2)
+            assert isinstance(await creating, Unavailable)
+            await controllers.clients[2].call("ReportNode", node.report())
+            again = await controllers.clients[2].create("orders", 2, request_id=b"1")
+            assert again.created
+            other = controllers.clients[2].create("orders", 2, request_id=b"2")
+            assert isinstance(await raised_by(other), TopicExists)
+            assert isinstance(
+                await raised_by(controllers.clients[2].create("orders", 2)), TopicExists
+            )

@@ -1,0 +1,452 @@
+"""Moves of queues: decided once, finished or undone after a crash between any two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.broker.state import Duplicate
+from semel.controller.active import active_controller as duty
+from semel.controller.moves import moves
+from semel.controller.moves.moves import MoveService
+from semel.controller.store import MemoryStore, Transaction
+from semel.protos import compat, errors
+from semel.protos.errors import SemelError, Unavailable
+from semel.protos.levels import own_levels
+from semel.protos.v1 import controller_pb2 as pb
+from semel.protos.v1.common_pb2 import Levels
+from semel.protos.v1.metadata_pb2 import MOVE_STAGE_DECIDED, MoveRecord, MoveStage
+from tests.kit.controller_cluster import Client, Cluster, raised_by, running_cluster
+from tests.kit.state_log import header
+from tests.kit.waiting import until_async
+from tests.unit.controller.moving import MESSAGES, MovingBroker, add_groups, key_of
+from tests.unit.controller.topics.test_recovery import CrashingStore, CrashPoints, crash
+
+
+class GatedStore(MemoryStore):
+    """Keeps moves from a stage, and whoever comes after it, until the gate is open."""
+
+    def __init__(self, stage: MoveStage) -> None:
+        super().__init__()
+        self._stage = stage
+        self.reached = asyncio.Event()
+        self.open = asyncio.Event()
+        self.waiting = 0
+        self._turn = asyncio.Lock()
+
+    async def transact(self, transaction: Transaction) -> int:
+        moving = [
+            MoveRecord.FromString(value).stage
+            for path, value in transaction.puts.items()
+            if path.startswith("/moves/")
+        ]
+        if self._stage in moving:
+            self.reached.set()
+        if self.reached.is_set():
+            self.waiting += 1
+            async with self._turn:  # in the order of their coming
+                await self.open.wait()
+                return await super().transact(transaction)
+        return await super().transact(transaction)
+
+
+async def move(client: Client, target: int = 2, **fields: Any) -> Any:
+    request = pb.MoveQueueRequest(name="orders", group_id=target, **fields)
+    return await client.call("MoveQueue", request)
+
+
+async def statuses(client: Client) -> list[pb.MoveStatus]:
+    reply = await client.call("ListMoves", pb.ListMovesRequest())
+    return list(reply.moves)
+
+
+async def settled(cluster: Cluster) -> list[pb.MoveStatus]:
+    """Waits until no move is under way; those that were given up."""
+    async with compat.timeout(20):
+        while any(each.stage != "aborted" for each in await statuses(cluster.client)):
+            await asyncio.sleep(0.005)
+    return await statuses(cluster.client)
+
+
+async def through(client: Client) -> None:
+    """Moves the queue and waits for the end, which a crash makes an error."""
+    await move(client)
+    while [each for each in await statuses(client) if each.stage != "aborted"]:
+        await asyncio.sleep(0.005)
+
+
+async def topic_of(cluster: Cluster) -> Any:
+    (topic,) = (await cluster.client.routes()).topics
+    return topic
+
+
+def check_whole(brokers: list[MovingBroker], topic: Any, queue_id: int = 0) -> int:
+    """The queue lives where the routes say, whole, and nowhere else; returns the group."""
+    key = key_of(topic, queue_id)
+    homes = [broker for broker in brokers if key in broker.home.state.queues]
+    (route,) = [queue for queue in topic.queues if queue.queue_id == queue_id]
+    assert [broker.group_id for broker in homes] == [route.group_id]
+    home = homes[0].home
+    queue = home.state.queues[key]
+    assert (queue.log_end_offset, queue.frozen) == (MESSAGES, False)
+    assert home.produce(header(-1, last=9, crc=1, key=key)) == Duplicate(0)  # type: ignore[arg-type]
+    for broker in brokers:
+        assert not broker.home.state.moves.incoming
+        assert not broker.home.tables.problems
+    return int(route.group_id)
+
+
+async def test_a_queue_moves_and_the_routes_follow(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        before = await topic_of(cluster)
+        status = await move(cluster.client)
+        assert (status.source, status.target, status.topic) == (1, 2, "orders")
+        assert await settled(cluster) == []
+        after = await topic_of(cluster)
+        assert check_whole(brokers, after) == 2
+        assert after.topic_id == before.topic_id
+        assert list(await cluster.store.scan("/moves/")) == []
+        await move(cluster.client, 1)
+        assert await settled(cluster) == []
+        assert check_whole(brokers, await topic_of(cluster)) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_crash_between_any_two_steps_leaves_the_queue_in_one_place(
+    tmp_path: Path, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duty, "RECONCILE_S", 3_600)  # nothing may be left to that
+    hit, stop_at, seen = True, 0, set()
+    while hit:
+        points = CrashPoints()
+        async with running_cluster(tmp_path, CrashingStore(points)) as cluster:
+            brokers = await add_groups(cluster)
+            await cluster.client.create("orders", 1, groups=[1])
+            for broker in brokers:
+                broker.before = broker.after = points.point
+            hit = await crash(cluster, points, stop_at, through)
+            await settled(cluster)
+            if again:
+                topic = await topic_of(cluster)
+                if topic.queues[0].group_id == 1:
+                    await move(cluster.client)
+                    await settled(cluster)
+            seen.add(check_whole(brokers, await topic_of(cluster)))
+        stop_at += 1 if stop_at < 6 else 2 + again
+    assert stop_at > 20  # seven transactions and calls and more: each before and after
+    assert seen == ({2} if again else {1, 2})
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_any_history_ends_with_each_queue_in_one_place(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moves and their giving up, failing brokers and crashes in a random order, many at once."""
+    monkeypatch.setattr(duty, "RECONCILE_S", 3_600)
+    monkeypatch.setattr(moves, "SEALED_S", 0.1)
+    dice = random.Random(seed)
+
+    async def sometimes_fail() -> None:
+        await asyncio.sleep(dice.choice([0, 0, 0.01]))
+        if dice.random() < 0.3:
+            raise Unavailable("by chance")
+
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 3)
+        for broker in brokers:
+            broker.before = broker.after = sometimes_fail
+        decided: set[str] = set()
+        for _ in range(4):
+            running = [
+                asyncio.ensure_future(
+                    move(
+                        cluster.client,
+                        dice.choice([1, 2]),
+                        queue_id=dice.randrange(3),
+                        cancel=dice.random() < 0.3,
+                    )
+                )
+                for _ in range(6)
+            ]
+            await asyncio.sleep(dice.choice([0.02, 0.2]))
+            if dice.random() < 0.6:
+                await cluster.restart()
+                await cluster.report()
+            results = await asyncio.gather(*running, return_exceptions=True)
+            decided |= {type(result).__name__ for result in results}
+        for broker in brokers:
+            broker.before = broker.after = None
+        await cluster.report()
+        await settled(cluster)
+        topic = await topic_of(cluster)
+        for queue_id in range(3):
+            check_whole(brokers, topic, queue_id)
+        assert decided <= {
+            *("MoveStatus", "InvalidRequest", "Throttled", "Unavailable", "CancelledError")
+        }
+
+
+# --- given up -------------------------------------------------------------------------------------
+
+
+async def test_a_move_is_given_up_before_it_is_decided(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        gate = asyncio.Event()
+        brokers[1].before = gate.wait  # type: ignore[assignment]
+        await move(cluster.client)
+        given_up = await move(cluster.client, cancel=True)
+        assert given_up.stage in ("aborting", "aborted")
+        gate.set()
+        (status,) = await settled(cluster)
+        assert (status.stage, status.trouble) == ("aborted", "given up by an operator")
+        assert check_whole(brokers, await topic_of(cluster)) == 1
+        assert (await move(cluster.client, cancel=True)).stage == "aborted"
+        await move(cluster.client)
+        assert await settled(cluster) == []
+        assert check_whole(brokers, await topic_of(cluster)) == 2
+        assert "is not being moved" in str(await raised_by(move(cluster.client, cancel=True)))
+
+
+async def test_a_target_that_never_answers_gives_the_queue_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "SEALED_S", 0.05)
+    async with running_cluster(tmp_path) as cluster:
+        source, target = await add_groups(cluster)
+        topic = (await cluster.client.create("orders", 1, groups=[1])).topic
+        key = key_of(topic)
+
+        async def dead_once_it_is_sealed() -> None:
+            if source.home.state.queues[key].frozen:
+                raise Unavailable("the target is dead")
+
+        target.before = dead_once_it_is_sealed
+        await move(cluster.client)
+        await until_async(lambda: key in source.home.state.moves.places)
+        (status,) = await settled(cluster)
+        assert "the target is dead" in status.trouble
+        assert check_whole([source, target], await topic_of(cluster)) == 1
+
+
+async def test_what_is_decided_is_not_given_up(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        source, target = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        refusing = asyncio.Event()
+
+        async def no_activation() -> None:
+            (place,) = target.home.state.moves.places.values() or [None]
+            if place is not None and place.state.name == "READY" and not refusing.is_set():
+                raise Unavailable("not now")
+
+        await move(cluster.client)
+        target.before = no_activation
+        while True:
+            (status,) = await statuses(cluster.client)
+            if status.stage == "decided":
+                break
+            await asyncio.sleep(0.005)
+        error = await raised_by(move(cluster.client, cancel=True))
+        assert isinstance(error, errors.InvalidRequest)
+        assert "is decided" in error.message
+        unfinished = (
+            await cluster.client.call("GetClusterStatus", pb.ClusterStatusRequest())
+        ).unfinished
+        assert [each.step for each in unfinished] == ["moving queue 0 to group 2"]
+        refusing.set()
+        assert await settled(cluster) == []
+        assert check_whole([source, target], await topic_of(cluster)) == 2
+
+
+async def test_a_move_that_is_decided_while_it_is_given_up_goes_on(tmp_path: Path) -> None:
+    """The operator is told so, and not that it was given up."""
+    gate = GatedStore(MOVE_STAGE_DECIDED)
+    async with running_cluster(tmp_path, gate) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        await move(cluster.client)
+        await gate.reached.wait()
+        giving_up = asyncio.ensure_future(raised_by(move(cluster.client, cancel=True)))
+        await until_async(lambda: gate.waiting == 2)
+        gate.open.set()
+        assert "is decided and goes on" in str(await giving_up)
+        assert await settled(cluster) == []
+        assert check_whole(brokers, await topic_of(cluster)) == 2
+
+
+async def test_a_move_that_its_source_refuses_is_given_up_and_one_that_may_pass_is_not(
+    tmp_path: Path,
+) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        source, target = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        refusals: list[SemelError] = [
+            Unavailable("the target is being started"),
+            errors.Throttled("the target is busy", retry_after_ms=1),
+        ]
+
+        async def refuse() -> None:
+            if refusals:
+                raise refusals.pop(0)
+
+        target.before = refuse
+        await move(cluster.client)
+        assert await settled(cluster) == []
+        assert check_whole([source, target], await topic_of(cluster)) == 2
+        refusals.append(errors.InvalidRequest("never with this queue"))
+        source.before = refuse
+        await move(cluster.client, 1)
+        (status,) = await settled(cluster)
+        assert "never with this queue" in status.trouble
+        assert check_whole([source, target], await topic_of(cluster)) == 2
+
+
+async def test_a_queue_goes_only_to_a_group_that_knows_the_rules_it_lived_by(
+    tmp_path: Path,
+) -> None:
+    """What stays undecided of a queue may be written in records that a lower level has not."""
+    async with running_cluster(tmp_path) as cluster:
+        source, target = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+
+        async def told(broker: MovingBroker, levels: Levels) -> None:
+            await cluster.client.call("ReportNode", broker.report(levels=levels))
+
+        for at, of_target, kind in (
+            (own_levels(active=6), own_levels(active=5), errors.UnsupportedVersion),
+            (own_levels(active=3), own_levels(active=3), errors.UnsupportedVersion),
+            (own_levels(active=0), own_levels(active=4), errors.UnsupportedVersion),
+            (own_levels(active=4), own_levels(active=0), errors.Throttled),
+        ):
+            await told(source, at)
+            await told(target, of_target)
+            assert isinstance(await raised_by(move(cluster.client)), kind)
+        assert await statuses(cluster.client) == []
+        await told(source, own_levels(active=4))
+        await told(target, own_levels(active=5))
+        await move(cluster.client)
+        assert await settled(cluster) == []
+        assert check_whole([source, target], await topic_of(cluster)) == 2
+
+
+async def test_a_deleted_topic_takes_its_move_along(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        gate = asyncio.Event()
+
+        async def gated() -> None:
+            await gate.wait()
+
+        brokers[1].before = gated
+        await move(cluster.client)
+        deleting = asyncio.ensure_future(cluster.client.delete("orders"))
+        await until_async(lambda: brokers[1].calls > 0)
+        gate.set()
+        await deleting
+        await settled(cluster)
+        for broker in brokers:
+            state = broker.home.state
+            assert not state.queues
+            assert not state.moves.places
+            assert not state.moves.incoming
+        assert list(await cluster.store.scan("/deleting/")) == []
+
+
+async def test_a_deleted_topic_is_forgotten_where_its_queue_was(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        await move(cluster.client)
+        await settled(cluster)
+        assert brokers[0].home.state.moves.places
+        await cluster.client.delete("orders")
+        assert not any(broker.home.state.moves.places for broker in brokers)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+async def test_each_thing_that_cannot_be_has_its_error(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster, 3)
+        client = cluster.client
+
+        async def refused(**fields: Any) -> SemelError:
+            request = pb.MoveQueueRequest(**{"name": "orders", "group_id": 2, **fields})
+            return await raised_by(client.call("MoveQueue", request))
+
+        assert isinstance(await refused(), errors.UnknownTopic)
+        await client.create("orders", 2, groups=[1])
+        assert isinstance(await refused(queue_id=9), errors.UnknownQueue)
+        assert isinstance(await refused(group_id=9), errors.UnknownGroup)
+        assert "already" in str(await refused(group_id=1))
+        gate = asyncio.Event()
+
+        async def gated() -> None:
+            await gate.wait()
+
+        brokers[1].before = gated
+        await move(client)
+        assert (await move(client)).target == 2, "the same again is success"
+        assert "on its way" in str(await refused(group_id=3))
+        split = pb.SplitQueueRequest(name="orders", queue_id=0, children=2)
+        assert "moves to another" in str(await raised_by(client.call("SplitQueue", split)))
+        more = pb.AlterTopicRequest(name="orders", queues=4)
+        assert "moves to another" in str(await raised_by(client.call("AlterTopic", more)))
+        gate.set()
+        await settled(cluster)
+        await client.call("SplitQueue", split)
+        assert "was split" in str(await refused(group_id=1))
+        assert "still holds" in str(await refused(queue_id=2, group_id=1))
+        cluster.clock.now_ms += 60_000
+        await client.call("ReportNode", brokers[0].report())
+        dead = await refused(queue_id=1, group_id=3)
+        assert isinstance(dead, errors.Unavailable)
+        assert "has no master" in dead.message
+
+
+async def test_settings_that_change_during_a_move_arrive(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        _, target = await add_groups(cluster)
+        topic = (await cluster.client.create("orders", 1, groups=[1])).topic
+        gate = asyncio.Event()
+
+        async def gated() -> None:
+            await gate.wait()
+
+        target.before = gated
+        await move(cluster.client)
+        alter = pb.AlterTopicRequest(name="orders", settings={"retention_ms": 7_000})
+        await cluster.client.call("AlterTopic", alter)
+        gate.set()
+        await settled(cluster)
+        queue = target.home.state.queues[key_of(topic)]
+        assert queue.settings.retention_ms == 7_000
+
+
+async def test_without_the_drivers_a_crash_leaves_a_move_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: a controller that does not go on with the moves that it finds."""
+    points = CrashPoints()
+    async with running_cluster(tmp_path, CrashingStore(points)) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        for broker in brokers:
+            broker.before = broker.after = points.point
+
+        monkeypatch.setattr(MoveService, "start", lambda _: None)
+        assert await crash(cluster, points, 5, through)
+        with pytest.raises(TimeoutError):
+            async with compat.timeout(0.3):
+                await settled(cluster)
