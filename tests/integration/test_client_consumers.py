@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from semel.client import Client, Consumer, Message
 from semel.protos.errors import Closed, InvalidRequest, LockLost, OffsetOutOfRange, UnknownTopic
+from tests.kit.consuming import fill, take, values_of
 from tests.kit.waiting import until
 
 
@@ -17,27 +17,6 @@ def topic(client: Client, request: pytest.FixtureRequest) -> str:
     name = str(request.node.name)
     client.admin.create_topic(name, queues=4)
     return name
-
-
-def fill(client: Client, topic: str, count: int, first: int = 0) -> list[bytes]:
-    values = [b"%06d" % number for number in range(first, first + count)]
-    with client.producer() as producer:
-        for queue in range(4):
-            producer.send_many(topic, values[queue::4], queue=queue).result(10)
-    return values
-
-
-def take(consumer: Consumer, count: int, timeout: float = 15.0) -> list[Message]:
-    found: list[Message] = []
-    deadline = time.monotonic() + timeout
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} came"
-        found += consumer.poll(timeout=0.2)
-    return found
-
-
-def values_of(messages: list[Message]) -> list[bytes]:
-    return sorted(message.value for message in messages)
 
 
 def test_what_is_committed_is_not_delivered_again(client: Client, topic: str) -> None:

@@ -13,13 +13,12 @@ import pytest
 from semel.client import Client, Message, RetryPolicy, connect, connect_async
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest
-from tests.integration.test_client_consumers import take
 from tests.kit.cluster import Cluster
+from tests.kit.consuming import take
+from tests.kit.watching import CLOCKS_S, Watch
 
 LATE_S = 3.0
 """A second is promised as a rule; this machine may be busy."""
-CLOCKS_S = 0.01
-"""Time counts by the broker's log time, which is another clock than the test's."""
 
 
 @pytest.fixture
@@ -27,42 +26,6 @@ def topic(client: Client, request: pytest.FixtureRequest) -> str:
     name = str(request.node.originalname)
     client.admin.create_topic(name, queues=4, if_not_exists=True)
     return name
-
-
-class Watch:
-    """Everything that comes out of a topic, and when."""
-
-    def __init__(self, client: Client, topic: str) -> None:
-        self._reader = client.reader(topic, start="earliest")
-        self.seen: list[tuple[float, Message]] = []
-
-    def until(self, count: int, timeout: float = 20.0) -> None:
-        """Reads until so many messages came, and a little longer: there are no more."""
-        self.until_any(count, timeout)
-        self.look(0.3)
-        assert len(self.seen) == count
-
-    def until_any(self, count: int, timeout: float) -> None:
-        """Reads until at least so many messages came."""
-        deadline = time.monotonic() + timeout
-        while len(self.seen) < count:
-            assert time.monotonic() < deadline, f"{len(self.seen)} of {count} came"
-            self.look(0.2)
-
-    def look(self, seconds: float) -> None:
-        """Takes what comes within so long."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            messages = self._reader.poll(timeout=left)
-            now = time.time()
-            self.seen += [(now, message) for message in messages]
-
-    @property
-    def values(self) -> list[bytes]:
-        return [message.value for _, message in self.seen]
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 
 from semel.client import Client
 from semel.protos.errors import LockLost, MemberFenced
-from tests.integration.test_client_consumers import fill, take, until, values_of
+from tests.kit.consuming import fill, take, values_of
+from tests.kit.waiting import until
 
 
 @pytest.fixture

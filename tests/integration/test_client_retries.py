@@ -17,9 +17,10 @@ from semel.client.dead_letters.relay import Copy, Relay, settle
 from semel.client.dead_letters.retrying import Retrying
 from semel.client.reading.feed_queue import FeedQueue
 from semel.protos.errors import InvalidRequest, LockLost, ProducerFenced
-from tests.integration.test_client_consumers import fill, take, until, values_of
 from tests.kit.cluster import Cluster
+from tests.kit.consuming import fill, take, values_of
 from tests.kit.crashing_consumer import sort_out
+from tests.kit.waiting import until
 
 CLOCKS_S = 0.01
 """A delay counts by the broker's log time, which is another clock than the test's."""

@@ -13,9 +13,10 @@ import pytest
 
 from semel.client import Client, Consumer, Message, RetryPolicy, SqlOffsets, connect_async
 from semel.protos.errors import InvalidRequest, LockLost, OffsetOutOfRange, Unavailable
-from tests.integration.test_client_consumers import fill, take, until, values_of
 from tests.kit.cluster import Cluster
+from tests.kit.consuming import fill, take, values_of
 from tests.kit.summing_consumer import STEPS, add_up
+from tests.kit.waiting import until
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from semel.console.main import run
+from tests.kit.console import Console, read_json
 from tests.kit.loading import landed
 from tests.kit.up_process import UpProcess
 
@@ -27,39 +27,6 @@ ODD = [b"plain", b"", b"\r", b"tab\tand\x00nul", b"\xff\xfe", "größe".encode()
 def up(module_path: Path) -> Iterator[UpProcess]:
     with UpProcess(module_path / "cluster", "--brokers", "1") as process:
         yield process
-
-
-class Console:
-    """`semel` with SEMEL_BOOTSTRAP set."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self._environment = {**os.environ, "SEMEL_BOOTSTRAP": bootstrap}
-
-    def __call__(
-        self, *arguments: str | Path, stdin: bytes = b""
-    ) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [sys.executable, "-m", "semel.console", *map(str, arguments)],
-            input=stdin,
-            capture_output=True,
-            env=self._environment,
-            timeout=60,
-            check=False,
-        )
-
-    def json(self, *arguments: str | Path, stdin: bytes = b"") -> Any:
-        """The last line of a call that must succeed; every line must be JSON."""
-        done = self(*arguments, "--json", stdin=stdin)
-        assert (done.returncode, done.stderr) == (0, b"")
-        return [json.loads(line) for line in done.stdout.splitlines()][-1]
-
-    def fails(self, *arguments: str | Path, status: int = 1, stdin: bytes = b"") -> str:
-        """The one line of error of a call that must fail."""
-        done = self(*arguments, stdin=stdin)
-        assert (done.returncode, done.stdout) == (status, b""), done.stderr
-        [line] = done.stderr.decode().splitlines()
-        assert line.startswith("error: ")
-        return line.removeprefix("error: ")
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +60,6 @@ def topic(semel: Console, request: pytest.FixtureRequest) -> str:
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
     semel.json("topic", "create", name, "--queues", "3")
     return name
-
-
-def read_json(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_lines_are_bytes_and_pass_unchanged(semel: Console, topic: str, tmp_path: Path) -> None:

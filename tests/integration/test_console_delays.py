@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from semel.client import Client, RetryPolicy
-from tests.integration.test_client_consumers import take
-from tests.integration.test_console_commands import Console, read_json
 from tests.kit.cluster import Cluster
+from tests.kit.console import Console, read_json
+from tests.kit.consuming import take
 from tests.kit.waiting import until
 
 

@@ -8,43 +8,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from semel.console.cluster_file import ClusterPlan, NodePlan, plan_cluster
-from semel.console.supervisor import NodeEvent, Supervisor
+from semel.console.supervisor import Supervisor
 from semel.protos import compat
 from semel.protos.errors import Unavailable
 from tests.kit.up_process import is_alive
 from tests.kit.waiting import until
-
-SLEEP = "import time; print('up', flush=True); time.sleep(600)"
-STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEP
-PLAN = plan_cluster(controllers=1, groups=1, brokers=1, host="127.0.0.1", port=20_000)
-
-
-def program(code: str) -> Callable[[ClusterPlan, NodePlan, Path], list[str]]:
-    return lambda plan, node, directory: [sys.executable, "-S", "-c", code]
-
-
-class Watched:
-    """A supervisor whose events are kept, with every node already serving."""
-
-    def __init__(self, directory: Path, code: str, *, restart: bool = True) -> None:
-        self.events: list[NodeEvent] = []
-        self.nodes = Supervisor(
-            PLAN, directory, restart=restart, on_event=self.events.append, command=program(code)
-        )
-        self.nodes.serving = True
-
-    async def count(self, event: str, number: int) -> list[int]:
-        """Waits for so many events and returns their pids."""
-        async with compat.timeout(10):
-            while len(pids := [e.pid for e in self.events if e.event == event]) < number:
-                await asyncio.sleep(0.01)
-        return pids
+from tests.kit.watched_supervisor import PLAN, SLEEP, STUBBORN, Watched
 
 
 async def test_leaving_ends_every_process(tmp_path: Path) -> None:
@@ -125,7 +98,7 @@ def test_nodes_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
             """
             import asyncio, sys
             from pathlib import Path
-            from tests.integration.test_console_supervisor import STUBBORN, Watched
+            from tests.kit.watched_supervisor import STUBBORN, Watched
 
             async def main():
                 watched = Watched(Path(sys.argv[1]), STUBBORN)

@@ -14,8 +14,8 @@ from semel.client.core import letters
 from semel.client.dead_letters.redrive import DeadLetters, _Lock
 from semel.console.main import run
 from semel.protos.errors import ProducerFenced, UnknownTopic
-from tests.integration.test_client_consumers import fill, take, values_of
 from tests.kit.cluster import Cluster
+from tests.kit.consuming import fill, take, values_of
 
 
 @pytest.fixture

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from semel.broker.log.checkpoint import HEADER_BYTES
-from semel.broker.probe import COMMON, METRICS
+from semel.broker.probe import METRICS
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch
-
-Page = dict[str, float]
-
-
-async def scrape(address: str, common: Sequence[str] = COMMON) -> Page:
-    """Figures by name; those with labels of their own by `name{value,value}`."""
-
-    def read() -> str:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
-            found: str = answer.read().decode()
-            return found
-
-    page: Page = {}
-    for family in text_string_to_metric_families(await asyncio.to_thread(read)):
-        for sample in family.samples:
-            own = [v for k, v in sorted(sample.labels.items()) if k not in common]
-            page[sample.name + (f"{{{','.join(own)}}}" if own else "")] = sample.value
-    return page
+from tests.kit.metrics_page import scrape
 
 
 async def test_the_figures_of_a_node_follow_what_happened(tmp_path: Path) -> None:

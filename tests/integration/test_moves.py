@@ -11,8 +11,8 @@ import pytest
 from semel.client import Client, connect
 from semel.client.admin.descriptions import QueueMove
 from semel.protos.errors import InvalidRequest, LockLost, SemelError, UnknownGroup, UnknownQueue
-from tests.integration.test_splits import Group, Load, check_stored, first_deliveries, wait_stored
 from tests.kit.cluster import Cluster
+from tests.kit.split_load import Group, Load, check_stored, first_deliveries, wait_stored
 
 
 class Slow(Load):

@@ -14,9 +14,9 @@ from pyspark.sql.types import BinaryType, StringType, StructType, TimestampType
 
 from semel.client import Client
 from semel.spark_connector import spark_session
-from tests.integration.test_client_delays import CLOCKS_S, Watch
 from tests.kit.cluster import Cluster
 from tests.kit.spark_engine import patiently
+from tests.kit.watching import CLOCKS_S, Watch
 
 SCHEMA = (
     StructType()

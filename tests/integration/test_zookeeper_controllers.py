@@ -17,7 +17,7 @@ from semel.controller.store.opening import open_store
 from semel.protos.errors import DataDirectoryError, NotMaster
 from semel.protos.rpc import error_from_rpc
 from semel.protos.v1 import controller_pb2 as pb
-from tests.integration.test_controller_process import Process, one_line, run
+from tests.kit.controller_process import Process, one_line, run
 from tests.kit.waiting import until
 from tests.kit.zookeeper import Server
 

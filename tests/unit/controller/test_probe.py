@@ -8,8 +8,8 @@ from pathlib import Path
 
 from semel.controller.probe import COMMON, METRICS
 from semel.protos.v1 import controller_pb2 as pb
-from tests.integration.test_metrics_pages import scrape
 from tests.kit.controller_cluster import Cluster, refuse
+from tests.kit.metrics_page import scrape
 
 
 async def test_the_figures_of_a_controller_follow_the_cluster(tmp_path: Path) -> None:
