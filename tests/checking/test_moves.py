@@ -13,8 +13,8 @@ from semel.protos.ids import Offset, Term
 from semel.protos.v1 import control_pb2
 from tests.checking.exactly_once import Violation, check
 from tests.checking.raw_log import NodeLog
-from tests.checking.test_exactly_once import REF, START_US, Run
-from tests.checking.test_transactions import VALUES, Teller
+from tests.checking.small_run import REF, START_US, Run
+from tests.checking.small_transaction import VALUES, Teller
 
 JOB = 1 << 32 | 1
 

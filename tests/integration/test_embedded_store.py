@@ -12,7 +12,7 @@ from semel.controller.store import Transaction, VersionConflict, Versioned
 from semel.controller.store.embedded import EmbeddedStore
 from semel.protos import compat
 from semel.protos.errors import DataDirectoryError, InvalidRequest, Unavailable
-from tests.contract.test_metadata_store import CHECKS
+from tests.contract.metadata_store import CHECKS
 from tests.unit.controller.store.embedded.group import StoreGroup, held_by
 
 ALONE = {

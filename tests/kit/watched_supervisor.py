@@ -12,11 +12,7 @@ from semel.console.supervisor import NodeEvent, Supervisor
 from semel.protos import compat
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
-
-
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEP
-
-
 PLAN = plan_cluster(controllers=1, groups=1, brokers=1, host="127.0.0.1", port=20_000)
 
 

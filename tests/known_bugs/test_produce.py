@@ -2,7 +2,8 @@
 
 The holes were found in Kafka, Pulsar, NATS, Redpanda, librdkafka and Fluss; the table in
 `docs/testing.md` says which. Scenarios run against the real judge, fold, batch codec and send
-window; `tests/unit/state` and `tests/unit/client` have the walks that look for what nobody knows.
+window; `tests/unit/broker/state` and `tests/unit/client` have the walks that look for what nobody
+knows.
 """
 
 from __future__ import annotations
@@ -12,14 +13,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.state import (
-    Accepted,
-    Duplicate,
-    FenceApplied,
-    Judge,
-    Refused,
-    State,
-)
+from semel.broker.state import Accepted, Duplicate, FenceApplied, Judge, Refused, State
 from semel.broker.state.admission.pending import Spec
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.producers import SequenceTable
@@ -31,9 +25,9 @@ from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Term, TopicId
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
+from tests.kit.send_window import RenamesInDoubt, World, run
 from tests.kit.state_log import KEY, Group, control, header, ref
 from tests.known_bugs.planting import breaks_when_planted
-from tests.unit.client.core import test_send_window as client
 
 OTHER = QueueKey(TopicId(7), QueueId(1))
 MINUTE_US = 60_000_000
@@ -206,13 +200,13 @@ def test_an_open_batch_is_never_renamed_before_its_fate_is_known() -> None:
     """KAFKA-14034, Redpanda #3039, librdkafka #4953: an epoch bump renamed what was in flight."""
 
     def scenario() -> None:
-        world = client.World(positions=False)
+        world = World(positions=False)
         stored_unanswered = [("add", 3), ("transmit", 3), ("arrive", 0), ("lose_stream", 0)]
-        client.run(world, stored_unanswered)
+        run(world, stored_unanswered)
         assert world.queue.stored == world.sent, "stored twice"
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(SendWindow, "on_stream_lost", client._RenamesInDoubt.on_stream_lost)
+        patch.setattr(SendWindow, "on_stream_lost", RenamesInDoubt.on_stream_lost)
 
     breaks_when_planted(scenario, plant, match="stored twice")
 

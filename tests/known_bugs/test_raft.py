@@ -24,12 +24,12 @@ from semel.broker.raft import RaftCore
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import NodeId
 from tests.kit.disk import PowerCut, SimFile, SimFiles
+from tests.kit.follower import Follower, append
 from tests.kit.log_entries import SMALL, WAIT_S, everything, fill, frames, opened
 from tests.known_bugs import cores
 from tests.known_bugs.planting import breaks_when_planted
 from tests.scenarios.raft_script import Script
 from tests.sim import planted
-from tests.unit.broker.raft import test_following as following
 
 SCRIPTS = Path(__file__).parents[1] / "scenarios" / "raft"
 Core = type[RaftCore]
@@ -262,9 +262,9 @@ def test_an_append_without_a_conflict_cuts_nothing() -> None:
     def scenario(core: Core) -> None:
         for first in windows:
             for second in windows:
-                follower = following.Follower(terms, core)
+                follower = Follower(terms, core)
                 for previous, count in (first, second):
-                    follower.take(following._append(terms, previous, count, 0))
+                    follower.take(append(terms, previous, count, 0))
                 assert follower.terms == terms, f"{second} behind {first} cut the log"
                 assert follower.truncations == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.test_layout import ROOT, tracked
+from tests.packaging.tree import ROOT, tracked
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import tomllib
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.packaging.tree import ROOT, tracked
+
 PORTIONS = ("protos", "client", "broker", "controller", "spark_connector")
 FILE_LINES_MAX = 600
-
-
-def tracked(*patterns: str) -> list[Path]:
-    """Files of the repository, as git or (in an unpacked archive) the directory tells."""
-    if (ROOT / ".git").exists():
-        listed = subprocess.run(
-            ["git", "ls-files", "-z", "--", *patterns],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        return [path for name in listed.split("\0") if name and (path := ROOT / name).exists()]
-    return [path for pattern in patterns for path in ROOT.rglob(pattern)]
 
 
 def stray_inits(root: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import pytest
 
 from semel.client.java import JavaMissing
 from semel.spark_connector import java
-from tests.unit.client.test_java import env, fake_java
+from tests.kit.java import env, fake_java
 
 __all__ = ["env"]  # the fixture
 

@@ -20,7 +20,7 @@ from semel.broker.log.kernel_sync import OnDone
 from semel.broker.log.segment import ID_BYTES, Segment, decode_id
 from semel.broker.log.writer import Writer
 from tests.kit.waiting import until
-from tests.unit.broker.log.test_index_edges import AT, index_of
+from tests.unit.broker.log.indexes import AT, index_of
 
 SMALL, BIG = 96, 2_000
 EIO = OSError(5, "input/output error")

@@ -9,7 +9,6 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from semel.broker.log.config import LogConfig
 from semel.broker.log.files import File
 from semel.broker.log.index import LogIndex, Retired, Roll, Write
 from semel.broker.log.segment import (
@@ -36,24 +35,14 @@ from semel.broker.log.segment import (
 )
 from semel.broker.log.types import IndexUnavailable
 from tests.kit.disk import SimFiles
+from tests.unit.broker.log.indexes import AT, SMALL, index_of, put
 
 ROOT = Path("/node")
-SMALL = LogConfig(segment_bytes=20_480, ids_per_segment=4)
-"""Frames begin at 12,288: room for 8,192 bytes or four frames."""
-AT = frames_at(4)
 
 
 def header(sequence: int = 1, first_index: int = 1, **more: int) -> SegmentHeader:
     fields = {"generation": 7, "previous_term": 0, "id_capacity": 4} | more
     return SegmentHeader(sequence=sequence, first_index=first_index, **fields)
-
-
-def index_of(**more: object) -> LogIndex:
-    return LogIndex(SMALL, first_index=1, base_term=0, **more)  # type: ignore[arg-type]
-
-
-def put(index: LogIndex, *lengths: int, term: int = 1, era: int = 0) -> list[Roll | Write]:
-    return index.place([bytes(length) for length in lengths], [term] * len(lengths), era)
 
 
 # --- segments -------------------------------------------------------------------------------------

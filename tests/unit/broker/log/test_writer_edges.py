@@ -8,15 +8,9 @@ from collections.abc import Sequence
 
 from semel.broker.log.files import File
 from semel.broker.log.index import Retired, Roll, Write
-from semel.broker.log.segment import (
-    ID_BYTES,
-    IDS_AT,
-    LAG_MAX,
-    Segment,
-    decode_id,
-)
+from semel.broker.log.segment import ID_BYTES, IDS_AT, LAG_MAX, Segment, decode_id
 from semel.broker.log.writer import Writer
-from tests.unit.broker.log.test_index_edges import AT, index_of, put
+from tests.unit.broker.log.indexes import AT, index_of, put
 
 # --- the writer -----------------------------------------------------------------------------------
 

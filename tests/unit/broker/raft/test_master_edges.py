@@ -20,7 +20,7 @@ from semel.broker.raft.membership import add_learner, promote, remove
 from semel.broker.raft.progress import ProgressState
 from semel.protos.errors import InvalidRequest, NotMaster, Throttled
 from semel.protos.ids import NodeId
-from tests.unit.broker.raft.test_edges import (
+from tests.unit.broker.raft.single_core import (
     BYTES,
     CONFIG,
     GROUP,

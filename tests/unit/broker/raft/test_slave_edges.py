@@ -23,7 +23,7 @@ from semel.broker.raft import (
 from semel.broker.raft.membership import add_learner
 from semel.protos.ids import NodeId
 from tests.sim.disk import Checkpoint, SimDisk, SimEntry
-from tests.unit.broker.raft.test_edges import (
+from tests.unit.broker.raft.single_core import (
     CONFIG,
     GROUP,
     ME,

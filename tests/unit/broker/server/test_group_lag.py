@@ -14,19 +14,10 @@ from semel.protos.ids import QueueId, QueueKey
 from semel.protos.metrics import Samples
 from semel.protos.v1 import broker_pb2
 from tests.kit.state_log import KEY, Group, header
-from tests.unit.broker.state.test_splits import acquire, commit_offset, raise_level, split, split_of
+from tests.unit.broker.server.lone_master import Master
+from tests.unit.broker.state.splitting import acquire, commit_offset, raise_level, split, split_of
 
 LEFT, RIGHT, GRANDCHILD = (QueueKey(KEY.topic_id, QueueId(number)) for number in (1, 2, 3))
-
-
-class Master:
-    """The state, and nobody who could have replaced this node."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-
-    async def confirm_read(self) -> None:
-        """It is the master."""
 
 
 async def lags(state: State) -> dict[str, list[int]]:

@@ -12,7 +12,7 @@ from semel.protos.errors import Throttled
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 from tests.kit.state_log import KEY, header
-from tests.unit.broker.server.test_group_lag import Master
+from tests.unit.broker.server.lone_master import Master
 from tests.unit.broker.state.moving import Home
 
 QUEUE = queue_ref(KEY)

@@ -13,7 +13,7 @@ from semel.client.admin.verify import Verification, VerifyProgress
 from semel.protos.errors import Unavailable
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.v1 import broker_pb2
-from tests.unit.client.core.test_batching import topic
+from tests.unit.client.chunks import topic
 
 Reports = dict[int, list[broker_pb2.VerifiedQueue]]
 

@@ -21,46 +21,16 @@ from semel.client.core.batching import (
     route,
 )
 from semel.client.core.encoding import encode_mark, encode_part, rebase, trim
-from semel.client.core.routing import TopicRoute, topic_route
 from semel.client.futures import BulkFuture, SendFuture
 from semel.protos.batch import BatchFlags, Codec, check_batch
 from semel.protos.columns import Columns, check_content, decode_columns
 from semel.protos.errors import InvalidRequest, UnknownQueue
 from semel.protos.few_rows import FEW_ROWS_MAX, FewRows
 from semel.protos.ids import ProducerId, QueueId, QueueKey, Sequence, TopicId
-from semel.protos.slots import slot_of_key, slots_of_positions, split_slots
-from semel.protos.v1 import controller_pb2
+from semel.protos.slots import slot_of_key, slots_of_positions
+from tests.unit.client.chunks import chunk_of, topic, values_of
 
 PRODUCER = ProducerId(9)
-
-
-def topic(queues: int) -> TopicRoute:
-    message = controller_pb2.TopicRoute(name="t", topic_id=5)
-    # Routes may come in any order.
-    for number, (start, end) in reversed(list(enumerate(split_slots(queues)))):
-        message.queues.add(queue_id=number, group_id=1, slot_start=start, slot_end=end)
-    return topic_route(message)
-
-
-def chunk_of(values: list[bytes], **columns: Any) -> Chunk:
-    chunk = Chunk("t", 1_000, 0.0)
-    chunk.values = values
-    chunk.count = len(values)
-    chunk.bytes = sum(len(value) + ROW_BYTES for value in values)
-    for name, column in columns.items():
-        setattr(chunk, name, column)
-    return chunk
-
-
-def values_of(part: Part) -> list[bytes]:
-    columns = part.columns
-    assert columns is not None
-    if isinstance(columns, FewRows):
-        return columns.values
-    listed: list[bytes] = columns.values.to_pylist()
-    return listed
-
-
 MESSAGES = st.lists(
     st.tuples(st.binary(max_size=40), st.one_of(st.none(), st.binary(max_size=4))),
     min_size=1,

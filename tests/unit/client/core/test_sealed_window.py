@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.client.core.sequences import (
-    Decision,
-    Failed,
-    InFlight,
-    Sealed,
-    SendWindow,
-    Settled,
-)
+from semel.client.core.sequences import Decision, Failed, InFlight, Sealed, SendWindow, Settled
 from semel.protos.batch import BatchHeader
 from semel.protos.errors import (
     DedupStateExpired,
@@ -26,8 +19,8 @@ from semel.protos.errors import (
 )
 from semel.protos.ids import Sequence
 from semel.protos.v1 import control_pb2
+from tests.kit.send_window import PRODUCER, STEPS, World, run
 from tests.kit.simulated_broker import Answer, SimulatedQueue
-from tests.unit.client.core.test_send_window import PRODUCER, STEPS, World, run
 
 SPLIT = control_pb2.SplitQueue(children=[control_pb2.ChildQueue(queue_id=1, slot_end=65_536)])
 ERROR = QueueSealed("split", split_record=SPLIT.SerializeToString())

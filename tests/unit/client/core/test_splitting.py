@@ -11,38 +11,18 @@ from hypothesis import strategies as st
 from semel.client.core.batching import Chunk, Outcome, Part, route
 from semel.client.core.encoding import encode_part, trim
 from semel.client.core.routing import TopicRoute
-from semel.client.core.splitting import Heir, divide, of_encoded, of_waiting
+from semel.client.core.splitting import divide, of_encoded, of_waiting
 from semel.client.futures import BulkFuture, SendFuture
 from semel.protos.batch import Codec
 from semel.protos.ids import ProducerId, QueueId, QueueKey, Sequence, TopicId
 from semel.protos.slots import slot_of_key, slots_of_positions
-from semel.protos.v1 import control_pb2
-from tests.unit.client.core.test_batching import chunk_of, topic, values_of
+from tests.unit.client.chunks import SPLIT, chunk_of, heirs, topic, values_of
 
-SPLIT = control_pb2.SplitQueue(
-    queue={"topic_id": 5, "queue_id": 0},
-    children=[
-        {"queue_id": 2, "slot_start": 0, "slot_end": 9_000},
-        {"queue_id": 3, "slot_start": 9_000, "slot_end": 20_000},
-        {"queue_id": 4, "slot_start": 20_000, "slot_end": 32_768},
-    ],
-)
 MESSAGES = st.lists(
     st.tuples(st.binary(max_size=30), st.one_of(st.none(), st.binary(max_size=3))),
     min_size=1,
     max_size=50,
 )
-
-
-def heirs(lasts: tuple[int, ...] = (-1, -1, -1)) -> list[Heir]:
-    return [
-        Heir(
-            key=QueueKey(TopicId(5), QueueId(child.queue_id)),
-            slot_start=child.slot_start,
-            last_sequence=last,
-        )
-        for child, last in zip(SPLIT.children, lasts, strict=True)
-    ]
 
 
 def encoded(part: Part) -> tuple[bytes, Sequence, Sequence]:

@@ -21,8 +21,7 @@ from semel.protos.batch import BatchFlags, Codec, check_batch
 from semel.protos.columns import check_content, decode_columns
 from semel.protos.errors import InvalidRequest, MessageTooLarge
 from semel.protos.ids import ProducerId, Sequence
-from tests.unit.client.core.test_batching import chunk_of, topic
-from tests.unit.client.core.test_splitting import heirs
+from tests.unit.client.chunks import chunk_of, heirs, topic
 
 SECOND = 1_000_000
 SOON = (time.time_ns() // 1_000 // SECOND + 3_600) * SECOND

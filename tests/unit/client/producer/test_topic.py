@@ -13,7 +13,7 @@ from semel.client.core.routing import QueueRoute
 from semel.client.producer.lanes import Lane
 from semel.client.producer.topic import ProducerTopic
 from semel.protos.ids import GroupId, QueueId, QueueKey, TopicId
-from tests.unit.client.core.test_batching import topic as route_of
+from tests.unit.client.chunks import topic as route_of
 
 QUEUES = 10_000
 

@@ -13,7 +13,7 @@ from semel.protos.batch import BrokerHeader
 from semel.protos.ids import GroupId, Offset, Term
 from semel.protos.streams import encode_fetch_reply
 from semel.protos.v1 import broker_pb2
-from tests.unit.client.reading.test_feed import KEY, Box, Nowhere, stored
+from tests.unit.client.reading.feeds import KEY, Box, Nowhere, stored
 
 FETCH_BYTES = 1 << 20
 

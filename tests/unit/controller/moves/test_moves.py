@@ -23,8 +23,8 @@ from semel.protos.v1.metadata_pb2 import MOVE_STAGE_DECIDED, MoveRecord, MoveSta
 from tests.kit.controller_cluster import Client, Cluster, raised_by, running_cluster
 from tests.kit.state_log import header
 from tests.kit.waiting import until_async
+from tests.unit.controller.crashing import CrashingStore, CrashPoints, crash
 from tests.unit.controller.moving import MESSAGES, MovingBroker, add_groups, key_of
-from tests.unit.controller.topics.test_recovery import CrashingStore, CrashPoints, crash
 
 
 class GatedStore(MemoryStore):

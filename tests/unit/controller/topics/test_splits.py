@@ -22,7 +22,7 @@ from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.common_pb2 import TopicSettings
 from semel.protos.v1.metadata_pb2 import TopicRecord
 from tests.kit.controller_cluster import running_cluster
-from tests.unit.controller.topics.test_recovery import CrashingStore, CrashPoints, crash, settled
+from tests.unit.controller.crashing import CrashingStore, CrashPoints, crash, settled
 
 SLOTS = 65_536
 FIVE = pb.AlterTopicRequest(name="orders", queues=5)

@@ -1,0 +1,15 @@
+"""A master with a state and no group."""
+
+from __future__ import annotations
+
+from semel.broker.state import State
+
+
+class Master:
+    """The state, and nobody who could have replaced this node."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    async def confirm_read(self) -> None:
+        """It is the master."""
