@@ -1,18 +1,23 @@
 """Growth: points, promises and their verdicts, the table, the picture, refusals."""
 
+from __future__ import annotations
+
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import growth
-from benchmarks.curve_picture import BESIDE, BETTER, draw, lines
+from benchmarks.curve_picture import BESIDE, draw, lines
 from benchmarks.curves import CURVES, EACH, FIGURES, HEADS, Curve, Promise, judge, render
 from benchmarks.growers import GROWERS, PRODUCER_QUEUES, SHAPES
 from benchmarks.growth_points import figures_of
 from benchmarks.harness import Comparison
+from benchmarks.picture import BETTER
 from semel.broker.config import BrokerConfig
 
 CURVE = Curve(
@@ -52,7 +57,7 @@ def verdicts(table: Comparison) -> dict[str, bool]:
     return {target.describe(): holds for target, _, holds in table.judged()}
 
 
-def test_a_curve_that_keeps_its_promises_is_kept_however_the_machine_drifts():
+def test_a_curve_that_keeps_its_promises_is_kept_however_the_machine_drifts() -> None:
     found = verdicts(judge(CURVE, CURVE.points, rounds()))
     assert found == {
         "1,000 things msg_s ≥ 0.95 × 1,000 things: beside msg_s": True,
@@ -71,18 +76,18 @@ def test_a_curve_that_keeps_its_promises_is_kept_however_the_machine_drifts():
         ({"elections": 1}, "1,000 things elections ≤ 0"),
     ],
 )
-def test_each_promise_that_is_broken_is_missed_alone(worse, missed):
+def test_each_promise_that_is_broken_is_missed_alone(worse: dict[str, float], missed: str) -> None:
     found = verdicts(judge(CURVE, CURVE.points, rounds(**worse)))
     assert [text for text, holds in found.items() if not holds] == [missed]
 
 
-def test_what_one_more_costs_is_the_growth_without_what_was_there_before():
+def test_what_one_more_costs_is_the_growth_without_what_was_there_before() -> None:
     table = judge(CURVE, CURVE.points, rounds(each=68))
     assert table.values("1,000 things", "snapshot_bytes_each") == pytest.approx([68, 68])
     assert table.values("10 things", "snapshot_bytes_each") == []
 
 
-def test_a_point_that_was_not_measured_is_compared_with_by_nobody():
+def test_a_point_that_was_not_measured_is_compared_with_by_nobody() -> None:
     some = rounds()
     del some["10 things"]
     assert not [text for text in verdicts(judge(CURVE, (1, 1_000), some)) if "10 things" in text]
@@ -92,8 +97,8 @@ def test_a_point_that_was_not_measured_is_compared_with_by_nobody():
     assert "10 things msg_s ≥ 0.95 × 10 things: beside msg_s" in found
 
 
-def test_a_figure_that_nobody_asked_for_promises_nothing_and_a_missing_one_is_missed():
-    without = {
+def test_a_figure_that_nobody_asked_for_promises_nothing_and_a_missing_one_is_missed() -> None:
+    without: Rounds = {
         label: [{k: v for k, v in each.items() if k != "p99_ms"} for each in some]
         for label, some in rounds().items()
     }
@@ -105,7 +110,7 @@ def test_a_figure_that_nobody_asked_for_promises_nothing_and_a_missing_one_is_mi
     assert not verdicts(table)["1,000 things p99_ms ≤ 2 × 1 things p99_ms"]
 
 
-def test_a_figure_of_the_first_round_alone_counts():
+def test_a_figure_of_the_first_round_alone_counts() -> None:
     some = rounds()
     first, second = some["1,000 things"]
     some["1,000 things"] = [{**first, "replayed_restart_s": 4.0}, second]
@@ -114,7 +119,7 @@ def test_a_figure_of_the_first_round_alone_counts():
     assert (value, holds) == (4.0, False)
 
 
-def test_the_table_has_a_line_a_point_the_promise_in_words_and_the_verdicts():
+def test_the_table_has_a_line_a_point_the_promise_in_words_and_the_verdicts() -> None:
     text = render(CURVE, judge(CURVE, CURVE.points, rounds(slower=2)))
     head, first, *_ = text.splitlines()[1:]
     assert first.split() == ["1", "things", "375.00", "±67%", "3.00", "±0%", "7,050", "±0%"]
@@ -129,7 +134,9 @@ def test_the_table_has_a_line_a_point_the_promise_in_words_and_the_verdicts():
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_every_curve_can_be_measured_and_its_promises_are_about_figures_that_exist(name):
+def test_every_curve_can_be_measured_and_its_promises_are_about_figures_that_exist(
+    name: str,
+) -> None:
     curve = CURVES[name]
     assert list(curve.points) == sorted(set(curve.points))
     assert len(curve.points) >= 4
@@ -144,13 +151,14 @@ def test_every_curve_can_be_measured_and_its_promises_are_about_figures_that_exi
         assert isinstance(promise.of, str) or promise.of in curve.points
 
 
-def test_no_queue_has_more_producers_than_it_remembers():
+def test_no_queue_has_more_producers_than_it_remembers() -> None:
     fields = BrokerConfig.__dataclass_fields__
     largest = CURVES["producers"].points[-1]
-    assert largest / PRODUCER_QUEUES <= fields["producers_per_queue_max"].default
+    remembered: Any = fields["producers_per_queue_max"].default
+    assert largest / PRODUCER_QUEUES <= remembered
 
 
-def test_a_line_is_drawn_through_the_medians_and_the_small_cluster_in_grey():
+def test_a_line_is_drawn_through_the_medians_and_the_small_cluster_in_grey() -> None:
     table = judge(CURVE, CURVE.points, rounds(each=10))
     mine, beside = lines(CURVE, CURVE.points, table, "msg_s")
     assert mine.x == beside.x == [1, 10, 1_000]
@@ -159,7 +167,7 @@ def test_a_line_is_drawn_through_the_medians_and_the_small_cluster_in_grey():
     assert lines(CURVE, CURVE.points, table, "restart_s") == []
 
 
-def test_the_picture_is_flat_for_what_does_not_grow_and_climbs_for_what_does():
+def test_the_picture_is_flat_for_what_does_not_grow_and_climbs_for_what_does() -> None:
     table = judge(CURVE, CURVE.points, rounds(each=700_000))
     root = ElementTree.fromstring(draw("a <b>", "subtitle", [(CURVE, CURVE.points, table)]))
     name = "{http://www.w3.org/2000/svg}"
@@ -181,14 +189,14 @@ def test_the_picture_is_flat_for_what_does_not_grow_and_climbs_for_what_does():
     assert "restart, s" not in texts
 
 
-def test_figures_of_zero_are_not_drawn():
-    some = {CURVE.label(point): [{"rss_mib": 0.0}] for point in CURVE.points}
+def test_figures_of_zero_are_not_drawn() -> None:
+    some: Rounds = {CURVE.label(point): [{"rss_mib": 0.0}] for point in CURVE.points}
     table = Comparison(title="t", rounds={**some})
     assert lines(CURVE, CURVE.points, table, "rss_mib") == []
     assert "polyline" not in draw("t", "s", [(CURVE, CURVE.points, table)])
 
 
-def test_metrics_are_taken_from_a_page_by_name_and_label():
+def test_metrics_are_taken_from_a_page_by_name_and_label() -> None:
     page = (
         "# HELP semel_a_bytes So many.\n"
         'semel_a_bytes{node="1"} 12.0\n'
@@ -208,7 +216,9 @@ def measured(**worse: float) -> dict[str, growth.Measured]:
     return {"things": growth.Measured(CURVE, CURVE.points, table)}
 
 
-def test_what_is_published_is_strict_json_a_picture_and_an_exit_status(tmp_path, capsys):
+def test_what_is_published_is_strict_json_a_picture_and_an_exit_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = growth.parse(
         [
             *("--json", str(tmp_path / "out.json"), "--picture", str(tmp_path / "out.svg")),
@@ -252,14 +262,18 @@ def test_what_is_published_is_strict_json_a_picture_and_an_exit_status(tmp_path,
         (["--data", "/no/such"], "--data /no/such is not a directory"),
     ],
 )
-def test_the_impossible_is_refused_at_once_with_one_line(given, message, capsys):
+def test_the_impossible_is_refused_at_once_with_one_line(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         growth.parse(given)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_names_are_taken_in_their_own_order_and_help_has_examples(tmp_path, capsys):
+def test_names_are_taken_in_their_own_order_and_help_has_examples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = ["--curves", "readers, messages", "--data", str(tmp_path), "--points", "2"]
     assert growth.parse(given).curves == ["messages", "readers"]
     with pytest.raises(SystemExit) as caught:
@@ -268,7 +282,9 @@ def test_names_are_taken_in_their_own_order_and_help_has_examples(tmp_path, caps
     assert "./run bench growth --curves messages,producers" in capsys.readouterr().out
 
 
-def test_the_disk_must_hold_the_largest_point_that_is_measured(tmp_path, capsys, monkeypatch):
+def test_the_disk_must_hold_the_largest_point_that_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     least = growth.disk_bytes(["sizes"], 2, 0.001)
     some = growth.disk_bytes([*CURVES], 2, 0.001)
     most = growth.disk_bytes([*CURVES], 100, 0.001)

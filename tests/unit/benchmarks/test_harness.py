@@ -1,8 +1,11 @@
 """The benchmark harness: figures, ratios, targets, refusals."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -38,13 +41,13 @@ def comparison(targets: tuple[Target, ...] = ()) -> tuple[Comparison, list[str]]
     return compare("test", contenders, rounds=3, warm_ups=1, targets=targets), log
 
 
-def test_contenders_take_turns_and_warm_ups_do_not_count():
+def test_contenders_take_turns_and_warm_ups_do_not_count() -> None:
     found, log = comparison()
     assert log == ["ours", "floor"] * 4
     assert found.values("ours", "mb_s") == [60, 90, 120]
 
 
-def test_medians_spread_and_ratios():
+def test_medians_spread_and_ratios() -> None:
     found, _ = comparison()
     assert found.median("ours", "mb_s") == 90
     assert found.spread("ours", "mb_s") == pytest.approx(60 / 90)
@@ -65,7 +68,9 @@ def test_medians_spread_and_ratios():
         (Target(contender="nobody", metric="mb_s", at_most=1), False),
     ],
 )
-def test_a_target_is_judged_and_a_missing_figure_misses_it(target, holds, tmp_path, capsys):
+def test_a_target_is_judged_and_a_missing_figure_misses_it(
+    target: Target, holds: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found, _ = comparison((target,))
     assert [each for _, _, each in found.judged()] == [holds]
     options = argparse.Namespace(json=tmp_path / "out.json", check=True)
@@ -83,11 +88,11 @@ def test_a_target_is_judged_and_a_missing_figure_misses_it(target, holds, tmp_pa
     ("values", "percent", "expected"),
     [([3, 1, 2], 50, 2), ([3, 1, 2], 99, 3), ([1, 2, 3, 4], 50, 2), ([5], 1, 5)],
 )
-def test_percentiles(values, percent, expected):
+def test_percentiles(values: list[int], percent: int, expected: int) -> None:
     assert percentile(values, percent) == expected
 
 
-def test_no_values_have_no_percentile():
+def test_no_values_have_no_percentile() -> None:
     assert math.isnan(percentile([], 50))
 
 
@@ -101,14 +106,18 @@ def test_no_values_have_no_percentile():
         (["--minutes", "1"], "unrecognized arguments"),
     ],
 )
-def test_impossible_parameters_are_one_clear_line(arguments_given, message, capsys):
+def test_impossible_parameters_are_one_clear_line(
+    arguments_given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         arguments("test").parse_args(arguments_given)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_disk_that_is_too_small_or_missing_is_refused(tmp_path, capsys):
+def test_a_disk_that_is_too_small_or_missing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     parser = arguments("test")
     require_disk(parser, tmp_path, 1)
     with pytest.raises(SystemExit):

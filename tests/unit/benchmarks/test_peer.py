@@ -1,5 +1,7 @@
 """Peers' scripts: what is believed of them, and that nothing of them is left."""
 
+from __future__ import annotations
+
 import select
 import signal
 import subprocess
@@ -9,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -61,7 +64,9 @@ def assert_nothing_left(tmp_path: Path) -> None:
     assert not list((tmp_path / "data").iterdir())
 
 
-def test_figures_of_a_round_are_medians_by_cell(script, tmp_path):
+def test_figures_of_a_round_are_medians_by_cell(
+    script: Callable[..., Peer], tmp_path: Path
+) -> None:
     found = script(
         with_node(
             tmp_path,
@@ -89,7 +94,7 @@ def test_figures_of_a_round_are_medians_by_cell(script, tmp_path):
     assert_nothing_left(tmp_path)
 
 
-def test_nested_figures_and_nodes_have_names_of_their_own():
+def test_nested_figures_and_nodes_have_names_of_their_own() -> None:
     cell, figures = parse(
         '{"peer": "fake", "workload": "W4", "linger_ms": 5, "ack": {"p50_ms": 1, "n": 9}, '
         '"rss_mib": [10, 20], "first_ack_after_s": null}'
@@ -121,7 +126,7 @@ def test_nested_figures_and_nodes_have_names_of_their_own():
         ('{"peer": "fake", "workload": "W1", "rss_mib": [1, Infinity]}', "rss_mib_node_2 is inf"),
     ],
 )
-def test_a_line_that_is_no_figure_is_refused(line, message):
+def test_a_line_that_is_no_figure_is_refused(line: str, message: str) -> None:
     with pytest.raises(PeerError) as caught:
         collect(iter([LINE, line]))
     assert message in str(caught.value)
@@ -139,7 +144,9 @@ def test_a_line_that_is_no_figure_is_refused(line, message):
         ("os.write(1, b'x' * 2_000_000); time.sleep(600)", "a line of more than 1 MiB"),
     ],
 )
-def test_a_peer_that_fails_is_one_line_and_leaves_nothing(script, tmp_path, body, message):
+def test_a_peer_that_fails_is_one_line_and_leaves_nothing(
+    script: Callable[..., Peer], tmp_path: Path, body: str, message: str
+) -> None:
     with pytest.raises(PeerError) as caught:
         script(with_node(tmp_path, body)).run()
     assert message in str(caught.value)
@@ -147,7 +154,9 @@ def test_a_peer_that_fails_is_one_line_and_leaves_nothing(script, tmp_path, body
     assert_nothing_left(tmp_path)
 
 
-def test_a_peer_that_hangs_is_ended_even_if_it_does_not_listen(script, tmp_path, monkeypatch):
+def test_a_peer_that_hangs_is_ended_even_if_it_does_not_listen(
+    script: Callable[..., Peer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peer_module, "GRACE_S", 0.1)
     body = f"""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -174,11 +183,13 @@ def after_first_line(peer: Peer) -> Callable[[subprocess.Popen[bytes]], Iterator
     return impatient
 
 
-def test_ctrl_c_is_looked_for_while_a_peer_is_silent(script, tmp_path, monkeypatch):
+def test_ctrl_c_is_looked_for_while_a_peer_is_silent(
+    script: Callable[..., Peer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A signal just before a system call does not end its wait, so no wait may be a long one."""
-    waits = []
+    waits: list[float] = []
 
-    def noted(readable, writable, other, wait_s):
+    def noted(readable: Any, writable: Any, other: Any, wait_s: float) -> Any:
         waits.append(wait_s)
         return select.select(readable, writable, other, wait_s)
 
@@ -190,7 +201,9 @@ def test_ctrl_c_is_looked_for_while_a_peer_is_silent(script, tmp_path, monkeypat
     assert max(waits) <= 0.5
 
 
-def test_a_peer_ends_its_nodes_itself_when_it_can(script, tmp_path):
+def test_a_peer_ends_its_nodes_itself_when_it_can(
+    script: Callable[..., Peer], tmp_path: Path
+) -> None:
     body = f"""
         def end(*_):
             node.kill()
@@ -216,12 +229,14 @@ def test_a_peer_ends_its_nodes_itself_when_it_can(script, tmp_path):
         ("python3 'peer.py", "is no command"),
     ],
 )
-def test_a_peer_that_does_not_exist_is_known_at_once(command, message, tmp_path):
+def test_a_peer_that_does_not_exist_is_known_at_once(
+    command: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(PeerError, match=message):
         Peer(command, workloads=[], scale=1, durability="default", silence_s=1, data=tmp_path)
 
 
-def test_ctrl_c_ends_the_peer_and_removes_its_data(tmp_path):
+def test_ctrl_c_ends_the_peer_and_removes_its_data(tmp_path: Path) -> None:
     """The whole command, interrupted while its peer runs, which comes before all else."""
     path = tmp_path / "peer_fake.py"
     path.write_text(with_node(tmp_path, f"print('{LINE}', flush=True); time.sleep(600)"))

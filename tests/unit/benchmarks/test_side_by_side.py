@@ -1,14 +1,18 @@
 """Side by side: figures by workload, goals, ratios, the picture, refusals."""
 
+from __future__ import annotations
+
 import json
 import math
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import side_by_side
+from benchmarks.commands import guarded
 from benchmarks.figures import WORKLOADS, Cell, Figures, by_workload, flat
 from benchmarks.goals import GOALS, Ratio, ratios, set_targets
 from benchmarks.harness import Comparison, Contender, compare
@@ -26,7 +30,7 @@ def contender(name: str, rounds: list[Figures]) -> Contender:
 
 def tables() -> dict[str, Comparison]:
     """Two rounds in which Semel has 6 and 4 times the rate, and half the latency and worse."""
-    mine = [
+    mine: list[Figures] = [
         {
             Cell("semel", "W1", "send_many, list"): {"msg_s": 600, "rss_mib": 40},
             Cell("semel", "W3", "sync"): {"p50_ms": 1},
@@ -36,14 +40,14 @@ def tables() -> dict[str, Comparison]:
             Cell("semel", "W3", "sync"): {"p50_ms": 4},
         },
     ]
-    theirs = [
+    theirs: list[Figures] = [
         {
             Cell(KAFKA, "W1", "java"): {"msg_s": 500},
             Cell(KAFKA, "W1", "java tuned"): {"msg_s": 100, "rss_mib": 100},
             Cell(KAFKA, "W3", "python"): {"p50_ms": 2},
         }
     ] * 2
-    floor = [
+    floor: list[Figures] = [
         {
             Cell("floor", "W1", "prototype"): {"msg_s": 100},
             Cell("floor", "W1", "memcpy"): {"msg_s": 9_000},
@@ -61,7 +65,7 @@ def tables() -> dict[str, Comparison]:
     return found
 
 
-def test_rounds_become_a_comparison_for_each_workload():
+def test_rounds_become_a_comparison_for_each_workload() -> None:
     found = tables()
     assert list(found) == ["W1", "W3"]
     assert found["W1"].values("semel: send_many, list", "msg_s") == [600, 400]
@@ -69,7 +73,7 @@ def test_rounds_become_a_comparison_for_each_workload():
     assert [*found["W3"].rounds] == [f"{KAFKA}: python", "semel: sync"]
 
 
-def test_goals_are_judged_by_their_variant_where_the_peer_was_measured():
+def test_goals_are_judged_by_their_variant_where_the_peer_was_measured() -> None:
     found = tables()
     judged = {
         target.describe(): (value, holds)
@@ -83,14 +87,14 @@ def test_goals_are_judged_by_their_variant_where_the_peer_was_measured():
     }
 
 
-def test_without_the_peer_of_a_goal_nothing_is_promised():
+def test_without_the_peer_of_a_goal_nothing_is_promised() -> None:
     table = tables()["W1"]
     del table.rounds[f"{KAFKA}: java tuned"]
     set_targets("W1", table)
     assert table.targets == []
 
 
-def test_ratios_are_to_the_goals_variant_else_to_the_peers_best_and_to_the_prototype():
+def test_ratios_are_to_the_goals_variant_else_to_the_peers_best_and_to_the_prototype() -> None:
     table = tables()["W1"]
     found = {(each.of, each.metric): each for each in ratios("W1", table)}
     assert found.keys() == {
@@ -104,20 +108,27 @@ def test_ratios_are_to_the_goals_variant_else_to_the_peers_best_and_to_the_proto
     assert best == [f"{KAFKA}: java", "floor: prototype"]
 
 
-def test_better_means_more_messages_and_less_of_anything_else():
-    one = {"workload": "W", "contender": "semel", "of": "other", "times": (0.5, 0.25, 2.0)}
+def test_better_means_more_messages_and_less_of_anything_else() -> None:
+    one: dict[str, Any] = {
+        "workload": "W",
+        "contender": "semel",
+        "of": "other",
+        "times": (0.5, 0.25, 2.0),
+    }
     assert Ratio(metric="msg_s", **one).better == (0.5, 0.25, 2.0)
     assert Ratio(metric="p99_ms", **one).better == (2.0, 0.5, 4.0)
 
 
-def test_every_goal_names_a_workload_and_a_variant_that_exist():
+def test_every_goal_names_a_workload_and_a_variant_that_exist() -> None:
     named = {(goal.workload, goal.variant) for goal in GOALS}
     assert {workload for workload, _ in named} == {*WORKLOADS}
     assert {variant for workload, variant in named if workload == "W1"} == {*WAYS.values()}
     assert all((goal.at_least is None) != (goal.at_most is None) for goal in GOALS)
 
 
-def test_what_is_published_is_strict_json_and_a_picture_with_every_ratio(tmp_path, capsys):
+def test_what_is_published_is_strict_json_and_a_picture_with_every_ratio(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, options = side_by_side.parse(
         [
             *("--json", str(tmp_path / "out.json"), "--picture", str(tmp_path / "out.svg")),
@@ -125,8 +136,8 @@ def test_what_is_published_is_strict_json_and_a_picture_with_every_ratio(tmp_pat
         ]
     )
     found = tables()
-    found["W3"].rounds["semel: sync"][0]["failed"] = 0  # spread of nothing but 0 does not exist
-    found["W3"].rounds["semel: sync"][1]["failed"] = 0
+    mine: list[Any] = found["W3"].rounds["semel: sync"]
+    mine[0]["failed"] = mine[1]["failed"] = 0  # spread of nothing but 0 does not exist
     assert side_by_side.publish(found, options) == 1
     printed = capsys.readouterr().out
     assert "MISSED semel: sync p50_ms" in printed
@@ -147,7 +158,7 @@ def test_what_is_published_is_strict_json_and_a_picture_with_every_ratio(tmp_pat
     assert side_by_side.publish(found, options) == 0
 
 
-def test_bars_go_right_for_better_and_left_for_worse_and_names_are_escaped():
+def test_bars_go_right_for_better_and_left_for_worse_and_names_are_escaped() -> None:
     ratio = {"workload": "W1", "metric": "msg_s", "of": "a<b>&c"}
     picture = draw(
         "title",
@@ -191,14 +202,18 @@ def test_bars_go_right_for_better_and_left_for_worse_and_names_are_escaped():
         (["--data", "/no/such"], "--data /no/such is not a directory"),
     ],
 )
-def test_the_impossible_is_refused_at_once_with_one_line(given, message, capsys):
+def test_the_impossible_is_refused_at_once_with_one_line(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         side_by_side.parse(given)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_disk_that_is_too_small_is_refused_and_a_peer_needs_more(tmp_path, capsys, monkeypatch):
+def test_a_disk_that_is_too_small_is_refused_and_a_peer_needs_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
         side_by_side, "require_disk", lambda parser, place, need: asked.append(need)
@@ -212,7 +227,9 @@ def test_a_disk_that_is_too_small_is_refused_and_a_peer_needs_more(tmp_path, cap
     assert "MiB free and this run may need" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_peer_that_is_not_there_ends_the_command_before_anything_runs(tmp_path, capsys):
+def test_a_peer_that_is_not_there_ends_the_command_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status = side_by_side.main(
         ["--peer", f"{sys.executable} /no/peer.py", "--scale", "0.0001", "--data", str(tmp_path)]
     )
@@ -232,15 +249,17 @@ def test_a_peer_that_is_not_there_ends_the_command_before_anything_runs(tmp_path
         (TimeoutError(), "TimeoutError"),
     ],
 )
-def test_what_goes_wrong_outside_is_one_line(error, line, capsys):
+def test_what_goes_wrong_outside_is_one_line(
+    error: Exception, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run() -> int:
         raise error
 
-    assert side_by_side.guarded(run) == 1
+    assert guarded(run) == 1
     assert capsys.readouterr().err.strip() == f"error: {line}"
 
 
-def test_help_has_examples(capsys):
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         side_by_side.parse(["--help"])
     assert caught.value.code == 0
@@ -249,7 +268,7 @@ def test_help_has_examples(capsys):
     )
 
 
-def test_sizes_scale_down_to_a_least_and_the_disk_counts_every_variant():
+def test_sizes_scale_down_to_a_least_and_the_disk_counts_every_variant() -> None:
     assert scaled("W1", 0.5) == PRODUCED["W1"][0] // 2
     assert scaled("W1", 1e-9) == LEAST
     only = disk_bytes(["W3"], 1.0) - (1 << 30)
@@ -259,7 +278,7 @@ def test_sizes_scale_down_to_a_least_and_the_disk_counts_every_variant():
     assert medians([{"a": 1}, {"a": 9}, {"a": 2}]) == {"a": 2}
 
 
-def test_raw_floors_speak_in_messages_of_the_workload(tmp_path: Path):
+def test_raw_floors_speak_in_messages_of_the_workload(tmp_path: Path) -> None:
     figures = rate(100.0, seconds=2.0, cpu_s=1.0, size=1_000)
     assert figures["msg_s"] == pytest.approx(100_000)
     assert figures["cpu_s_per_million"] == pytest.approx(5.0)

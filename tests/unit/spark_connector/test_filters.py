@@ -1,7 +1,11 @@
 """Filters taken from Spark: exactly those that are understood, applied exactly."""
 
+from __future__ import annotations
+
 import datetime
 import operator
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -41,7 +45,7 @@ def moment(us: int) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=us)
 
 
-def fits(each: Filter, row: dict[str, int]) -> bool:
+def fits(each: Any, row: dict[str, int]) -> bool:
     value = row[each.attribute[0]]
     numbers = [
         int(number.timestamp() * 1e6) if isinstance(number, datetime.datetime) else number
@@ -49,7 +53,8 @@ def fits(each: Filter, row: dict[str, int]) -> bool:
     ]
     if isinstance(each, In):
         return value in numbers
-    return COMPARISONS[type(each)](value, numbers[0])
+    compare: Callable[[int, int], bool] = COMPARISONS[type(each)]
+    return compare(value, numbers[0])
 
 
 @st.composite
@@ -63,7 +68,7 @@ def comparisons(draw: st.DrawFn) -> Filter:
 
 
 @given(st.lists(comparisons(), max_size=4))
-def test_what_is_taken_is_applied_exactly(filters):
+def test_what_is_taken_is_applied_exactly(filters: list[Filter]) -> None:
     taken, others = take_filters(filters)
     assert others == []
     whole = [
@@ -108,7 +113,7 @@ def test_what_is_taken_is_applied_exactly(filters):
         StringContains(("topic",), "x"),
     ],
 )
-def test_what_is_not_understood_is_given_back(other):
+def test_what_is_not_understood_is_given_back(other: Filter) -> None:
     known = IsNotNull(("offset",))
     taken, others = take_filters([other, known])
     assert others == [other]

@@ -1,8 +1,11 @@
 """The start script that drops one flag of Spark's."""
 
+from __future__ import annotations
+
 import os
 import stat
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,7 +19,9 @@ from tests.kit.java import env, fake_java
 __all__ = ["env"]  # the fixture
 
 
-def test_the_start_script_drops_the_flag_and_nothing_else(tmp_path, env):
+def test_the_start_script_drops_the_flag_and_nothing_else(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
     program = fake_java(tmp_path / "a jdk", "17.0.1")
     env["JAVA_HOME"] = str(tmp_path / "a jdk")
     home = java.java_home(env)
@@ -29,7 +34,7 @@ def test_the_start_script_drops_the_flag_and_nothing_else(tmp_path, env):
     assert java.java_home(env) == home
 
 
-def test_a_damaged_start_script_is_mended(tmp_path, env):
+def test_a_damaged_start_script_is_mended(tmp_path: Path, env: dict[str, str]) -> None:
     fake_java(tmp_path / "jdk", "17.0.1")
     env["JAVA_HOME"] = str(tmp_path / "jdk")
     script = java.java_home(env) / "bin" / "java"
@@ -41,7 +46,7 @@ def test_a_damaged_start_script_is_mended(tmp_path, env):
     assert [each.name for each in script.parent.iterdir()] == ["java"]
 
 
-def test_many_processes_may_make_it_at_once(tmp_path, env):
+def test_many_processes_may_make_it_at_once(tmp_path: Path, env: dict[str, str]) -> None:
     fake_java(tmp_path / "jdk", "17.0.1")
     env["JAVA_HOME"] = str(tmp_path / "jdk")
     homes: list[Path] = []
@@ -54,11 +59,13 @@ def test_many_processes_may_make_it_at_once(tmp_path, env):
     assert len(set(homes)) == 1
 
 
-def test_a_directory_that_others_may_write_is_not_used(tmp_path, env, monkeypatch):
+def test_a_directory_that_others_may_write_is_not_used(
+    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_java(tmp_path / "jdk", "17.0.1")
     scratch = tmp_path / "tmp"
     scratch.mkdir()
-    monkeypatch.setattr(java.tempfile, "gettempdir", lambda: str(scratch))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(scratch))
     env["JAVA_HOME"] = str(tmp_path / "jdk")
     cache = tmp_path / "home" / ".cache" / "semel"
     cache.mkdir(parents=True)
@@ -70,7 +77,7 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path, env, monkeypatc
         java.java_home(env)
 
 
-def test_what_killed_sessions_left_is_swept_and_nothing_else(tmp_path):
+def test_what_killed_sessions_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
     def scratch(name: str, age_seconds: float) -> Path:
         directory = tmp_path / name
         directory.mkdir()

@@ -1,5 +1,7 @@
 """How much a trigger takes: exactly the limit, fairly shared, and not before it is worth while."""
 
+from __future__ import annotations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,9 @@ backlogs = st.dictionaries(st.integers(0, 30), st.integers(0, 1 << 40), max_size
 
 
 @given(backlogs, st.none() | st.integers(1, 1 << 42), st.integers(0, 1 << 50))
-def test_exactly_the_limit_is_taken_and_no_queue_gives_more_than_it_has(available, limit, turn):
+def test_exactly_the_limit_is_taken_and_no_queue_gives_more_than_it_has(
+    available: dict[int, int], limit: int | None, turn: int
+) -> None:
     taken = share(available, limit, turn)
     total = sum(available.values())
     assert sum(taken.values()) == (total if limit is None else min(limit, total))
@@ -19,7 +23,7 @@ def test_exactly_the_limit_is_taken_and_no_queue_gives_more_than_it_has(availabl
 
 
 @given(backlogs, st.integers(1, 1 << 42))
-def test_shares_are_in_proportion(available, limit):
+def test_shares_are_in_proportion(available: dict[int, int], limit: int) -> None:
     waiting = [rows for rows in available.values() if rows]
     total = sum(waiting)
     if not total or limit <= len(waiting) or limit >= total:
@@ -30,7 +34,7 @@ def test_shares_are_in_proportion(available, limit):
         assert not rows or taken[queue] >= 1
 
 
-def test_more_queues_than_rows_take_turns():
+def test_more_queues_than_rows_take_turns() -> None:
     available = dict.fromkeys(range(7), 100)
     served = dict.fromkeys(range(7), 0)
     turn = 0
@@ -42,7 +46,7 @@ def test_more_queues_than_rows_take_turns():
 
 
 @given(backlogs, st.integers(1, 1 << 50))
-def test_bytes_become_rows(available, bytes_max):
+def test_bytes_become_rows(available: dict[int, int], bytes_max: int) -> None:
     sizes = {queue: 1.0 + queue * 100 for queue in available}
     rows = rows_within(available, sizes, bytes_max)
     total = sum(available.values())
@@ -54,7 +58,7 @@ def test_bytes_become_rows(available, bytes_max):
         assert rows == total
 
 
-def test_a_trigger_waits_for_enough_but_not_for_ever():
+def test_a_trigger_waits_for_enough_but_not_for_ever() -> None:
     pacer = Pacer(10, 1_000)
     assert pacer.ready(0, 0)  # the first one after a start
     pacer.on_trigger(0)
@@ -66,7 +70,7 @@ def test_a_trigger_waits_for_enough_but_not_for_ever():
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_without_a_minimum_every_trigger_is_worth_while(rows):
+def test_without_a_minimum_every_trigger_is_worth_while(rows: int) -> None:
     pacer = Pacer(None, 1_000)
     pacer.on_trigger(0)
     assert pacer.ready(rows, 1)

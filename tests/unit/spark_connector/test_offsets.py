@@ -1,6 +1,9 @@
 """Planning a batch: places resolved against what the cluster has."""
 
+from __future__ import annotations
+
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -20,16 +23,19 @@ TIMES = {
 }
 
 
-def plan(losses: list | None = None, late: str = "error", **places: object) -> list[tuple]:
-    asked = {
+def plan(
+    losses: list[Exception] | None = None, late: str = "error", **places: Any
+) -> list[tuple[int, int, int]]:
+    asked: dict[str, Any] = {
         side: place if isinstance(place, AtTimes) else AtOffsets(place)
         for side, place in places.items()
     }
+    asked.setdefault("starting", AtOffsets(EARLIEST))
     options = ReadOptions(
         bootstrap="a:1",
         topics=Topics(names=("orders",)),
         late_start=late,
-        **{"starting": AtOffsets(EARLIEST), **asked},
+        **asked,
     )
     more = [] if losses is None else [losses.append]
     ranges = plan_ranges(STATES, options, TIMES, *more)
@@ -37,21 +43,21 @@ def plan(losses: list | None = None, late: str = "error", **places: object) -> l
     return [(each.queue, each.start, each.end) for each in ranges]
 
 
-def test_everything_by_default_and_no_range_for_an_empty_queue():
+def test_everything_by_default_and_no_range_for_an_empty_queue() -> None:
     assert plan() == [(0, 10, 30), (1, 0, 5)]
 
 
-def test_latest_to_latest_is_nothing():
+def test_latest_to_latest_is_nothing() -> None:
     assert plan(starting=LATEST) == []
 
 
-def test_offsets_for_each_queue():
+def test_offsets_for_each_queue() -> None:
     starting = {"orders": {0: 12, 1: EARLIEST, 2: LATEST}}
     ending = {"orders": {0: 20, 1: 5, 2: LATEST}}
     assert plan(starting=starting, ending=ending) == [(0, 12, 20), (1, 0, 5)]
 
 
-def test_the_bounds_themselves_are_in_range():
+def test_the_bounds_themselves_are_in_range() -> None:
     starting = {"orders": {0: 10, 1: 5, 2: 4}}
     ending = {"orders": {0: 30, 1: 5, 2: 4}}
     assert plan(starting=starting, ending=ending) == [(0, 10, 30)]
@@ -59,14 +65,15 @@ def test_the_bounds_themselves_are_in_range():
 
 @pytest.mark.parametrize("offset", [9, 31])
 @pytest.mark.parametrize("side", ["starting", "ending"])
-def test_an_offset_that_the_queue_does_not_have(side, offset):
+def test_an_offset_that_the_queue_does_not_have(side: str, offset: int) -> None:
+    place: dict[str, Any] = {side: {"orders": {0: offset, 1: LATEST, 2: LATEST}}}
     with pytest.raises(OffsetOutOfRange, match="has 10 to 30") as caught:
-        plan(**{side: {"orders": {0: offset, 1: LATEST, 2: LATEST}}})
+        plan(**place)
     assert (caught.value.log_start_offset, caught.value.log_end_offset) == (10, 30)
 
 
-def test_what_retention_took_may_be_left_out_and_is_told():
-    losses: list = []
+def test_what_retention_took_may_be_left_out_and_is_told() -> None:
+    losses: list[Exception] = []
     assert plan(losses, starting={"orders": {0: 3, 1: 0, 2: 4}}) == [(0, 10, 30), (1, 0, 5)]
     assert len(losses) == 1
     assert "startingOffsets 3 of queue 0" in str(losses[0])
@@ -74,13 +81,13 @@ def test_what_retention_took_may_be_left_out_and_is_told():
         plan(losses, starting={"orders": {0: 31, 1: 0, 2: 4}})
 
 
-def test_an_end_before_the_start():
+def test_an_end_before_the_start() -> None:
     ending = {"orders": {0: 15, 1: LATEST, 2: LATEST}}
     with pytest.raises(InvalidRequest, match=r"ends in queue 0 .* at 15, before its start at 30"):
         plan(starting=LATEST, ending=ending)
 
 
-def test_queues_that_do_not_exist_or_are_missing():
+def test_queues_that_do_not_exist_or_are_missing() -> None:
     with pytest.raises(InvalidRequest, match="has no queue 3"):
         plan(starting={"orders": {0: 10, 1: 0, 2: 4, 3: 0}})
     with pytest.raises(
@@ -95,24 +102,24 @@ def test_queues_that_do_not_exist_or_are_missing():
         plan(starting={})
 
 
-def test_times():
+def test_times() -> None:
     assert plan(late="latest", starting=AtTimes(100)) == [(0, 12, 30), (1, 0, 5)]
     assert plan(ending=AtTimes(200)) == [(0, 10, 30), (1, 0, 3)]
     by_queue = AtTimes({"orders": {0: 200, 1: 100, 2: 100}})
     assert plan(late="latest", starting=by_queue) == [(1, 0, 5)]
 
 
-def test_a_time_that_was_looked_up_after_more_had_come_ends_where_the_plan_does():
+def test_a_time_that_was_looked_up_after_more_had_come_ends_where_the_plan_does() -> None:
     assert plan(ending=AtTimes(300)) == [(0, 10, 30), (1, 0, 5)]
 
 
-def test_a_start_after_the_newest_message():
+def test_a_start_after_the_newest_message() -> None:
     with pytest.raises(OffsetOutOfRange, match=r"queue 0 .* at or after the starting time 200"):
         plan(starting=AtTimes(200))
     assert plan(late="latest", starting=AtTimes(200)) == [(1, 3, 5)]
 
 
-def test_only_times_that_are_asked_for_are_looked_up():
+def test_only_times_that_are_asked_for_are_looked_up() -> None:
     assert times_asked(AtOffsets(EARLIEST), STATES) == set()
     assert times_asked(AtTimes(5), STATES) == {("orders", 5)}
     by_queue = AtTimes({"orders": {0: 5, 1: 6, 2: 5}})

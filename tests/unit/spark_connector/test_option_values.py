@@ -1,5 +1,9 @@
 """What the text of a single option means, and every refusal in one line."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,25 +17,25 @@ from semel.spark_connector.option_values import EARLIEST, LATEST
     ("text", "ms"),
     [("0", 0), ("250", 250), ("500ms", 500), ("30s", 30_000), (" 15M ", 900_000), ("2 h", 7.2e6)],
 )
-def test_durations(text, ms):
+def test_durations(text: str, ms: int | float) -> None:
     assert values.duration_ms("x", text) == ms
 
 
 @pytest.mark.parametrize(
     ("text", "size"), [("1", 1), ("64k", 65_536), ("10MB", 10 << 20), ("1g", 1 << 30), ("7b", 7)]
 )
-def test_sizes(text, size):
+def test_sizes(text: str, size: int) -> None:
     assert values.size_bytes("x", text) == size
 
 
 @pytest.mark.parametrize("word", ["latest", "LATEST", " Latest "])
-def test_words_for_offsets_in_any_case(word):
+def test_words_for_offsets_in_any_case(word: str) -> None:
     assert values.offsets("x", word, is_start=True) == LATEST
     assert values.offsets("x", word, is_start=False) == LATEST
     assert values.offsets("x", "earliest", is_start=True) == EARLIEST
 
 
-def test_names_once_each():
+def test_names_once_each() -> None:
     assert values.names("x", " a ,b,, a") == ("a", "b")
 
 
@@ -39,7 +43,7 @@ queues = st.dictionaries(st.integers(0, 99), st.integers(EARLIEST, 1 << 60), min
 
 
 @given(st.dictionaries(st.text(min_size=1), queues, min_size=1))
-def test_json_of_offsets_means_what_it_says(asked):
+def test_json_of_offsets_means_what_it_says(asked: dict[str, dict[int, int]]) -> None:
     import json
 
     assert values.offsets("x", json.dumps(asked), is_start=True) == asked
@@ -67,7 +71,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("parse", "text", "message"), REFUSED)
-def test_refusals(parse, text, message):
+def test_refusals(parse: Callable[[str, str], object], text: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse("theOption", text)
     assert message in str(caught.value)
@@ -91,13 +95,13 @@ def test_refusals(parse, text, message):
         ('{"t": {"0": 1, "0": 2}}', "'0' twice"),
     ],
 )
-def test_refused_offsets(text, message):
+def test_refused_offsets(text: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         values.offsets("startingOffsets", text, is_start=True)
     assert message in str(caught.value)
 
 
-def test_an_end_is_never_earliest():
+def test_an_end_is_never_earliest() -> None:
     with pytest.raises(InvalidRequest, match="cannot be earliest"):
         values.offsets("endingOffsets", "earliest", is_start=False)
     with pytest.raises(InvalidRequest, match="-2 is not an offset"):

@@ -1,5 +1,7 @@
 """Options of a read: defaults, names in any case, every refusal of what does not fit together."""
 
+from __future__ import annotations
+
 import pytest
 
 from semel.protos.errors import InvalidRequest
@@ -25,7 +27,7 @@ def parse(**options: str) -> ReadOptions:
     return parse_options(given, {})
 
 
-def test_defaults():
+def test_defaults() -> None:
     assert parse() == ReadOptions(
         bootstrap=DEFAULT_BOOTSTRAP,
         topics=Topics(names=("orders",)),
@@ -80,7 +82,7 @@ OTHER_WAYS = {
 }
 
 
-def test_all_options_in_the_lower_case_that_spark_gives():
+def test_all_options_in_the_lower_case_that_spark_gives() -> None:
     assert set(EVERYTHING) | OTHER_WAYS == set(KNOWN_OPTIONS)
     given = {name.lower(): value for name, value in EVERYTHING.items()}
     assert parse_options(given, {"SEMEL_BOOTSTRAP": "c:3"}) == ReadOptions(
@@ -104,7 +106,7 @@ def test_all_options_in_the_lower_case_that_spark_gives():
     )
 
 
-def test_times_go_before_offsets_and_one_time_before_many():
+def test_times_go_before_offsets_and_one_time_before_many() -> None:
     times = '{"orders": {"0": 7, "1": 8}}'
     found = parse(startingOffsetsByTimestamp=times, startingOffsets="earliest")
     assert found.starting == AtTimes({"orders": {0: 7, 1: 8}})
@@ -115,7 +117,7 @@ def test_times_go_before_offsets_and_one_time_before_many():
     assert late.late_start == "latest"
 
 
-def test_ways_to_choose_topics():
+def test_ways_to_choose_topics() -> None:
     assert parse(assign='{"a": [0, 2], "b": [1]}').topics == Topics(
         names=("a", "b"), queues={"a": frozenset({0, 2}), "b": frozenset({1})}
     )
@@ -125,7 +127,7 @@ def test_ways_to_choose_topics():
     assert parse(subscribePattern="or").topics.chosen(["orders"]) == []
 
 
-def test_bootstrap_comes_from_the_environment_when_no_option_says_it():
+def test_bootstrap_comes_from_the_environment_when_no_option_says_it() -> None:
     found = parse_options({"subscribe": "orders"}, {"SEMEL_BOOTSTRAP": "c:3"})
     assert found.bootstrap == "c:3"
 
@@ -143,7 +145,7 @@ def test_bootstrap_comes_from_the_environment_when_no_option_says_it():
         ("zzz", "known are bootstrap, subscribe"),
     ],
 )
-def test_an_unknown_option_names_the_nearest_known_one(name, hint):
+def test_an_unknown_option_names_the_nearest_known_one(name: str, hint: str) -> None:
     with pytest.raises(InvalidRequest, match="unknown option") as caught:
         parse(**{name: "1"})
     assert repr(name) in str(caught.value)
@@ -179,27 +181,27 @@ def test_an_unknown_option_names_the_nearest_known_one(name, hint):
         ),
     ],
 )
-def test_bad_values_are_refused_in_one_line(options, message):
+def test_bad_values_are_refused_in_one_line(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(**options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_no_topic_at_all():
+def test_no_topic_at_all() -> None:
     with pytest.raises(InvalidRequest, match="'subscribe' is missing"):
         parse_options({}, {})
 
 
 @pytest.mark.parametrize("name", STREAM_ONLY)
-def test_a_batch_has_no_triggers(name):
+def test_a_batch_has_no_triggers(name: str) -> None:
     more = {"minOffsetsPerTrigger": "1"} if name == "maxTriggerDelay" else {}
     with pytest.raises(InvalidRequest, match="is for streaming reads"):
         parse(**{name: EVERYTHING[name], **more}).for_batch()
 
 
 @pytest.mark.parametrize("name", BATCH_ONLY)
-def test_a_stream_has_no_end(name):
+def test_a_stream_has_no_end(name: str) -> None:
     values = {
         "endingOffsets": "latest",
         "pushDownFilters": "true",

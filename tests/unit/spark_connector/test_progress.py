@@ -24,7 +24,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from semel.protos.errors import InvalidRequest, OffsetOutOfRange, UnknownQueue, UnknownTopic
+from semel.protos.errors import (
+    InvalidRequest,
+    OffsetOutOfRange,
+    SemelError,
+    UnknownQueue,
+    UnknownTopic,
+)
 from semel.spark_connector.limits import share
 from semel.spark_connector.offsets import QueueState, raise_loss
 from semel.spark_connector.progress import Progress, backlog
@@ -37,7 +43,9 @@ def began(*states: QueueState) -> Progress:
     return Progress.beginning(states, {state.place: state.log_start_offset for state in states})
 
 
-def step(done: Progress, states: Sequence[QueueState], limit: int | None = None, **more: Any):
+def step(
+    done: Progress, states: Sequence[QueueState], limit: int | None = None, **more: Any
+) -> Any:
     left = backlog(done, states, more.pop("on_loss", raise_loss), **more)
     return left.take(share(left.available, limit, left.turn))
 
@@ -46,19 +54,19 @@ def read(done: Progress) -> list[tuple[int, int, int]]:
     return [(each.queue, each.start, each.end) for each in done.ranges()]
 
 
-def test_an_end_carries_its_start_and_survives_its_text():
+def test_an_end_carries_its_start_and_survives_its_text() -> None:
     first = step(began(ORDERS, OTHER), [ORDERS, OTHER])
     assert first is not None
     assert read(first) == [(0, 0, 9), (1, 2, 5)]
     assert Progress.from_json(json.loads(json.dumps(first.to_json()))) == first
 
 
-def test_equal_progress_is_equal_text_whatever_the_order():
+def test_equal_progress_is_equal_text_whatever_the_order() -> None:
     one, two = began(ORDERS, OTHER).to_json(), began(OTHER, ORDERS).to_json()
     assert json.dumps(one) == json.dumps(two)
 
 
-def test_the_first_trigger_is_stored_even_without_a_message():
+def test_the_first_trigger_is_stored_even_without_a_message() -> None:
     empty = dataclasses.replace(ORDERS, log_end_offset=0)
     first = step(began(empty), [empty])
     assert first is not None
@@ -67,20 +75,20 @@ def test_the_first_trigger_is_stored_even_without_a_message():
     assert step(first, [empty]) is None
 
 
-def test_nothing_new_is_nothing():
+def test_nothing_new_is_nothing() -> None:
     first = step(began(ORDERS), [ORDERS])
     assert first is not None
     assert step(first, [ORDERS]) is None
 
 
-def test_a_new_topic_begins_at_its_start():
+def test_a_new_topic_begins_at_its_start() -> None:
     first = step(began(ORDERS), [ORDERS])
     new = dataclasses.replace(OTHER, topic="more", topic_id=8)
     second = step(first, [ORDERS, new])
     assert read(second) == [(1, 2, 5)]
 
 
-def test_children_wait_until_the_parent_lies_behind_the_stream():
+def test_children_wait_until_the_parent_lies_behind_the_stream() -> None:
     parent, child = ORDERS, dataclasses.replace(OTHER, queue=2, parent=0, log_start_offset=0)
     first = step(began(parent), [parent, child], limit=6)
     assert read(first) == [(0, 0, 6)]
@@ -90,7 +98,7 @@ def test_children_wait_until_the_parent_lies_behind_the_stream():
     assert read(third) == [(2, 0, 5)]
 
 
-def test_a_trigger_available_now_ends_where_the_queues_ended():
+def test_a_trigger_available_now_ends_where_the_queues_ended() -> None:
     until = {(7, 0): 4}
     later = dataclasses.replace(OTHER, topic="later", topic_id=9)
     first = step(began(ORDERS), [ORDERS, OTHER, later], until=until)
@@ -126,7 +134,12 @@ STORED = step(began(ORDERS, OTHER), [ORDERS, OTHER])
         ([ORDERS], UnknownQueue, "has no queue 1 any more", []),
     ],
 )
-def test_what_is_lost_is_told_and_may_be_done_without(now, error, message, goes_on):
+def test_what_is_lost_is_told_and_may_be_done_without(
+    now: list[QueueState],
+    error: type[SemelError],
+    message: str,
+    goes_on: list[tuple[int, int, int]] | None,
+) -> None:
     with pytest.raises(error, match=message):
         step(STORED, now)
     losses: list[Exception] = []
@@ -155,7 +168,9 @@ def test_what_is_lost_is_told_and_may_be_done_without(now, error, message, goes_
         ),
     ],
 )
-def test_checkpoints_that_nobody_here_wrote(stored, message):
+def test_checkpoints_that_nobody_here_wrote(
+    stored: str | dict[str, int] | None, message: str
+) -> None:
     with pytest.raises(InvalidRequest, match=message):
         Progress.from_json(stored)
 
@@ -272,12 +287,13 @@ TestStreams = Streams.TestCase
 TestStreams.settings = settings(max_examples=60, stateful_step_count=20)
 
 
-def test_a_planted_bug_is_caught(monkeypatch):
+def test_a_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children that do not wait for their parent."""
     from semel.spark_connector import progress
 
-    def hasty(state, positions, states, until):
-        return state.log_end_offset - positions[state.place]
+    def hasty(state: QueueState, positions: Any, states: Any, until: Any) -> int:
+        offset: int = positions[state.place]
+        return state.log_end_offset - offset
 
     monkeypatch.setattr(progress, "_available", hasty)
     with pytest.raises((AssertionError, ExceptionGroup)) as caught:

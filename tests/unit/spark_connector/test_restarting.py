@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from pyspark.errors import StreamingQueryException
 
@@ -24,27 +27,32 @@ class Query:
             raise StreamingQueryException(self._end)
 
 
-def test_an_aborted_batch_is_repeated_until_it_is_through():
+def restarted(start: Callable[[], Query]) -> object:
+    untyped: Callable[[], Any] = start  # one that Spark runs
+    return keep_running(untyped)
+
+
+def test_an_aborted_batch_is_repeated_until_it_is_through() -> None:
     queries = [Query(ABORTED), Query(ABORTED), Query()]
     last = queries[-1]
-    assert keep_running(lambda: queries.pop(0)) is last
+    assert restarted(lambda: queries.pop(0)) is last
     assert not queries
 
 
-def test_every_other_end_is_raised():
+def test_every_other_end_is_raised() -> None:
     queries = [Query("TransactionFenced: another program"), Query()]
     with pytest.raises(StreamingQueryException, match="another program"):
-        keep_running(lambda: queries.pop(0))
+        restarted(lambda: queries.pop(0))
     assert len(queries) == 1
 
 
-def test_aborts_without_progress_end():
-    started = []
+def test_aborts_without_progress_end() -> None:
+    started: list[Query] = []
 
     def start() -> Query:
         started.append(Query(ABORTED, progress=len(started) == 4))
         return started[-1]
 
     with pytest.raises(StreamingQueryException, match="was split"):
-        keep_running(start)
+        restarted(start)
     assert len(started) == 4 + ABORTS_MAX

@@ -1,5 +1,7 @@
 """Arrow batches put into Spark's shape, and those that need no fetch."""
 
+from __future__ import annotations
+
 import dataclasses
 import datetime
 
@@ -35,7 +37,7 @@ def stored(first: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, ARROW_SCHEMA)
 
 
-def test_all_columns_have_the_schema_that_spark_expects():
+def test_all_columns_have_the_schema_that_spark_expects() -> None:
     found = Projection(ROW_SCHEMA).apply(stored(100, 2))
     assert found.schema.equals(to_arrow_schema(ROW_SCHEMA, timezone="UTC"))
     found.validate(full=True)
@@ -65,7 +67,7 @@ def test_all_columns_have_the_schema_that_spark_expects():
     ]
 
 
-def test_values_are_not_copied():
+def test_values_are_not_copied() -> None:
     batch = stored(100, 50)
     found = Projection(row_schema(include_headers=True)).apply(batch)
     for name in ("key", "value"):
@@ -73,7 +75,7 @@ def test_values_are_not_copied():
         assert mine.address == theirs.address
 
 
-def test_a_users_schema_picks_orders_and_pins_nullability():
+def test_a_users_schema_picks_orders_and_pins_nullability() -> None:
     schema = StructType(
         [StructField("offset", LongType(), nullable=False), StructField("topic", StringType())]
     )
@@ -87,7 +89,7 @@ def test_a_users_schema_picks_orders_and_pins_nullability():
 
 
 @pytest.mark.parametrize("count", [1, 65_536, 200_000])
-def test_offsets_are_known_without_a_fetch(count):
+def test_offsets_are_known_without_a_fetch(count: int) -> None:
     schema = StructType([ROW_SCHEMA["queue"], ROW_SCHEMA["offset"], ROW_SCHEMA["topic"]])
     projection = Projection(schema)
     assert projection.needs_no_bodies
@@ -101,11 +103,11 @@ def test_offsets_are_known_without_a_fetch(count):
 
 
 @pytest.mark.parametrize("name", ["key", "value", "timestamp", "headers", "producer", "sequence"])
-def test_other_columns_need_one(name):
+def test_other_columns_need_one(name: str) -> None:
     assert not Projection(StructType([ROW_SCHEMA["offset"], ROW_SCHEMA[name]])).needs_no_bodies
 
 
-def test_ids_are_read_by_those_who_name_them():
+def test_ids_are_read_by_those_who_name_them() -> None:
     schema = StructType([ROW_SCHEMA["value"], StructField("message_id", BinaryType())])
     check_schema(schema)
     batch = stored(100, 3)
@@ -118,7 +120,7 @@ def test_ids_are_read_by_those_who_name_them():
     assert "message_id" not in row_schema(include_headers=True).names
 
 
-def test_headers_are_a_choice():
+def test_headers_are_a_choice() -> None:
     assert "headers" in row_schema(include_headers=True).names
     assert "headers" not in row_schema(include_headers=False).names
 
@@ -133,6 +135,6 @@ def test_headers_are_a_choice():
         (StructType([StructField("deliver_at", LongType())]), "no column 'deliver_at'"),
     ],
 )
-def test_schemas_that_cannot_be_read(schema, message):
+def test_schemas_that_cannot_be_read(schema: StructType, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         check_schema(schema)

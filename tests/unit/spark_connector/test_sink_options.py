@@ -1,5 +1,7 @@
 """Options of a write: defaults, names in any case, every refusal of what does not fit together."""
 
+from __future__ import annotations
+
 import pickle
 
 import pytest
@@ -14,7 +16,7 @@ from semel.spark_connector.sink_options import (
 )
 
 
-def test_defaults():
+def test_defaults() -> None:
     assert parse_write_options({}, {}) == WriteOptions(
         bootstrap=DEFAULT_BOOTSTRAP,
         topic="",
@@ -27,7 +29,7 @@ def test_defaults():
     assert parse_write_options({}, {"SEMEL_BOOTSTRAP": "far:1"}).bootstrap == "far:1"
 
 
-def test_every_option_under_a_name_in_any_case():
+def test_every_option_under_a_name_in_any_case() -> None:
     given = {
         "BOOTSTRAP": "near:2",
         "topic": " copy ",
@@ -59,7 +61,7 @@ def test_every_option_under_a_name_in_any_case():
     assert pickle.loads(pickle.dumps(found)) == found
 
 
-def test_sparks_own_option_of_a_stream_is_no_matter_of_ours():
+def test_sparks_own_option_of_a_stream_is_no_matter_of_ours() -> None:
     assert parse_write_options({"checkpointLocation": "/x"}, {}) == parse_write_options({}, {})
 
 
@@ -85,13 +87,13 @@ def test_sparks_own_option_of_a_stream_is_no_matter_of_ours():
         ({"bootstrap": "nowhere"}, "not HOST:PORT"),
     ],
 )
-def test_refusals(options, message):
+def test_refusals(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_write_options(options, {})
     assert message in str(caught.value)
 
 
-def test_an_epoch_belongs_to_batches_and_to_an_id():
+def test_an_epoch_belongs_to_batches_and_to_an_id() -> None:
     both = parse_write_options({"transactionId": "a", "transactionEpoch": "0"}, {})
     assert both.for_batch() is both
     only_id = parse_write_options({"transactionId": "a"}, {})

@@ -1,6 +1,9 @@
 """Rows as messages: every row in one lot in its order, and refusals that name the column."""
 
+from __future__ import annotations
+
 import random
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -32,7 +35,7 @@ def of(**columns: DataType) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-def test_schemas_that_fit():
+def test_schemas_that_fit() -> None:
     check_write_schema(of(value=BINARY), "orders")
     check_write_schema(of(VALUE=STRING, Topic=STRING), "")
     for queue in (ByteType(), ShortType(), INT, LongType()):
@@ -61,13 +64,13 @@ def test_schemas_that_fit():
         ({"value": BINARY, "message_id": INT}, "'message_id' must be string or binary, not int"),
     ],
 )
-def test_schemas_that_do_not(columns, message):
+def test_schemas_that_do_not(columns: dict[str, DataType], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_write_schema(of(**columns), "orders")
     assert message in str(caught.value)
 
 
-def test_a_topic_is_named_somewhere():
+def test_a_topic_is_named_somewhere() -> None:
     with pytest.raises(InvalidRequest, match="give the topic as option 'topic'"):
         check_write_schema(of(value=BINARY), "")
 
@@ -76,7 +79,7 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
-def test_one_destination_passes_as_it_is():
+def test_one_destination_passes_as_it_is() -> None:
     values = pa.array([b"a", b"b"])
     (lot,) = lots(batch(Value=values, topic=pa.array(["x", None])), "orders")
     assert (lot.topic, lot.queue, lot.keys, lot.headers) == ("orders", None, None, None)
@@ -86,7 +89,7 @@ def test_one_destination_passes_as_it_is():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_row_is_in_one_lot_and_in_order(seed):
+def test_every_row_is_in_one_lot_and_in_order(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.randrange(1, 60)
     topics = [chance.choice(["a", "b", "c"]) for _ in range(count)]
@@ -111,6 +114,10 @@ def test_every_row_is_in_one_lot_and_in_order(seed):
         assert numbers == sorted(numbers)
         assert {topics[n] for n in numbers} == {lot.topic}
         assert {queues[n] for n in numbers} == {lot.queue}
+        assert lot.keys is not None
+        assert lot.headers is not None
+        assert lot.deliver_at is not None
+        assert lot.message_ids is not None
         assert lot.keys.to_pylist() == [keys[n] for n in numbers]
         assert lot.headers.to_pylist() == [headers[n] for n in numbers]
         assert lot.deliver_at.cast(pa.int64()).to_pylist() == [dues[n] for n in numbers]
@@ -119,7 +126,7 @@ def test_every_row_is_in_one_lot_and_in_order(seed):
     assert sorted(seen) == list(range(start, count))
 
 
-NULL_PAIRS = [
+NULL_PAIRS: list[list[Any]] = [
     [[None]],
     [[{"key": None, "value": b""}]],
     [[{"key": "a", "value": b""}], [{"key": "a", "value": None}]],
@@ -152,14 +159,16 @@ NULL_PAIRS = [
         ),
     ],
 )
-def test_rows_that_cannot_be_stored(columns, message):
+def test_rows_that_cannot_be_stored(columns: dict[str, pa.Array], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         list(lots(batch(**columns), ""))
     assert message in str(caught.value)
 
 
-def test_null_keys_and_null_headers_are_messages_without():
+def test_null_keys_and_null_headers_are_messages_without() -> None:
     columns = {"value": pa.array([b"a"]), "key": pa.array([None], pa.binary())}
     (lot,) = lots(batch(**columns, headers=pa.array([None], PAIRS)), "orders")
+    assert lot.keys is not None
+    assert lot.headers is not None
     assert lot.keys.to_pylist() == [None]
     assert lot.headers.to_pylist() == [None]
