@@ -15,9 +15,10 @@ from semel.broker.server.fetch import FetchHandler
 from semel.client import connect
 from semel.protos import compat
 from semel.protos.errors import Throttled
+from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import FETCH_METHOD, encode_produce
 from semel.protos.v1 import broker_pb2
-from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch, queue_ref
+from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 from tests.kit.cluster import Cluster
 
 MIB = 1 << 20
@@ -57,7 +58,7 @@ class SlowFiles(OsFiles):
 async def _stalled(client: RawClient, requests: int) -> Any:
     """A consumer that asks for everything and takes nothing."""
     wanted = broker_pb2.FetchQueue(queue=queue_ref(QUEUE), offset=0)
-    stream = client.channel.stream_stream(
+    stream: Any = client.channel.stream_stream(
         FETCH_METHOD, request_serializer=broker_pb2.FetchRequest.SerializeToString
     )()
     for number in range(requests):
@@ -176,7 +177,7 @@ async def test_calls_beyond_what_may_wait_are_told_when_to_come_back(tmp_path: P
         async with RawClient(node.address) as client:
             await client.create_queue()
             calls = [client.fence(1, producer=producer) for producer in range(10, 60)]
-            done = await asyncio.gather(*calls, return_exceptions=True)
+            done: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
             throttled = [one for one in done if isinstance(one, Throttled)]
             assert 0 < len(throttled) < 50
             assert all(one.retriable and one.retry_after_ms > 0 for one in throttled)

@@ -198,7 +198,7 @@ async def test_memory_that_is_not_the_clients_is_not_written_to(client: RawClien
 
 
 async def test_a_malformed_fetch_ends_its_stream_only(client: RawClient) -> None:
-    stream = client.channel.stream_stream(FETCH_METHOD)()
+    stream: Any = client.channel.stream_stream(FETCH_METHOD)()
     await stream.write(b"\xff\xff\xff")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stream.read()

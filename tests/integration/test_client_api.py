@@ -296,7 +296,13 @@ def test_settings_of_a_topic(client: Client) -> None:
     assert described.settings == changed
     assert [(queue.queue, queue.messages) for queue in described.queues] == [(0, 0), (1, 0)]
     assert "settings" in [summary.name for summary in client.admin.list_topics()]
-    for wrong in ({"queues": 0}, {"queues": "4"}, {"retention_ms": 0}, {"name": "no/slash"}):
+    bad: list[dict[str, Any]] = [
+        {"queues": 0},
+        {"queues": "4"},
+        {"retention_ms": 0},
+        {"name": "no/slash"},
+    ]
+    for wrong in bad:
         with pytest.raises(InvalidRequest):
             client.admin.create_topic(**{"name": "wrong", **wrong})
 

@@ -169,7 +169,7 @@ def test_a_consumer_outlives_its_master(cluster: Cluster, client: Client) -> Non
     values = [b"%d" % number for number in range(2_000)]
     with client.producer() as producer:
         producer.send_many("t", values).result(10)
-    seen = []
+    seen: list[bytes] = []
     with client.consumer("g", ["t"]) as consumer:
         killed = False
         deadline = time.monotonic() + 30

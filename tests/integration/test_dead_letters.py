@@ -294,6 +294,6 @@ def test_the_console_lists_shows_and_brings_back(
     ):
         assert run(["dlq", *arguments]) == status
         assert message in capfd.readouterr().err
-    for arguments in (("list",), ("list", "console"), ("show", "console", place)):
-        assert run(["dlq", *arguments]) == 0
+    for good in (("list",), ("list", "console"), ("show", "console", place)):
+        assert run(["dlq", *good]) == 0
         assert "console" in capfd.readouterr().out

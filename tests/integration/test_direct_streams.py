@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -146,13 +147,13 @@ class Older:
         self.heard = 0
         self.address = ""
 
-        async def echo(_: object, context: grpc.aio.ServicerContext) -> None:
+        async def echo(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             await context.send_initial_metadata(() if tells is None else levels_metadata(tells))
             while (message := await context.read()) is not grpc.aio.EOF:
                 self.heard += 1
                 await context.write(message)
 
-        methods = {
+        methods: dict[str, Any] = {
             name: grpc.stream_stream_rpc_method_handler(echo) for name in ("Produce", "Fetch")
         }
         if open_direct is not None:
@@ -323,7 +324,7 @@ async def test_damage_on_the_way_ends_the_stream(opener: Streams) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster(module_path: Path):
+def cluster(module_path: Path) -> Iterator[Cluster]:
     with Cluster(module_path / "cluster") as running:
         yield running
 

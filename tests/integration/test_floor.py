@@ -1,5 +1,7 @@
 """The floor really moves and stores bytes on three nodes, and leaves nothing behind."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import psutil
@@ -8,7 +10,7 @@ import pytest
 from benchmarks.floor import Floor
 
 
-def test_floor_figures_and_clean_end(tmp_path: Path):
+def test_floor_figures_and_clean_end(tmp_path: Path) -> None:
     before = set(psutil.Process().children())
     with Floor(tmp_path) as floor:
         assert len(set(psutil.Process().children()) - before) == 3
@@ -28,7 +30,9 @@ def test_floor_figures_and_clean_end(tmp_path: Path):
     assert set(psutil.Process().children()) <= before
 
 
-def test_a_floor_that_cannot_start_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_a_floor_that_cannot_start_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "slave-1").mkdir()
     with pytest.raises(FileExistsError), Floor(tmp_path):
         pass

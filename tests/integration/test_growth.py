@@ -52,7 +52,9 @@ def figure(curve: dict[str, Any], point: int, metric: str) -> float:
     return found
 
 
-def test_every_curve_is_measured_at_its_points(tmp_path, capsys):
+def test_every_curve_is_measured_at_its_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = tmp_path / "out.svg"
     found = run(tmp_path, "--figures", "rate,latency,memory,snapshot", "--picture", str(picture))
     assert [*found] == [*CURVES]
@@ -84,7 +86,7 @@ def test_every_curve_is_measured_at_its_points(tmp_path, capsys):
     assert {curve.title for curve in CURVES.values()} <= texts
 
 
-def test_restarts_are_measured_also_where_clients_must_be_let_go_before(tmp_path):
+def test_restarts_are_measured_also_where_clients_must_be_let_go_before(tmp_path: Path) -> None:
     found = run(tmp_path, "--curves", "queues,consumers", "--figures", "restart")
     for point in CURVES["queues"].points[:2]:
         assert figure(found["queues"], point, "restart_s") > 0
@@ -96,7 +98,9 @@ def test_restarts_are_measured_also_where_clients_must_be_let_go_before(tmp_path
 
 
 @pytest.mark.parametrize("rows_each", [1, 4])
-def test_rows_of_producers_that_are_made_again_are_made_once(tmp_path, rows_each):
+def test_rows_of_producers_that_are_made_again_are_made_once(
+    tmp_path: Path, rows_each: int
+) -> None:
     with site(tmp_path / "cluster", 0.0001) as one:
         client = one.client
         client.admin.create_topic("idle", queues=4)
@@ -130,7 +134,7 @@ def test_rows_of_producers_that_are_made_again_are_made_once(tmp_path, rows_each
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_end_from_outside_leaves_nothing(tmp_path, sent):
+def test_an_end_from_outside_leaves_nothing(tmp_path: Path, sent: signal.Signals) -> None:
     command = [sys.executable, "-m", "benchmarks.growth", *SMALL, "--data", str(tmp_path)]
     process = subprocess.Popen(
         [*command, "--curves", "messages"],
@@ -161,7 +165,9 @@ def test_an_end_from_outside_leaves_nothing(tmp_path, sent):
         assert errors.strip() == "error: interrupted; nothing is left running"
 
 
-def test_bad_input_is_one_line_and_starts_nothing(tmp_path, capsys):
+def test_bad_input_is_one_line_and_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = children()
     with pytest.raises(SystemExit) as caught:
         growth.main([*SMALL, "--curves", "wishes", "--data", str(tmp_path)])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semel.broker.membership.status import MARK_NAME
 from semel.broker.node import BrokerNode
+from semel.broker.repair.quarantine import MARK_NAME
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, NotMaster, Unavailable
 from semel.protos.v1 import broker_pb2, common_pb2

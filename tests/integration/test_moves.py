@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from semel.client import Client, connect
+from semel.client import Client, SendFuture, connect
 from semel.client.admin.descriptions import QueueMove
 from semel.protos.errors import InvalidRequest, LockLost, SemelError, UnknownGroup, UnknownQueue
 from tests.kit.cluster import Cluster
@@ -98,7 +99,7 @@ def test_queues_move_under_load_while_masters_and_controllers_are_killed(tmp_pat
             client.admin.move_queue("t", 0, 1)  # and back
             assert moved(client, "t", 0) is None
             assert group_of(client, "t", 0) == 1
-            sent = {}
+            sent: dict[bytes, SendFuture] = {}
             for load in loads:
                 load.stop()
                 sent |= load.sent
@@ -117,7 +118,7 @@ def test_queues_move_under_load_while_masters_and_controllers_are_killed(tmp_pat
 
 
 @pytest.fixture(scope="module")
-def pair(module_path: Path) -> Cluster:
+def pair(module_path: Path) -> Iterator[Cluster]:
     """Two groups of one node."""
     cluster = Cluster(module_path / "pair", brokers=1, groups=2)
     with cluster:

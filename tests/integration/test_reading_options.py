@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from semel.client import Client, connect
 from semel.client.transport.connection import BROKER, Purpose
 from semel.client.transport.streams import Stream, Streams
 from semel.protos.errors import InvalidRequest, UnknownQueue, UnknownTopic
+from semel.protos.ids import GroupId
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.kit.cluster import Cluster, Node
 
@@ -37,7 +39,7 @@ def fill(client: Client, topic: str, queues: int = 2, count: int = COUNT) -> Non
         producer.send_many(topic, [b"%d" % number for number in range(count)])
 
 
-def read_all(client: Client, topic: str, **options: object) -> list[int]:
+def read_all(client: Client, topic: str, **options: Any) -> list[int]:
     with client.reader(topic, end="latest", **options) as reader:
         return sorted(int(message.value) for message in reader)
 
@@ -68,7 +70,7 @@ def choose(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slave_serves_those_who_may_read_from_any(
-    running, client, monkeypatch, fetched_from
+    running: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch, fetched_from: set[str]
 ) -> None:
     fill(client, "spread")
     running.wait_caught_up()
@@ -79,7 +81,7 @@ def test_a_slave_serves_those_who_may_read_from_any(
 
 
 def test_a_frozen_slave_holds_nobody_up_for_long(
-    running, client, monkeypatch, fetched_from
+    running: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch, fetched_from: set[str]
 ) -> None:
     fill(client, "frozen")
     slave = running.slaves()[0]
@@ -92,7 +94,7 @@ def test_a_frozen_slave_holds_nobody_up_for_long(
     assert fetched_from == {slave.address, running.master().address}
 
 
-def test_reading_from_any_needs_an_end(client) -> None:
+def test_reading_from_any_needs_an_end(client: Client) -> None:
     fill(client, "endless", count=1)
     with pytest.raises(InvalidRequest, match="needs an end"):
         client.reader("endless", read_from="any")
@@ -100,7 +102,7 @@ def test_reading_from_any_needs_an_end(client) -> None:
         client.reader("endless", end="latest", read_from="slave")
 
 
-def test_a_reader_is_pinned_to_its_topic(client) -> None:
+def test_a_reader_is_pinned_to_its_topic(client: Client) -> None:
     fill(client, "pinned", count=5)
     topic_id = client.admin.describe_topic("pinned").topic_id
     assert read_all(client, "pinned", topic_id=topic_id) == list(range(5))
@@ -116,7 +118,7 @@ def lags(client: Client, group: str) -> dict[int, tuple[int, int]]:
     return {queue.queue: (queue.committed_offset, queue.lag) for queue in queues}
 
 
-def test_progress_is_shown_as_a_groups_lag_also_backwards_and_over_a_split(client) -> None:
+def test_progress_is_shown_as_a_groups_lag_also_backwards_and_over_a_split(client: Client) -> None:
     fill(client, "shown", queues=1, count=10)
     client.admin.publish_progress("stream", {("shown", 0): 4})
     assert lags(client, "stream") == {0: (4, 6)}
@@ -135,7 +137,7 @@ def test_progress_is_shown_as_a_groups_lag_also_backwards_and_over_a_split(clien
     assert all(not queue.owner for queue in client.admin.describe_group("stream").queues)
 
 
-def test_progress_of_consumers_is_never_touched(client) -> None:
+def test_progress_of_consumers_is_never_touched(client: Client) -> None:
     fill(client, "theirs", queues=1, count=10)
     with client.consumer("workers", "theirs") as consumer:
         consumer.commit(consumer.poll(3, 30)[-1])
@@ -144,7 +146,7 @@ def test_progress_of_consumers_is_never_touched(client) -> None:
     assert lags(client, "workers") == {0: (3, 7)}
 
 
-def test_a_lock_that_somebody_holds_is_left_alone(client) -> None:
+def test_a_lock_that_somebody_holds_is_left_alone(client: Client) -> None:
     fill(client, "held", queues=1, count=10)
     client.admin.publish_progress("holders", {("held", 0): 1})
     topic_id = client.admin.describe_topic("held").topic_id
@@ -156,12 +158,12 @@ def test_a_lock_that_somebody_holds_is_left_alone(client) -> None:
         lock_ms=60_000,
         session_ms=60_000,
     )
-    client._session.run(cluster.call_master(1, "AcquireLocks", request, service=BROKER))
+    client._session.run(cluster.call_master(GroupId(1), "AcquireLocks", request, service=BROKER))
     assert client.admin.publish_progress("holders", {("held", 0): 9}) == [("held", 0)]
     assert lags(client, "holders") == {0: (1, 9)}
 
 
-def test_progress_needs_queues_that_exist(client) -> None:
+def test_progress_needs_queues_that_exist(client: Client) -> None:
     fill(client, "few", queues=1, count=1)
     with pytest.raises(UnknownQueue, match="no queue 7"):
         client.admin.publish_progress("stream", {("few", 7): 1})
@@ -171,7 +173,7 @@ def test_progress_needs_queues_that_exist(client) -> None:
         client.admin.publish_progress("", {("few", 0): 1})
 
 
-def test_several_topics_are_described_at_once_and_times_looked_up(client) -> None:
+def test_several_topics_are_described_at_once_and_times_looked_up(client: Client) -> None:
     fill(client, "one", queues=1, count=3)
     fill(client, "two", queues=2, count=0)
     found = client.admin.describe_topics(["two", "one"])

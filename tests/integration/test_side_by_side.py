@@ -1,7 +1,10 @@
 """The client of `side_by_side` on a real cluster: what it says it did is what is stored."""
 
+from __future__ import annotations
+
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,9 @@ def stored(client: Client, topic: str) -> Counter[bytes]:
 
 
 @pytest.mark.parametrize("how", ["list", "arrow", "send"])
-def test_as_many_messages_are_stored_as_are_counted(shared_cluster, client, how):
+def test_as_many_messages_are_stored_as_are_counted(
+    shared_cluster: Cluster, client: Client, how: str
+) -> None:
     topic = f"produce-{how}"
     client.admin.create_topic(topic, queues=4)
     records = RECORDS if how != "send" else 2_000
@@ -42,7 +47,9 @@ def test_as_many_messages_are_stored_as_are_counted(shared_cluster, client, how)
 
 
 @pytest.mark.parametrize("how", ["arrow", "messages"])
-def test_all_messages_but_the_first_ones_are_consumed(shared_cluster, client, how):
+def test_all_messages_but_the_first_ones_are_consumed(
+    shared_cluster: Cluster, client: Client, how: str
+) -> None:
     topic = f"consume-{how}"
     client.admin.create_topic(topic, queues=4)
     with client.producer() as producer:
@@ -54,9 +61,11 @@ def test_all_messages_but_the_first_ones_are_consumed(shared_cluster, client, ho
     assert 0 <= result["messages"] < 1_000
 
 
-def test_waits_count_from_the_planned_time_on_both_sides(shared_cluster, client):
+def test_waits_count_from_the_planned_time_on_both_sides(
+    shared_cluster: Cluster, client: Client
+) -> None:
     client.admin.create_topic("open-loop", queues=4)
-    shared = {"topic": "open-loop", "records": 60, "warm": 10}
+    shared: dict[str, Any] = {"topic": "open-loop", "records": 60, "warm": 10}
     with ClientProcess("tail", bootstrap=shared_cluster.bootstrap, **shared) as reader:
         reader.wait_ready()
         before = time.monotonic_ns()
@@ -71,7 +80,9 @@ def test_waits_count_from_the_planned_time_on_both_sides(shared_cluster, client)
         assert 0 < figures["p50_ms"] <= figures["p99_ms"] <= figures["max_ms"]
 
 
-def test_acknowledgements_go_on_until_after_it_is_told(shared_cluster, client):
+def test_acknowledgements_go_on_until_after_it_is_told(
+    shared_cluster: Cluster, client: Client
+) -> None:
     client.admin.create_topic("gap", queues=1)
     with ClientProcess(
         "acknowledgements", bootstrap=shared_cluster.bootstrap, topic="gap", size=100
@@ -84,7 +95,7 @@ def test_acknowledgements_go_on_until_after_it_is_told(shared_cluster, client):
     assert result["acks"][-1] > told
 
 
-def test_a_client_that_fails_is_one_line(shared_cluster):
+def test_a_client_that_fails_is_one_line(shared_cluster: Cluster) -> None:
     missing = {"bootstrap": shared_cluster.bootstrap, "topic": "missing", "size": 100}
     said = r"acknowledgements failed: .*missing"
     with (
@@ -97,9 +108,9 @@ def test_a_client_that_fails_is_one_line(shared_cluster):
 
 def test_figures_come_with_the_cpu_and_memory_of_every_process(
     shared_cluster: Cluster, client: Client
-):
+) -> None:
     workloads = Workloads(shared_cluster, client, scale=1e-6)
-    variants = workloads.run("W1")
+    variants: Any = workloads.run("W1")
     variant, figures = next(variants)
     variants.close()
     assert variant == "send_many, list"

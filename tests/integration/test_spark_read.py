@@ -78,7 +78,9 @@ def load(spark: SparkSession, cluster: Cluster, topic: str, **options: str) -> D
     return source.options(subscribe=topic, **options).load()
 
 
-def test_every_message_is_a_row_once_with_all_its_columns(spark, shared_cluster, client, orders):
+def test_every_message_is_a_row_once_with_all_its_columns(
+    spark: SparkSession, shared_cluster: Cluster, client: Client, orders: str
+) -> None:
     rows = load(spark, shared_cluster, orders, includeHeaders="true").collect()
     assert len(rows) == COUNT
     with client.reader(orders, start="earliest", end="latest") as reader:
@@ -95,23 +97,29 @@ def test_every_message_is_a_row_once_with_all_its_columns(spark, shared_cluster,
         assert row.timestamp == datetime.datetime.fromtimestamp(seconds)
 
 
-def test_a_users_schema_prunes(spark, shared_cluster, orders):
+def test_a_users_schema_prunes(spark: SparkSession, shared_cluster: Cluster, orders: str) -> None:
     source = spark.read.schema("offset long, value binary").format("semel")
     frame = source.options(bootstrap=shared_cluster.bootstrap, subscribe=orders).load()
     assert frame.columns == ["offset", "value"]
-    total, count = frame.selectExpr("sum(length(value))", "count(*)").first()
+    row = frame.selectExpr("sum(length(value))", "count(*)").first()
+    assert row is not None
+    total, count = row
     assert count == COUNT
     assert total == sum(2 + len(str(number)) for number in range(COUNT) if number % 7)
 
 
-def test_headers_are_there_on_request(spark, shared_cluster, orders):
+def test_headers_are_there_on_request(
+    spark: SparkSession, shared_cluster: Cluster, orders: str
+) -> None:
     assert "headers" not in load(spark, shared_cluster, orders).columns
     source = spark.read.schema("headers array<struct<key:string,value:binary>>").format("semel")
     frame = source.options(bootstrap=shared_cluster.bootstrap, subscribe=orders).load()
     assert frame.filter("size(headers) > 0").count() == sum(1 for at in range(COUNT) if at % 5)
 
 
-def test_offsets_and_partitions(spark, shared_cluster, client, orders):
+def test_offsets_and_partitions(
+    spark: SparkSession, shared_cluster: Cluster, client: Client, orders: str
+) -> None:
     topic = client.admin.describe_topic(orders)
     ends = {queue.queue: queue.log_end_offset for queue in topic.queues}
     assert sum(ends.values()) == COUNT
@@ -134,20 +142,26 @@ def test_offsets_and_partitions(spark, shared_cluster, client, orders):
     assert frame.rdd.getNumPartitions() == -(-len(expected) // 40)
 
 
-def test_few_tasks_for_little_and_more_on_request(spark, shared_cluster, client, orders):
+def test_few_tasks_for_little_and_more_on_request(
+    spark: SparkSession, shared_cluster: Cluster, client: Client, orders: str
+) -> None:
     assert load(spark, shared_cluster, orders).rdd.getNumPartitions() == 1
     frame = load(spark, shared_cluster, orders, minPartitions="7")
     assert frame.rdd.getNumPartitions() == 7
     assert frame.count() == COUNT
 
 
-def test_nothing_to_read_is_no_error(spark, shared_cluster, client, orders):
+def test_nothing_to_read_is_no_error(
+    spark: SparkSession, shared_cluster: Cluster, client: Client, orders: str
+) -> None:
     client.admin.create_topic("empty", queues=2)
     assert load(spark, shared_cluster, "empty").collect() == []
     assert load(spark, shared_cluster, orders, startingOffsets="latest").count() == 0
 
 
-def test_several_topics(spark, shared_cluster, client, orders):
+def test_several_topics(
+    spark: SparkSession, shared_cluster: Cluster, client: Client, orders: str
+) -> None:
     client.admin.create_topic("second", queues=1)
     with client.producer() as producer:
         producer.send_many("second", [b"a", b"b"])
@@ -175,7 +189,9 @@ def test_several_topics(spark, shared_cluster, client, orders):
         ),
     ],
 )
-def test_what_is_wrong_is_said(spark, shared_cluster, orders, options, message):
+def test_what_is_wrong_is_said(
+    spark: SparkSession, shared_cluster: Cluster, orders: str, options: dict[str, str], message: str
+) -> None:
     source = spark.read.format("semel").option("bootstrap", shared_cluster.bootstrap)
     with pytest.raises(PySparkException) as caught:
         source.options(**options).load().count()
@@ -183,7 +199,9 @@ def test_what_is_wrong_is_said(spark, shared_cluster, orders, options, message):
 
 
 @pytest.mark.parametrize("way", ["read", "readStream"])
-def test_what_can_be_known_is_said_at_analysis(spark, shared_cluster, orders, way):
+def test_what_can_be_known_is_said_at_analysis(
+    spark: SparkSession, shared_cluster: Cluster, orders: str, way: str
+) -> None:
     for options, message in [
         ({}, "'subscribe' is missing"),
         ({"subscribe": "orders", "startingOfsets": "latest"}, "did you mean 'startingOffsets'?"),
@@ -196,13 +214,17 @@ def test_what_can_be_known_is_said_at_analysis(spark, shared_cluster, orders, wa
         assert message in str(caught.value)
 
 
-def test_a_schema_that_does_not_fit(spark, shared_cluster, orders):
+def test_a_schema_that_does_not_fit(
+    spark: SparkSession, shared_cluster: Cluster, orders: str
+) -> None:
     source = spark.read.schema("value string").format("semel")
     with pytest.raises(PySparkException, match="'value' is binary, not string"):
         source.options(bootstrap=shared_cluster.bootstrap, subscribe=orders).load().count()
 
 
-def test_filters_are_pushed_down_when_asked(spark, shared_cluster, orders):
+def test_filters_are_pushed_down_when_asked(
+    spark: SparkSession, shared_cluster: Cluster, orders: str
+) -> None:
     everything = load(spark, shared_cluster, orders)
     frame = load(spark, shared_cluster, orders, pushDownFilters="true")
     with pytest.raises(PySparkException, match=r"spark.sql.python.filterPushdown.enabled"):
@@ -232,8 +254,8 @@ def stream(spark: SparkSession, cluster: Cluster, topic: str, **options: str) ->
 
 
 def test_a_stream_into_a_table_goes_on_from_its_checkpoint(
-    spark, shared_cluster, client, orders, tmp_path
-):
+    spark: SparkSession, shared_cluster: Cluster, client: Client, orders: str, tmp_path: Path
+) -> None:
     """Trigger AvailableNow, limits, Parquet, restart; what it wrote equals a single read."""
 
     def run() -> list[int]:
@@ -275,7 +297,9 @@ def stream_runners() -> list[psutil.Process]:
     return found
 
 
-def test_a_stream_that_runs_fails_and_is_restarted(spark, shared_cluster, client, tmp_path):
+def test_a_stream_that_runs_fails_and_is_restarted(
+    spark: SparkSession, shared_cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
     """Default trigger, foreachBatch: a batch that failed comes again, the same; latest is where the
     stream began, not where it is asked anew; the runner is gone after stop()."""
     client.admin.create_topic("live", queues=2)
@@ -318,7 +342,7 @@ def test_a_stream_that_runs_fails_and_is_restarted(spark, shared_cluster, client
     assert not psutil.wait_procs(runners, timeout=60)[1]
 
 
-def test_a_cluster_that_is_down_is_said_in_time(spark):
+def test_a_cluster_that_is_down_is_said_in_time(spark: SparkSession) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -331,7 +355,9 @@ def test_a_cluster_that_is_down_is_said_in_time(spark):
     assert address in str(caught.value)
 
 
-def test_a_topic_created_again_is_another_topic(spark, shared_cluster, client):
+def test_a_topic_created_again_is_another_topic(
+    spark: SparkSession, shared_cluster: Cluster, client: Client
+) -> None:
     def create(value: bytes) -> None:
         client.admin.create_topic("again", queues=1)
         with client.producer() as producer:
@@ -348,7 +374,7 @@ def test_a_topic_created_again_is_another_topic(spark, shared_cluster, client):
     assert [row.value for row in load(spark, shared_cluster, "again").collect()] == [b"new"]
 
 
-def test_a_read_survives_the_masters_death(spark, cluster):
+def test_a_read_survives_the_masters_death(spark: SparkSession, cluster: Cluster) -> None:
     with connect(cluster.bootstrap) as own:
         own.admin.create_topic("survivor", queues=2)
         with own.producer() as producer:
@@ -361,10 +387,13 @@ def test_a_read_survives_the_masters_death(spark, cluster):
     assert load(spark, cluster, "survivor").count() == 1_000
 
 
-def test_sql_finds_the_format_too(spark, shared_cluster, orders):
+def test_sql_finds_the_format_too(
+    spark: SparkSession, shared_cluster: Cluster, orders: str
+) -> None:
     spark.sql(
         "CREATE TEMPORARY VIEW orders_view USING semel "
         f"OPTIONS (bootstrap '{shared_cluster.bootstrap}', subscribe '{orders}')"
     )
     row = spark.sql("SELECT count(*), count(DISTINCT queue, offset) FROM orders_view").first()
+    assert row is not None
     assert tuple(row) == (COUNT, COUNT)

@@ -86,7 +86,9 @@ def write(
     return query
 
 
-def test_a_batch_copies_a_topic(spark, shared_cluster, client, source):
+def test_a_batch_copies_a_topic(
+    spark: SparkSession, shared_cluster: Cluster, client: Client, source: str
+) -> None:
     create(client, "copied")
     frame = (
         spark.read.format("semel")
@@ -118,8 +120,8 @@ def fails_once_in_each_partition(marks: str) -> Callable[[bytes], bytes]:
 
 
 def test_tasks_that_are_repeated_and_a_batch_that_is(
-    spark, shared_cluster, client, source, tmp_path
-):
+    spark: SparkSession, shared_cluster: Cluster, client: Client, source: str, tmp_path: Path
+) -> None:
     """First every task fails once; then Spark's note of the last commit is lost, and the batch is
     repeated over another number of partitions."""
     create(client, "streamed")
@@ -150,7 +152,9 @@ def test_tasks_that_are_repeated_and_a_batch_that_is(
     assert digest_of(client, "streamed") == digest_of(client, source)
 
 
-def test_a_new_checkpoint_under_the_same_id(spark, shared_cluster, client, source, tmp_path):
+def test_a_new_checkpoint_under_the_same_id(
+    spark: SparkSession, shared_cluster: Cluster, client: Client, source: str, tmp_path: Path
+) -> None:
     create(client, "mine")
     frame = reading(spark, shared_cluster)
     write(frame, shared_cluster, tmp_path / "first", topic="mine", transactionId="mine")
@@ -161,8 +165,8 @@ def test_a_new_checkpoint_under_the_same_id(spark, shared_cluster, client, sourc
 
 
 def test_what_is_refused_is_said_by_sparks_exception(
-    spark, shared_cluster, client, source, tmp_path
-):
+    spark: SparkSession, shared_cluster: Cluster, client: Client, source: str, tmp_path: Path
+) -> None:
     create(client, "empty")
     good = spark.sql("select 'a' as value")
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -23,7 +24,7 @@ from semel.protos.v1 import controller_pb2, controller_pb2_grpc
 from semel.spark_connector import SemelSource
 from semel.spark_connector.reader import SemelReader
 from semel.spark_connector.rows import ROW_SCHEMA
-from tests.kit.cluster import Cluster
+from tests.kit.cluster import Cluster, Node
 from tests.kit.spark_engine import EVERYTHING, Died, Engine
 
 _numbers = itertools.count()
@@ -66,7 +67,9 @@ def values(engine: Engine) -> list[int]:
     return sorted(int(row["value"]) for row in engine.all_rows())
 
 
-def test_each_run_reads_on_where_the_last_one_ended(client, topic, options):
+def test_each_run_reads_on_where_the_last_one_ended(
+    client: Client, topic: str, options: dict[str, Any]
+) -> None:
     engine = Engine()
     produce(client, topic, 0, 100)
     assert engine.run(**options) == 1
@@ -77,7 +80,9 @@ def test_each_run_reads_on_where_the_last_one_ended(client, topic, options):
     assert values(engine) == list(range(150))
 
 
-def test_latest_stays_where_the_stream_began(client, topic, options):
+def test_latest_stays_where_the_stream_began(
+    client: Client, topic: str, options: dict[str, Any]
+) -> None:
     """Spark stores only ends: had the first trigger not been run without data, a stream that was
     restarted before anything came would begin at a later "latest" and lose what came between."""
     engine = Engine()
@@ -94,7 +99,9 @@ def test_latest_stays_where_the_stream_began(client, topic, options):
     "moment",
     ["before the offsets are stored", "after the offsets are stored", "before the commit"],
 )
-def test_a_first_trigger_that_is_repeated_reads_the_same(client, topic, options, moment):
+def test_a_first_trigger_that_is_repeated_reads_the_same(
+    client: Client, topic: str, options: dict[str, Any], moment: str
+) -> None:
     engine = Engine()
     produce(client, topic, 0, 10)
     with pytest.raises(Died):
@@ -106,7 +113,9 @@ def test_a_first_trigger_that_is_repeated_reads_the_same(client, topic, options,
         assert len(engine.rows[0]) == 10
 
 
-def test_limits(client, topic, options, monkeypatch):
+def test_limits(
+    client: Client, topic: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     produce(client, topic, 0, 100)
     engine = Engine()
     assert engine.run(maxOffsetsPerTrigger="30", **options) == 4
@@ -126,7 +135,9 @@ def test_limits(client, topic, options, monkeypatch):
     assert len(once.rows[0]) == 100
 
 
-def test_a_minimum_waits_and_not_for_ever(client, topic, options, monkeypatch):
+def test_a_minimum_waits_and_not_for_ever(
+    client: Client, topic: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     produce(client, topic, 0, 10)
     waiting = Engine().reader(minOffsetsPerTrigger="20", maxTriggerDelay="1h", **options)
     limit = waiting.getDefaultReadLimit()
@@ -145,7 +156,9 @@ def test_a_minimum_waits_and_not_for_ever(client, topic, options, monkeypatch):
     assert waiting.latestOffset(second, limit) != second
 
 
-def test_available_now_ends_at_what_there_was(client, topic, options):
+def test_available_now_ends_at_what_there_was(
+    client: Client, topic: str, options: dict[str, Any]
+) -> None:
     produce(client, topic, 0, 10)
     reader = Engine().reader(**options)
     reader.prepareForTriggerAvailableNow()
@@ -155,7 +168,9 @@ def test_available_now_ends_at_what_there_was(client, topic, options):
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) is end
 
 
-def test_queues_that_are_split_keep_the_order_of_keys(client, topic, options):
+def test_queues_that_are_split_keep_the_order_of_keys(
+    client: Client, topic: str, options: dict[str, Any]
+) -> None:
     engine = Engine()
     produce(client, topic, 0, 60)
     engine.run(available_now=False, maxOffsetsPerTrigger="25", triggers_max=1, **options)
@@ -174,7 +189,9 @@ def test_queues_that_are_split_keep_the_order_of_keys(client, topic, options):
             last[row["key"]] = max(number, last.get(row["key"], -1))
 
 
-def test_topics_that_match_come_in_while_the_stream_runs(client, shared_cluster, topic, options):
+def test_topics_that_match_come_in_while_the_stream_runs(
+    client: Client, shared_cluster: Cluster, topic: str, options: dict[str, Any]
+) -> None:
     del options["subscribe"]
     options["subscribePattern"] = f"{topic}(-.*)?"
     engine = Engine("topic value queue offset")
@@ -189,7 +206,9 @@ def test_topics_that_match_come_in_while_the_stream_runs(client, shared_cluster,
     assert {row["topic"] for row in engine.all_rows()} == {topic, f"{topic}-more"}
 
 
-def test_a_pattern_that_nothing_matches_yet(client, options, topic):
+def test_a_pattern_that_nothing_matches_yet(
+    client: Client, options: dict[str, Any], topic: str
+) -> None:
     del options["subscribe"]
     options["subscribePattern"] = f"{topic}-later"
     engine = Engine()
@@ -200,7 +219,9 @@ def test_a_pattern_that_nothing_matches_yet(client, options, topic):
     assert values(engine) == [0, 1, 2]
 
 
-def test_assigned_queues_and_what_they_are_split_into(client, topic, options):
+def test_assigned_queues_and_what_they_are_split_into(
+    client: Client, topic: str, options: dict[str, Any]
+) -> None:
     del options["subscribe"]
     options["assign"] = f'{{"{topic}": [0]}}'
     options["startingOffsets"] = f'{{"{topic}": {{"0": -2}}}}'
@@ -220,7 +241,9 @@ def test_assigned_queues_and_what_they_are_split_into(client, topic, options):
         Engine().run(**options)
 
 
-def test_a_topic_created_again_is_never_read_as_the_old_one(client, topic, options, caplog):
+def test_a_topic_created_again_is_never_read_as_the_old_one(
+    client: Client, topic: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     engine = Engine()
     produce(client, topic, 0, 10)
     engine.run(**options)
@@ -237,7 +260,9 @@ def test_a_topic_created_again_is_never_read_as_the_old_one(client, topic, optio
     assert values(engine) == [*range(10), *range(100, 120)]
 
 
-def test_a_stored_trigger_of_a_topic_that_is_gone(client, topic, options):
+def test_a_stored_trigger_of_a_topic_that_is_gone(
+    client: Client, topic: str, options: dict[str, Any]
+) -> None:
     """The trigger was planned on the old topic: repeated, it must not read the new one."""
     engine = Engine()
     produce(client, topic, 0, 10)
@@ -267,7 +292,9 @@ def fill(client: Client, topic: str) -> None:
             producer.send(topic, bytes(19_000), queue=0).result(30)
 
 
-def test_what_retention_takes_before_it_is_read(client, topic, options, caplog):
+def test_what_retention_takes_before_it_is_read(
+    client: Client, topic: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     engine = Engine("queue offset timestamp")
     produce(client, topic, 0, 0)
     engine.run(**options)
@@ -283,7 +310,13 @@ def test_what_retention_takes_before_it_is_read(client, topic, options, caplog):
 
 
 @pytest.mark.parametrize("columns", ["queue offset", "offset queue key"])
-def test_what_retention_takes_between_plan_and_task(client, topic, options, columns, caplog):
+def test_what_retention_takes_between_plan_and_task(
+    client: Client,
+    topic: str,
+    options: dict[str, Any],
+    columns: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """With a fetch and without one."""
     fill(client, topic)
     engine = Engine(columns)
@@ -298,7 +331,9 @@ def test_what_retention_takes_between_plan_and_task(client, topic, options, colu
     assert engine.read() == [(0, at) for at in range(start, 30)]
 
 
-def test_lag_is_seen_and_belongs_to_no_consumer(client, topic, options, caplog):
+def test_lag_is_seen_and_belongs_to_no_consumer(
+    client: Client, topic: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     group = f"lag-of-{topic}"
     engine = Engine()
     produce(client, topic, 0, 50)
@@ -340,19 +375,19 @@ def wait_for_copies(cluster: Cluster, topic: str) -> None:
                     time.sleep(0.05)
 
 
-def test_reads_go_on_without_a_master_and_without_a_controller(cluster):
+def test_reads_go_on_without_a_master_and_without_a_controller(cluster: Cluster) -> None:
     with connect(cluster.bootstrap) as own:
         own.admin.create_topic("survivor", queues=2)
         produce(own, "survivor", 0, 200)
         wait_for_copies(cluster, "survivor")
         engine = Engine()
-        options = {
+        options: dict[str, Any] = {
             "bootstrap": cluster.bootstrap,
             "subscribe": "survivor",
             "startingOffsets": "earliest",
             "maxOffsetsPerTrigger": "40",
         }
-        killed = []
+        killed: list[Node] = []
 
         def kill(moment: str) -> bool:
             if moment == "after the offsets are stored" and len(engine.offsets) == 2:
@@ -375,7 +410,7 @@ def batch_reader(columns: str, **options: str) -> SemelReader:
     return found
 
 
-def test_a_batch_read_goes_on_when_the_master_dies_in_its_middle(cluster):
+def test_a_batch_read_goes_on_when_the_master_dies_in_its_middle(cluster: Cluster) -> None:
     """More than the SDK fetches ahead: after the kill most is still to be read."""
     count, size = 240, 200_000
     with connect(cluster.bootstrap) as own:
@@ -396,7 +431,9 @@ def test_a_batch_read_goes_on_when_the_master_dies_in_its_middle(cluster):
     assert offsets == list(range(count))
 
 
-def test_offsets_alone_are_known_without_a_fetch(client, topic, options, monkeypatch):
+def test_offsets_alone_are_known_without_a_fetch(
+    client: Client, topic: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     produce(client, topic, 0, 100)
 
     def fetch(*_: object, **__: object) -> None:
@@ -418,7 +455,7 @@ def test_offsets_alone_are_known_without_a_fetch(client, topic, options, monkeyp
         list(batch_reader("offset key", **options).read(reader.partitions()[0]))
 
 
-def test_places_by_time(client, topic, options):
+def test_places_by_time(client: Client, topic: str, options: dict[str, Any]) -> None:
     produce(client, topic, 0, 10)
     middle = str(time.time_ns() // 1_000_000 + 1)
     while time.time_ns() // 1_000_000 < int(middle):
@@ -441,14 +478,14 @@ def test_places_by_time(client, topic, options):
         read(startingTimestamp="99999999999999")
 
 
-def test_reading_from_any_node(client, topic, options):
+def test_reading_from_any_node(client: Client, topic: str, options: dict[str, Any]) -> None:
     produce(client, topic, 0, 300)
     engine = Engine()
     engine.run(readFrom="any", **options)
     assert values(engine) == list(range(300))
 
 
-def test_sigterm_closes_what_the_runner_has_open(shared_cluster, topic):
+def test_sigterm_closes_what_the_runner_has_open(shared_cluster: Cluster, topic: str) -> None:
     """Spark never calls stop(): it ends the runner by SIGTERM."""
     program = (
         "import os, sys, threading\n"
@@ -475,7 +512,7 @@ def test_sigterm_closes_what_the_runner_has_open(shared_cluster, topic):
 class Life:
     """Random steps of a topic and a stream over it, all from one seed."""
 
-    def __init__(self, seed: int, client: Client, topic: str, options: dict[str, str]) -> None:
+    def __init__(self, seed: int, client: Client, topic: str, options: dict[str, Any]) -> None:
         self.chance = random.Random(seed)
         self.client, self.topic, self.options = client, topic, options
         self.engine = Engine()
@@ -502,7 +539,7 @@ class Life:
 
     def run(self) -> None:
         """A run of some triggers, with limits of its own, that may die anywhere."""
-        limits = {}
+        limits: dict[str, Any] = {}
         if self.chance.random() < 0.5:
             limits["maxOffsetsPerTrigger"] = str(self.chance.randint(1, 50))
         try:
@@ -531,7 +568,9 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_any_life_equals_a_single_read(client, topic, options, seed):
+def test_any_life_equals_a_single_read(
+    client: Client, topic: str, options: dict[str, Any], seed: int
+) -> None:
     life = Life(seed, client, topic, options)
     for _ in range(12):
         life.step()

@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from semel.client import Client, connect
@@ -64,14 +66,14 @@ class Query:
         assert isinstance(found, writer.SemelStreamWriter)
         return found
 
-    def attempt(self, batch: int, partition: int, rows: Iterator[pa.RecordBatch]):
+    def attempt(self, batch: int, partition: int, rows: Iterator[pa.RecordBatch]) -> Any:
         local = {"sql.streaming.queryId": self._name, "streaming.sql.batchId": str(batch)}
         context = SimpleNamespace(getLocalProperty=local.get, partitionId=lambda: partition)
-        self._patch.setattr(writer.TaskContext, "get", lambda: context)
+        self._patch.setattr(TaskContext, "get", lambda: context)
         worker = pickle.loads(pickle.dumps(self.writer()))
         return pickle.loads(pickle.dumps(worker.write(rows)))
 
-    def run(self, batch: int, values: list[bytes], partitions: int) -> list:
+    def run(self, batch: int, values: list[bytes], partitions: int) -> list[Any]:
         """All tasks of a micro-batch; what its commit is to be given."""
         parts = [values[start::partitions] for start in range(partitions)]
         return [self.attempt(batch, number, arrow(part)) for number, part in enumerate(parts)]
@@ -102,7 +104,9 @@ def query(shared_cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch) 
     return Query(monkeypatch, f"query-of-{topic}", bootstrap=shared_cluster.bootstrap, topic=topic)
 
 
-def test_only_the_winners_are_stored_and_only_at_the_commit(client, topic, query):
+def test_only_the_winners_are_stored_and_only_at_the_commit(
+    client: Client, topic: str, query: Query
+) -> None:
     staged = []
 
     def fails() -> Iterator[pa.RecordBatch]:
@@ -129,7 +133,9 @@ def test_only_the_winners_are_stored_and_only_at_the_commit(client, topic, query
     assert (info.query_id, info.last_epoch) == (f"query-of-{topic}", 1)
 
 
-def test_a_batch_that_is_repeated_after_its_commit_changes_nothing(client, topic, query):
+def test_a_batch_that_is_repeated_after_its_commit_changes_nothing(
+    client: Client, topic: str, query: Query
+) -> None:
     first = query.run(0, rows(0, 300), 3)
     query.writer().commit(first, 0)
     # The driver died before Spark stored it: same batch, other partitions, another order.
@@ -144,11 +150,13 @@ def test_a_batch_that_is_repeated_after_its_commit_changes_nothing(client, topic
     assert stored(client, topic) == Counter(rows(0, 310))
 
 
-def test_a_commit_whose_reply_was_lost_is_asked_for_again(client, topic, query, monkeypatch):
+def test_a_commit_whose_reply_was_lost_is_asked_for_again(
+    client: Client, topic: str, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     genuine = Transactions.commit
 
-    def loses_the_first(self, *arguments):
+    def loses_the_first(self: Transactions, *arguments: Any) -> Any:
         calls.append(genuine(self, *arguments))
         if len(calls) == 1:
             raise Unavailable("the reply was lost")
@@ -160,7 +168,7 @@ def test_a_commit_whose_reply_was_lost_is_asked_for_again(client, topic, query, 
     assert stored(client, topic) == Counter(rows(0, 100))
 
 
-def test_an_aborted_batch_leaves_nothing(client, topic, query):
+def test_an_aborted_batch_leaves_nothing(client: Client, topic: str, query: Query) -> None:
     receipts = query.run(0, rows(0, 100), 2)
     query.writer().abort([receipts[0], None, receipts[1]], 0)
     with pytest.raises(TransactionAborted):
@@ -170,7 +178,9 @@ def test_an_aborted_batch_leaves_nothing(client, topic, query):
     assert not stored(client, topic)
 
 
-def test_a_new_checkpoint_under_a_used_id_is_refused(shared_cluster, client, topic, monkeypatch):
+def test_a_new_checkpoint_under_a_used_id_is_refused(
+    shared_cluster: Cluster, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {
         "bootstrap": shared_cluster.bootstrap,
         "topic": topic,
@@ -186,7 +196,9 @@ def test_a_new_checkpoint_under_a_used_id_is_refused(shared_cluster, client, top
     assert stored(client, topic) == Counter(rows(0, 10) + rows(20, 30))
 
 
-def test_the_masters_death_while_rows_are_staged(cluster, monkeypatch):
+def test_the_masters_death_while_rows_are_staged(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And again between the last receipt and the commit."""
     query = Query(monkeypatch, "survivor", bootstrap=cluster.bootstrap, topic="survivor")
 
@@ -209,21 +221,24 @@ def test_the_masters_death_while_rows_are_staged(cluster, monkeypatch):
         assert stored(own, "survivor") == Counter(rows(0, 4_100))
 
 
-def batch_writer(columns: StructType = SCHEMA, **options: str) -> writer.SemelWriter:
+def batch_writer(columns: StructType = SCHEMA, /, **options: str) -> writer.SemelWriter:
     source = SemelSource({"timeoutMs": PATIENCE_MS, **options})
     found = source.writer(schema=columns, overwrite=False)
     assert isinstance(found, writer.SemelWriter)
-    return pickle.loads(pickle.dumps(found))
+    sent: writer.SemelWriter = pickle.loads(pickle.dumps(found))
+    return sent
 
 
 @pytest.fixture
 def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     context = SimpleNamespace(getLocalProperty=lambda name: None, partitionId=lambda: 0)
-    monkeypatch.setattr(writer.TaskContext, "get", lambda: context)
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_batches_each_once_and_under_an_id_of_ones_own_idempotent(shared_cluster, client, topic):
+def test_batches_each_once_and_under_an_id_of_ones_own_idempotent(
+    shared_cluster: Cluster, client: Client, topic: str
+) -> None:
     place = {"bootstrap": shared_cluster.bootstrap, "topic": topic}
     for first in (0, 10):
         fresh = batch_writer(**place)
@@ -238,7 +253,9 @@ def test_batches_each_once_and_under_an_id_of_ones_own_idempotent(shared_cluster
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_columns_name_topics_and_queues(shared_cluster, client, topic):
+def test_columns_name_topics_and_queues(
+    shared_cluster: Cluster, client: Client, topic: str
+) -> None:
     other = f"{topic}-other"
     client.admin.create_topic(other, queues=2)
     columns = StructType(
@@ -269,12 +286,15 @@ def test_columns_name_topics_and_queues(shared_cluster, client, topic):
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_rows_that_are_refused_leave_nothing(shared_cluster, client, topic):
+def test_rows_that_are_refused_leave_nothing(
+    shared_cluster: Cluster, client: Client, topic: str
+) -> None:
     own = batch_writer(bootstrap=shared_cluster.bootstrap, topic=topic)
-    for value, error, message in [
+    refused: list[tuple[bytes | None, Any, str]] = [
         (None, InvalidRequest, "column 'value' is null in 1 of 1 rows"),
         (b"x" * (20 << 20), (MessageTooLarge, TransactionAborted), "limit"),
-    ]:
+    ]
+    for value, error, message in refused:
         bad = pa.record_batch({"value": pa.array([value], pa.binary()), "key": ["k"]})
         with pytest.raises(error, match=message):
             own.write(itertools.chain(arrow(rows(0, 100)), [bad]))
@@ -288,7 +308,7 @@ def test_rows_that_are_refused_leave_nothing(shared_cluster, client, topic):
     assert not stored(client, topic)
 
 
-def test_what_is_known_before_anything_runs(shared_cluster, topic):
+def test_what_is_known_before_anything_runs(shared_cluster: Cluster, topic: str) -> None:
     place = {"bootstrap": shared_cluster.bootstrap}
     with pytest.raises(UnknownTopic, match="no topic 'nowhere'"):
         batch_writer(topic="nowhere", **place)
@@ -301,7 +321,7 @@ def test_what_is_known_before_anything_runs(shared_cluster, topic):
             make(schema=SCHEMA, overwrite=True)
 
 
-def test_a_cluster_that_is_down_is_said_in_time():
+def test_a_cluster_that_is_down_is_said_in_time() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"

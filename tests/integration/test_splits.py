@@ -96,8 +96,8 @@ def splits_under_load(
         assert max(again.last_sequences("t").values()) == last
         for value in sorted(loader.sent):
             number = int(value.rpartition(b":")[2])
-            key = b"loader%d" % (number % KEYS) if number % 7 else None
-            again.send("t", value, key=key, position=number)
+            own = b"loader%d" % (number % KEYS) if number % 7 else None
+            again.send("t", value, key=own, position=number)
         again.flush()
         assert again.stats.stored == 0
     verified = client.admin.verify("t")

@@ -41,7 +41,7 @@ async def group(tmp_path: Path) -> AsyncIterator[BrokerGroup]:
 
 async def ask(node: BrokerNode, method: str, request: Any) -> Any:
     async with RawClient(node.address) as client:
-        stub = transactions_pb2_grpc.TransactionsStub(client.channel)  # type: ignore[no-untyped-call]
+        stub = transactions_pb2_grpc.TransactionsStub(client.channel)
         try:
             return await getattr(stub, method)(request, timeout=10)
         except grpc.aio.AioRpcError as error:

@@ -62,7 +62,9 @@ def test_a_cluster_is_upgraded_under_load_and_rises_when_it_is_told(tmp_path: Pa
     later = datetime.now(UTC) + timedelta(hours=1)
     with cluster, connect(cluster.bootstrap) as client:
         client.admin.create_topic("orders", queues=2)
-        stop, sent, failed = threading.Event(), [], []
+        stop = threading.Event()
+        sent: list[bytes] = []
+        failed: list[Exception] = []
 
         def load() -> None:
             with client.producer("loader") as producer:

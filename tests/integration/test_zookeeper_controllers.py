@@ -27,9 +27,10 @@ PATIENCE_S = 60.0
 def opens(process: Process, name: str) -> pb.OpenProducerReply | None:
     """The controller's answer, None while it is a standby."""
     try:
-        return process.stub.OpenProducer(
+        reply: pb.OpenProducerReply = process.stub.OpenProducer(
             pb.OpenProducerRequest(name=name, open_id=secrets.token_bytes(8)), timeout=PATIENCE_S
         )
+        return reply
     except grpc.RpcError as error:
         found = error_from_rpc(error)
         assert isinstance(found, NotMaster)

@@ -42,7 +42,7 @@ def sort_out(bootstrap: str, topic: str, group: str, step: str) -> list[int]:
         async def nothing(*_: Any) -> list[Any]:
             return []
 
-        retrying.settle = nothing  # type: ignore[attr-defined]
+        retrying.settle = nothing  # type: ignore[assignment, attr-defined]
     elif step != "never":
         owner, name = real[step]
         before = getattr(owner, name)

@@ -164,7 +164,7 @@ class World:
         for decision in decisions:
             match decision:
                 case Settled(batch=batch):
-                    values = batch.tag
+                    values: Any = batch.tag
                     for row, value in enumerate(values):
                         assert value not in self.outcome, "settled twice"
                         self.outcome[value] = "stored"
@@ -172,7 +172,8 @@ class World:
                             self.offsets[value] = decision.base_offset + row - batch.trimmed
                 case Failed(batch=batch, error=error):
                     kind = "unknown" if isinstance(error, DedupStateExpired) else "failed"
-                    for value in batch.tag:
+                    values = batch.tag
+                    for value in values:
                         assert value not in self.outcome, "settled twice"
                         self.outcome[value] = kind
                 case Retry():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, overload
 
 from semel.protos import compat
 
@@ -27,11 +27,17 @@ def until(condition: Callable[[], T | None], within_s: float = WITHIN_S, what: s
         time.sleep(LOOK_S)
 
 
+@overload
 async def until_async(
-    condition: Callable[[], T | Awaitable[T | None] | None],
-    within_s: float = WITHIN_S,
-    what: str = "it",
-) -> T:
+    condition: Callable[[], Awaitable[T | None]], within_s: float = ..., what: str = ...
+) -> T: ...
+@overload
+async def until_async(
+    condition: Callable[[], T | None], within_s: float = ..., what: str = ...
+) -> T: ...
+async def until_async(
+    condition: Callable[[], Any], within_s: float = WITHIN_S, what: str = "it"
+) -> Any:
     """`until` on the event loop; `condition` may have to be awaited."""
     try:
         async with compat.timeout(within_s):
@@ -39,7 +45,7 @@ async def until_async(
                 asked = condition()
                 found = await asked if isinstance(asked, Awaitable) else asked
                 if found:
-                    return cast("T", found)
+                    return found
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         raise AssertionError(f"waited {within_s:g} s in vain for {what}") from None
