@@ -8,7 +8,6 @@ import sys
 import sysconfig
 import venv
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def names(wheel: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment's bin directory: our wheel, and the packages it needs by a .pth file."""
     home = tmp_path_factory.mktemp("clean")
     venv.create(home, symlinks=True, with_pip=False)

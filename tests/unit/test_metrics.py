@@ -75,7 +75,7 @@ def test_a_page_is_prometheus_text() -> None:
     for seconds in (0.0001, 0.0005, 0.02, 99.0):
         histogram.observe(seconds)
     samples.add("semel_test_seconds", histogram)
-    found = {
+    found: dict[Any, float] = {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(render(samples).decode())
         for sample in family.samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -165,13 +166,14 @@ def test_every_change_of_the_routes_raises_the_version_and_no_other() -> None:
     changes: list[int] = []
     routes = RouteTable("c", 1, lambda: changes.append(1))
     versions = [routes.version]
-    for change in (
+    steps: list[Callable[[], object]] = [
         lambda: routes.set_group(GroupRoute(group_id=1)),
         lambda: routes.set_group(GroupRoute(group_id=1, master_id=2)),
         lambda: routes.set_topic(TopicRoute(name="t", topic_id=1)),
         lambda: routes.set_topic(TopicRoute(name="u", topic_id=2)),
         lambda: routes.remove_topic("t"),
-    ):
+    ]
+    for change in steps:
         change()
         versions.append(routes.version)
     assert versions == sorted(set(versions))

@@ -271,10 +271,11 @@ async def test_a_group_without_room_or_with_much_to_do_gets_fewer_queues(tmp_pat
         await cluster.client.call("ReportNode", one.report(load=busy))
         created = await cluster.client.create("busy", 4)
         assert [queue.group_id for queue in created.topic.queues] == [2, 2, 2, 2]
-        for name, full in {
+        reports: dict[str, dict[str, Any]] = {
             "full": {"disk_full": True},
             "nearly-full": {"load": {"disk_free_bytes": 4, "disk_total_bytes": 99}},
-        }.items():
+        }
+        for name, full in reports.items():
             await cluster.client.call("ReportNode", one.report())
             await cluster.client.call("ReportNode", two.report(**full))
             created = await cluster.client.create(name, 2)

@@ -28,7 +28,7 @@ from semel.protos.batch import (
     peek_queue,
 )
 from semel.protos.errors import CorruptBatch
-from semel.protos.ids import Offset, QueueKey, Term
+from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
 from tests.kit.wire_damage import cuts, flips, unnoticed
 
 BODY = bytes(range(200)) * 2
@@ -53,15 +53,15 @@ def header(**changes: Any) -> BatchHeader:
             uncompressed_length=len(BODY),
             body_crc=google_crc32c.value(BODY),
             content_crc=0x01020304,
-            topic_id=0x1112131415161718,
-            queue_id=0x21222324,
+            topic_id=TopicId(0x1112131415161718),
+            queue_id=QueueId(0x21222324),
             count=10,
-            producer_id=0x3132333435363738,
+            producer_id=ProducerId(0x3132333435363738),
             epoch=5,
             session=6,
-            previous_sequence=99,
-            base_sequence=100,
-            last_sequence=109,
+            previous_sequence=Sequence(99),
+            base_sequence=Sequence(100),
+            last_sequence=Sequence(109),
             first_timestamp_us=1_700_000_000_000_000,
             max_timestamp_us=1_700_000_000_000_001,
             deliver_at_us=0,
@@ -348,7 +348,7 @@ def test_a_checker_that_skips_a_crc_is_caught(monkeypatch: pytest.MonkeyPatch) -
     real = google_crc32c.value
     stored = struct.unpack_from("<I", BATCH, 124)[0]
     monkeypatch.setattr(
-        module.google_crc32c, "value", lambda data: stored if len(data) == 124 else real(data)
+        google_crc32c, "value", lambda data: stored if len(data) == 124 else real(data)
     )
     missed = unnoticed(check_batch, CorruptBatch, flips(BATCH))
     assert any(name.startswith("byte 20 ") for name in missed)  # the content's CRC

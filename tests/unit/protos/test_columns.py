@@ -23,9 +23,8 @@ from semel.protos.batch import (
     check_batch,
     encode_position_mark,
 )
-from semel.protos.body import offsets_of
+from semel.protos.body import HEADERS_TYPE, offsets_of
 from semel.protos.columns import (
-    HEADERS_TYPE,
     Columns,
     check_content,
     decode_columns,
@@ -255,6 +254,7 @@ def test_bytes_behind_a_null_do_not_show() -> None:
 def test_timestamps_of_any_unit_become_microseconds() -> None:
     stamps = pa.array([1, 2], pa.timestamp("s", "UTC"))
     decoded = decode(encode(Columns.from_arrow([b"a", b"b"], timestamps=stamps)))
+    assert decoded.timestamps is not None
     assert decoded.timestamps.to_pylist() == [1_000_000, 2_000_000]
     head = check_batch(encode(Columns.from_arrow([b"a"] * 3, timestamps=[5, 9, 7])))
     assert (head.first_timestamp_us, head.max_timestamp_us) == (5, 9)
@@ -390,6 +390,9 @@ def test_columns_lie_in_the_memory_of_the_batch() -> None:
     batch = encode(columns)
     start, end = _address(batch), _address(batch) + len(batch)
     decoded = decode_columns(memoryview(batch), check_batch(batch))
+    assert decoded.keys is not None
+    assert decoded.headers is not None
+    assert decoded.slots is not None
     buffers = [
         *decoded.values.buffers(),
         *decoded.keys.buffers(),
@@ -419,6 +422,7 @@ def test_an_unaligned_batch_is_read_and_its_data_still_not_copied(shift: int) ->
     view = memoryview(padded)[shift:]
     decoded = decode(view)
     assert decoded.values.to_pylist() == VALUES
+    assert decoded.sequences is not None
     assert decoded.sequences.to_pylist() == [1, 5, 6, 7]
     offsets, data = decoded.values.buffers()[1:]
     assert offsets.address % 4 == 0

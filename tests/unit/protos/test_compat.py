@@ -13,7 +13,7 @@ import pytest
 from semel.protos import compat
 from tests.kit.waiting import WITHIN_S, until_async
 
-TIMEOUTS = [
+TIMEOUTS: list[Callable[[float], Any]] = [
     compat.timeout,
     lambda delay: compat._Timeout(asyncio.get_running_loop().time() + delay),
 ]

@@ -16,6 +16,7 @@ from semel.protos.batch import HEADER_BYTES, BatchFlags, Codec, check_batch
 from semel.protos.columns import Columns, decode_columns, encode_batch
 from semel.protos.errors import CorruptBatch
 from semel.protos.few_rows import FEW_ROWS_MAX, cut_few
+from semel.protos.ids import Sequence
 from tests.kit.wire_damage import flips
 
 short = st.binary(max_size=12)
@@ -128,7 +129,7 @@ def test_whatever_lengths_and_offsets_claim(data: st.DataObject) -> None:
         struct.pack_into("<i", body, at, data.draw(st.integers(-2, 20)))
     count = data.draw(st.integers(1, 4))
     other = sealed(batch, bytes(body))
-    header = replace(check_batch(other), count=count, last_sequence=count)
+    header = replace(check_batch(other), count=count, last_sequence=Sequence(count))
     assert accepted_wrongly(header.encode() + other[HEADER_BYTES:]) == ""
 
 

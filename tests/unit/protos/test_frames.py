@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.protos import frames as module
 from semel.protos.errors import CorruptFrame, CorruptSegment
 from semel.protos.frames import (
     FRAME_BYTES_MAX,
@@ -69,7 +68,7 @@ def test_frames_round_trip(
 
 def test_parts_may_be_views_and_large() -> None:
     body = bytes(range(256)) * 400
-    parts = [memoryview(body)[1:], memoryview(body)[:5], body]
+    parts: list[bytes | memoryview] = [memoryview(body)[1:], memoryview(body)[:5], body]
     frame, (position,) = build_frame(1, 1, 1, [(RecordKind.BATCH, parts)])
     check_frame(frame)
     ((_, _, payload),) = iter_records(frame)
@@ -212,6 +211,6 @@ def test_a_checker_that_skips_a_crc_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
     assert unnoticed(forgetful, CorruptFrame, flips(FRAME))
     stored = struct.unpack_from("<I", FRAME, 40)[0]
-    monkeypatch.setattr(module.google_crc32c, "value", lambda data: stored)
+    monkeypatch.setattr(google_crc32c, "value", lambda data: stored)
     missed = unnoticed(decode_frame_header, CorruptFrame, flips(FRAME, 0, 48))
     assert any(name.startswith("byte 8 ") for name in missed)

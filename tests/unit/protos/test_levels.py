@@ -47,7 +47,7 @@ def test_programs_speak_if_they_have_a_level_in_common(
 
 def test_levels_come_through_metadata() -> None:
     levels = own_levels(active=3)
-    metadata = (("other", "x"), *levels_metadata(levels))
+    metadata: list[tuple[str, str | bytes]] = [("other", "x"), *levels_metadata(levels)]
     assert told_levels(metadata) == levels
     assert (levels.min, levels.max, levels.active) == (LEVEL_MIN, LEVEL_MAX, 3)
     assert levels.version

@@ -218,7 +218,7 @@ async def test_a_cancelled_stream_closes_its_generator() -> None:
             closed.set()
 
     async with _serving({"unary_stream": stream}) as call:
-        waiting = asyncio.create_task(call("unary_stream"))
+        waiting = asyncio.ensure_future(call("unary_stream"))
         await asyncio.wait([waiting], timeout=0.1)
         waiting.cancel()
         async with compat.timeout(5):
@@ -262,8 +262,9 @@ async def test_what_grpc_says_itself() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as large:
             await call("unary_unary", bytes(MESSAGE_BYTES_MAX + 1))
     async with grpc.aio.insecure_channel("127.0.0.1:1", options=CHANNEL_OPTIONS) as channel:
+        nowhere: Any = channel.unary_unary("/a/b")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await channel.unary_unary("/a/b")(b"", timeout=10)
+            await nowhere(b"", timeout=10)
     assert type(error_from_rpc(unknown.value)) is errors.UnsupportedVersion
     assert type(error_from_rpc(large.value)) is errors.MessageTooLarge
     error = error_from_rpc(refused.value)

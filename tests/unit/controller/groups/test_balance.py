@@ -87,8 +87,8 @@ def test_whatever_was_before_the_result_is_complete_balanced_and_stable(
     check_complete(subscriptions, queues, result)
     check_balanced(subscriptions, queues, result)
     assert balance(subscriptions, queues, result) == result
-    reordered = dict(reversed(subscriptions.items()))
-    assert balance(reordered, dict(reversed(queues.items())), current) == result
+    reordered = dict(reversed(list(subscriptions.items())))
+    assert balance(reordered, dict(reversed(list(queues.items()))), current) == result
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,15 +15,13 @@ import pytest
 
 from semel.controller.store.embedded import dump as dump_module
 from semel.controller.store.embedded import journal as journal_module
-from semel.controller.store.embedded import member as member_module
-from semel.controller.store.embedded import node as node_module
 from semel.controller.store.embedded.dump import Dump
 from semel.controller.store.embedded.files import Files
 from semel.controller.store.embedded.hard_state import HardState, HardStateFile
 from semel.controller.store.embedded.journal import JournalFiles
 from semel.controller.store.embedded.machine import Applied, Machine
 from semel.controller.store.embedded.member import Member
-from semel.controller.store.embedded.messages import entries_of, to_message
+from semel.controller.store.embedded.messages import entries_of, piece_of, to_message
 from semel.controller.store.embedded.node import ConsensusNode, Peer, PeerTransport, node_of
 from semel.protos.v1.metadata_store_pb2 import (
     AppendEntries,
@@ -163,7 +161,7 @@ def clears_a_journal_that_begins_before_its_dump(patch: pytest.MonkeyPatch) -> N
         if dump is not None and journal.entries[0] != dump.previous:
             journal.replace([dump.previous, dump.last])
 
-    patch.setattr(member_module.dumps_module, "fit", fit)
+    patch.setattr(dump_module, "fit", fit)
 
 
 def installs_every_dump(patch: pytest.MonkeyPatch) -> None:
@@ -172,7 +170,7 @@ def installs_every_dump(patch: pytest.MonkeyPatch) -> None:
     def on_dump(self: ConsensusNode, sender: int, term: int, chunk: DumpChunk) -> None:
         if not self._hear_master(sender, term):
             return
-        piece = node_module.piece_of(chunk)
+        piece = piece_of(chunk)
         raw = None if piece is None else self._dumps.take(piece)
         if raw is None or self._dumps.busy:
             return

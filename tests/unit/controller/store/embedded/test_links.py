@@ -139,7 +139,7 @@ async def test_a_peer_that_ends_while_one_writes_to_it_costs_no_other_link(
 
     class LateStub(MetadataGroupStub):
         def __init__(self, channel: Any) -> None:
-            super().__init__(channel)
+            MetadataGroupStub.__init__(self, channel)
             opened = self.OpenLink
 
             def open_link(**options: Any) -> LateCall:

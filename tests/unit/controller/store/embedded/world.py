@@ -21,6 +21,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import pysyncobj.syncobj as library
@@ -137,7 +139,7 @@ class World:
         """Starts all nodes and what goes on for ever."""
         for number in self.nodes:
             self.boot(number)
-            self.at(self.rng.random() * TICK_S, lambda number=number: self._tick(number))
+            self.at(self.rng.random() * TICK_S, partial(self._tick, number))
         self.at(0, self._keep_links)
 
     def boot(self, number: int) -> None:
@@ -324,11 +326,11 @@ class World:
                 del self.links[pair]
                 if link.boots[0] == source.boot:
                     peer = (pair[1], link.welcome_muted)
-                    self._guarded(pair[0], lambda member, peer=peer: member.disconnected(peer))
+                    self._guarded(pair[0], methodcaller("disconnected", peer))
             if wanted is not None and source.member is not None:
                 self.links[pair] = wanted
                 peer = (pair[1], wanted.welcome_muted)
-                self._guarded(pair[0], lambda member, peer=peer: member.connected(peer))
+                self._guarded(pair[0], methodcaller("connected", peer))
 
     def _send(self, sender: int, receiver: int, message: GroupMessage) -> None:
         kind = message.WhichOneof("kind")
