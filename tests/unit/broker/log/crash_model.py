@@ -162,7 +162,7 @@ class Driver:
             model.on_synced(index + 1, self.term)
             write(*arguments)
 
-        store.reader.mend = switched_away_from  # type: ignore[method-assign]
+        store.reader.mend = switched_away_from  # type: ignore[assignment,method-assign]
         log.mend(wanted)
 
     def _live(self) -> None:

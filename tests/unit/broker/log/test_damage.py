@@ -451,7 +451,7 @@ def switched(log: Log, meanwhile: Callable[[], None], *, written: bool = False) 
         if not written:
             mend(*arguments)
 
-    reader.mend = late  # type: ignore[method-assign]
+    reader.mend = late  # type: ignore[assignment,method-assign]
 
 
 def replace_the_end(log: Log) -> None:

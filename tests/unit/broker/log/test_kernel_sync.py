@@ -286,7 +286,7 @@ async def test_the_thread_can_be_chosen(tmp_path: Path) -> None:
         LogConfig(sync_interval_ms=1, segment_bytes=1 << 20, fill_bytes_per_second=0),
     ):
         disk = SimFiles()
-        disk.syncs = lambda loop, file: 1 / 0  # type: ignore[assignment,method-assign]
+        disk.syncs = lambda loop, file: 1 / 0  # type: ignore[assignment,method-assign,return-value]
         log = opened(disk, config)
         log.attach(asyncio.get_running_loop())
         log.append(frames(1, 3))

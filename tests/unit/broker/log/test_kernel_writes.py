@@ -177,7 +177,7 @@ def test_a_hint_to_the_page_cache_is_the_threads(monkeypatch: pytest.MonkeyPatch
 
 def test_delayed_syncs_and_nodes_without_a_kernel_use_the_thread() -> None:
     for options in ({"interval_ms": 1}, {"kernel": False}):
-        machine = Machine(**options)  # type: ignore[arg-type]
+        machine = Machine(**options)
         for _ in range(3):
             machine.append(SMALL)
             machine.idle()

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,9 +113,12 @@ def test_a_spare_that_was_used_before_is_read_while_it_waits(
     assert ready.fresh
     used = disk.find("spare-")[-1]
     fill(log, frames(5, 6, length=MB))  # takes the fresh one
-    ready = until(
-        lambda: (one := keeper._ready) and one.unfilled_at == config.segment_bytes and one
-    )
+
+    def refilled() -> Any:
+        one = keeper._ready
+        return one and one.unfilled_at == config.segment_bytes and one
+
+    ready = until(refilled)
     assert (ready.path.name, ready.fresh) == (used.name, False)
     log.close()
     assert {(0, MB), (MB, MB), (2 * MB, 2_500_000 - 2 * MB)} <= set(reads)

@@ -211,8 +211,13 @@ def test_a_failed_save_leaves_nothing_behind() -> None:
 
     closed: list[SimFile] = []
     close = SimFile.close
+
+    def counted(self: SimFile) -> None:
+        closed.append(self)
+        close(self)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SimFile, "close", lambda self: (closed.append(self), close(self))[1])
+        patch.setattr(SimFile, "close", counted)
         with pytest.raises(ConnectionError):
             made.save(10, 1, Fails())  # type: ignore[arg-type]
     assert len(closed) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_a_snapshot_over_a_snapshot_and_over_an_empty_log() -> None:
 def test_records_may_come_from_the_log_that_is_replaced() -> None:
     _, log = _filled()
 
-    def records() -> Iterator[tuple[RecordRef, bytes]]:
+    def records() -> Iterator[tuple[RecordRef, Any]]:
         for index in range(1, 29, 3):
             yield RecordRef(index, 48, 60), log.read_record(index, 48, 60)
 

@@ -348,6 +348,6 @@ async def test_a_node_that_waits_is_taken_over_and_counts(running: Any) -> None:
 
 async def test_a_master_is_not_taken_over() -> None:
     standing = node(SimFiles(), found="x")
-    standing._replica.core.role = Role.MASTER  # type: ignore[misc]
+    standing._replica.core.role = Role.MASTER
     with pytest.raises(InvalidRequest, match="nothing is to be restored"):
         standing.refound("x", "y", count=False, voters=ALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -232,7 +233,7 @@ def test_what_was_released_does_not_wait_for_the_next_vote_of_the_term() -> None
     core = node.core
 
     def ask(source: NodeId, log_index: int) -> None:
-        fields = {"term": 2, "log_index": log_index, "log_term": log_index}
+        fields: dict[str, Any] = {"term": 2, "log_index": log_index, "log_term": log_index}
         core.step(Message(kind=MessageKind.VOTE, source=source, target=ME, **fields), 10)
 
     ask(THIRD, 0)
@@ -251,7 +252,7 @@ def test_what_waits_for_a_term_goes_with_it_and_not_with_the_vote() -> None:
     core = node.core
     votes = [(2, THIRD, 0), (3, THIRD, 0), (3, OTHER, 1)]
     for term, source, log_index in votes:
-        fields = {"term": term, "log_index": log_index, "log_term": log_index}
+        fields: dict[str, Any] = {"term": term, "log_index": log_index, "log_term": log_index}
         core.step(Message(kind=MessageKind.VOTE, source=source, target=ME, **fields), 10)
     ready = core.ready()
     assert ready.hard_state == HardState(term=3, voted_for=OTHER)

@@ -5,6 +5,8 @@ One file, although it is long: the tests are short and share their small world.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from semel.broker.raft import (
@@ -30,6 +32,7 @@ from tests.unit.broker.raft.single_core import (
     Node,
     elected,
     kinds,
+    role_of,
 )
 
 FOURTH = NodeId(4)
@@ -114,12 +117,12 @@ def test_a_master_that_stood_still_hears_its_quorum_out_before_it_goes() -> None
     node = elected()
     node.now_ms += 5_000
     node.core.tick(node.now_ms)
-    assert node.core.role is Role.MASTER
+    assert role_of(node) is Role.MASTER
     node.perform()
     node.tick(CONFIG.check_quorum_ms)
-    assert node.core.role is Role.MASTER
+    assert role_of(node) is Role.MASTER
     node.core.tick(node.now_ms + 1)
-    assert node.core.role is Role.FOLLOWER
+    assert role_of(node) is Role.FOLLOWER
 
 
 def test_a_master_protects_itself_against_votes() -> None:
@@ -235,7 +238,7 @@ def test_a_muted_rejection_below_the_match_makes_it_void() -> None:
     node = replicating(1, 1)
     progress = node.core.progress[OTHER]
     node.hear(MessageKind.APPEND_REPLY, log_index=2, muted=True)
-    rejection = {"log_index": 2, "rejected": True, "muted": True, "hint_term": 1}
+    rejection: dict[str, Any] = {"log_index": 2, "rejected": True, "muted": True, "hint_term": 1}
     node.hear(MessageKind.APPEND_REPLY, hint_index=2, **rejection)
     assert progress.match_index == 2
     node.hear(MessageKind.APPEND_REPLY, hint_index=1, **rejection)
@@ -479,9 +482,9 @@ def test_of_four_voters_three_decide() -> None:
         node.hear(MessageKind.PRE_VOTE_REPLY, peer, term=asked.term, context=asked.context)
     won = node.sent[-1]
     node.hear(MessageKind.VOTE_REPLY, OTHER, context=won.context)
-    assert node.core.role is Role.CANDIDATE
+    assert role_of(node) is Role.CANDIDATE
     node.hear(MessageKind.VOTE_REPLY, THIRD, context=won.context)
-    assert node.core.role is Role.MASTER
+    assert role_of(node) is Role.MASTER
     node.hear(MessageKind.APPEND_REPLY, OTHER, log_index=1)
     assert node.core.commit_index == 0
     node.hear(MessageKind.APPEND_REPLY, THIRD, log_index=1)

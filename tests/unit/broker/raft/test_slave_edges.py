@@ -33,6 +33,7 @@ from tests.unit.broker.raft.single_core import (
     entry,
     kinds,
     metas,
+    role_of,
 )
 
 FIVE = Membership(voters=frozenset(NodeId(number) for number in range(1, 6)))
@@ -84,18 +85,19 @@ def test_election_times_are_uniform_between_their_ends() -> None:
         node.now_ms = node.core._now_ms
         assert node.core._election_deadline_ms == node.now_ms + wait_ms
         node.tick(wait_ms - 1)
-        assert node.core.role is Role.FOLLOWER
+        assert role_of(node) is Role.FOLLOWER
         node.tick(1)
-        assert node.core.role is Role.PRE_CANDIDATE
+        assert role_of(node) is Role.PRE_CANDIDATE
 
 
 def test_every_word_of_the_master_puts_the_election_off() -> None:
     mark = SnapshotMark(index=9, term=1, membership=GROUP)
-    for kind, fields in (
+    words: list[tuple[MessageKind, dict[str, Any]]] = [
         (MessageKind.HEARTBEAT, {}),
         (MessageKind.APPEND, {}),
         (MessageKind.SNAPSHOT_OFFER, {"snapshot": mark}),
-    ):
+    ]
+    for kind, fields in words:
         node = Node(term=1)
         chosen(node, high=False)
         node.now_ms = 200
@@ -312,9 +314,9 @@ def test_the_own_vote_counts_when_it_is_durable() -> None:
     context = ready.messages_after_hard_state[0].context
     for peer in (OTHER, THIRD):
         node.hear(MessageKind.VOTE_REPLY, peer, context=context)
-    assert node.core.role is Role.CANDIDATE, "two others would be a quorum, but it said its own"
+    assert role_of(node) is Role.CANDIDATE, "two others would be a quorum, but it said its own"
     node.core.on_hard_state_synced(ready.hard_state)
-    assert node.core.role is Role.MASTER
+    assert role_of(node) is Role.MASTER
 
 
 def test_who_may_not_stand_forgets_its_master_and_waits() -> None:

@@ -55,7 +55,7 @@ class Home(Group):
             queue=ref(self.key),
             job=job,
             group_id=other,
-            step=control_pb2.MoveStep.Value(f"MOVE_STEP_{name}"),
+            step=f"MOVE_STEP_{name}",
             **fields,
         )
         self.commit()

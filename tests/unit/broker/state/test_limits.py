@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from semel.broker.state import Accepted, Refused
 from semel.protos.errors import Throttled, TransactionAborted
 from semel.protos.staging import STAGER_ID_MIN
@@ -37,7 +39,7 @@ def fence(producer: int) -> Request:
     return control(fence=control_pb2.Fence(queues=[ref(FIRST)], producer_id=producer, epoch=1))
 
 
-def master(**limits: int) -> Master:
+def master(**limits: Any) -> Master:
     made = Master(**limits)
     made.ask(control(feature_level=control_pb2.FeatureLevel(level=5)))
     made.ask(control(create_queue=create(FIRST)))

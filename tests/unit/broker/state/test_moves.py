@@ -330,7 +330,8 @@ def test_what_is_being_committed_delays_the_seal() -> None:
     group.pin(winner(A, {KEY: [staged(A, 0, 5)]}))
     assert isinstance(seal(group), errors.Throttled)
     forced = control_pb2.MoveQueue(queue=ref(), job=1, step=control_pb2.MOVE_STEP_SEAL)
-    (result,) = group.apply(control(move_queue=forced))
+    results: list[Any] = group.apply(control(move_queue=forced))
+    (result,) = results
     assert isinstance(result.error, errors.Throttled), "the fold checks it, too"
     group.publish()
     assert seal(group) is None

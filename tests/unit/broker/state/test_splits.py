@@ -278,7 +278,8 @@ def test_a_sealed_queue_folds_no_batch(group: Group) -> None:
 @pytest.mark.parametrize("fence", [{"epoch": 2}, {"producer_id": 5}])
 def test_a_sealed_queue_folds_no_new_incarnation(group: Group, fence: dict[str, int]) -> None:
     split(group)
-    record = control_pb2.Fence(**{"producer_id": 1, "epoch": 1, **fence}, queues=[ref()])
+    fields: dict[str, Any] = {"producer_id": 1, "epoch": 1, **fence}
+    record = control_pb2.Fence(**fields, queues=[ref()])
     with pytest.raises(StateDiverged):
         group.apply(control(fence=record))
 

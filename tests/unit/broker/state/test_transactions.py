@@ -25,7 +25,7 @@ OTHER = QueueKey(TopicId(7), QueueId(1))
 
 def group_with(
     *batches: int, stager: int = A, epoch: int = 0, level: int = LEVEL_MAX
-) -> tuple[Stage, object]:
+) -> tuple[Stage, transaction_records_pb2.Winner]:
     """A group where a stager has staged batches of so many messages, and the stager as a winner."""
     group = Stage(level=level)
     group.open(stager, epoch=epoch)

@@ -158,8 +158,8 @@ class World:
             self.events.add("fenced")
             return False
         program.committed = True
-        before = self.committed_epochs.setdefault(program.begun_epoch, program.number)
-        assert before == program.number, "an epoch was committed twice"
+        first = self.committed_epochs.setdefault(program.begun_epoch, program.number)
+        assert first == program.number, "an epoch was committed twice"
         self.events.add("committed")
         return True
 
