@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import google_crc32c
 import pytest
 
 from semel.broker.state import Accepted, Duplicate, FenceApplied, Judge, Refused, State
@@ -186,7 +187,7 @@ def test_a_backfill_of_old_messages_does_not_expire_its_own_producer() -> None:
         assert expired is None, "killed by its own messages"
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        append = Row.append
+        append: Any = Row.append
 
         def by_timestamp(self: Row, *fields: int) -> None:
             append(self, *fields[:-1], header(-1).max_timestamp_us)
@@ -386,7 +387,7 @@ def test_a_buffer_that_was_used_again_is_noticed() -> None:
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         """The header's CRC begins behind the queue, as a CRC over the payload does."""
-        value = batch.google_crc32c.value
+        value = google_crc32c.value
 
         class Partial:
             @staticmethod

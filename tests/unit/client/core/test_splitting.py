@@ -93,9 +93,9 @@ def test_every_row_is_found_again_in_the_child_of_its_slot(
             assert [int(v.split(b"|")[0]) * 2 for v in values_of(each)] == each.positions.tolist()
     by_row = {value: row for row, value in enumerate(values)}
     for key, line in lines.items():
-        rows = [by_row[value] for value in line]
-        assert rows == sorted(rows), "a child keeps the order"
-        for row in rows:
+        places = [by_row[value] for value in line]
+        assert places == sorted(places), "a child keeps the order"
+        for row in places:
             check_home(after, key, keys[row], numbers[row] if positions else None)
     sent_values = {value for line in lines.values() for value in line}
     for part in others:

@@ -186,7 +186,11 @@ def test_every_row_of_a_bulk_is_in_one_batch_with_its_due_time_and_id(
             assert int(chunk.positions[0]) > position_of, "positions do not rise"
             position_of = int(chunk.positions[-1])
         for part in route(chunk, topic(queues), sticky=0, batch_bytes=limit, resume=resume):
-            payload = encoded(part, int(part.positions[0]) - 1 if positions else 99)
+            previous = 99
+            if positions:
+                assert part.positions is not None
+                previous = int(part.positions[0]) - 1
+            payload = encoded(part, previous)
             header = check_content(payload)
             skipped = min(cut, header.count - 1)
             done = decode_columns(payload, header).slice(0, skipped)
@@ -263,7 +267,7 @@ def test_what_goes_to_the_children_of_a_split_keeps_both(sent: bool) -> None:
     chunk.due_us = SOON
     (part,) = route(chunk, topic(1), sticky=0, batch_bytes=1 << 20, resume=None)
     one = of_encoded(part, encoded(part), 0) if sent else of_waiting(part)
-    found = {}
+    found: dict[bytes, bytes | None] = {}
     children = set()
     for made in divide(one, heirs(), 0):
         payload = encoded(made)

@@ -39,7 +39,8 @@ class Made:
     """Lanes that were asked for."""
 
     def __init__(self) -> None:
-        self.lanes: list[FakeLane] = []
+        self.lanes: list[Any] = []
+        """FakeLanes, which a topic takes for Lanes."""
 
     def __call__(self, route: QueueRoute) -> Lane:
         self.lanes.append(FakeLane(route))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -85,7 +86,7 @@ def test_what_an_application_keeps_holds_its_slot(kind: str) -> None:
     slot = region.take()
     assert slot is not None
     os.pwrite(region.offer().descriptor, b"semel once", slot.at)
-    kept: object = slot.view()
+    kept: Any = slot.view()
     del slot
     assert isinstance(kept, memoryview)
     assert kept.readonly
@@ -97,7 +98,7 @@ def test_what_an_application_keeps_holds_its_slot(kind: str) -> None:
             kept = kept[:5]
     gc.collect()
     assert region.take() is None
-    first = kept[0]  # type: ignore[index]
+    first = kept[0]
     assert first == ord("s") or first.as_py() == ord("s")
     del kept, first
     assert region.take() is not None

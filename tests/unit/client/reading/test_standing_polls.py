@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from semel.client.reading import fetch
 from semel.client.reading.fetch import STANDING_BYTES, _FetchLink
 from semel.client.reading.shared_memory import BUSY_BYTES
 from semel.protos.batch import BrokerHeader
@@ -161,7 +161,7 @@ async def test_what_comes_after_a_seek_is_void_and_another_poll_is_made() -> Non
 async def test_each_answer_gives_the_next_one_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     box = Linked()
     now = 100.0
-    monkeypatch.setattr(fetch.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     request = await box.must_ask()
     first = box.link._polls[request.correlation_id].deadline
     now += 1.0
@@ -185,11 +185,11 @@ async def test_a_clock_that_is_behind_makes_a_backlog_late_once(
     queue, delay_ms = box.queue, 300
     queue.delay_ms = delay_ms
     first_us, now_us = 1_700_000_000_000_000, 5_000_000  # just appended, by the monotonic clock
-    monkeypatch.setattr(fetch.time, "monotonic", lambda: now_us / 1e6)
-    monkeypatch.setattr(fetch.time, "monotonic_ns", lambda: now_us * 1000)
+    monkeypatch.setattr(time, "monotonic", lambda: now_us / 1e6)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_us * 1000)
     started_us = now_us
     monkeypatch.setattr(
-        fetch.time, "time_ns", lambda: (first_us - behind_us + now_us - started_us) * 1000
+        time, "time_ns", lambda: (first_us - behind_us + now_us - started_us) * 1000
     )
     dues = []
     for number in range(5):

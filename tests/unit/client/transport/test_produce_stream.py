@@ -94,7 +94,8 @@ class Stream:
             self.written.set()
 
     async def read(self) -> bytes:
-        return (await self.replies.get()).SerializeToString()
+        message: bytes = (await self.replies.get()).SerializeToString()
+        return message
 
     def close(self) -> None:
         pass
@@ -110,9 +111,9 @@ class OneMaster:
         self.opened = asyncio.Event()
         self.refusal: SemelError | None = None
         """Of streams."""
+        self._master = SimpleNamespace(address="b:1")
         self.routes = SimpleNamespace(master=lambda _: self._master)
         self.tasks: list[asyncio.Task[None]] = []
-        self._master = SimpleNamespace(address="b:1")
 
     async def master(self, _: GroupId) -> Any:
         return self._master

@@ -126,7 +126,7 @@ async def test_a_broker_that_dies_before_it_has_told_its_levels_is_not_an_old_on
     async def die(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the node ends")
 
-    method = grpc.stream_stream_rpc_method_handler(die)
+    method: Any = grpc.stream_stream_rpc_method_handler(die)
     service, _, name = PRODUCE_METHOD.lstrip("/").partition("/")
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {name: method}),)
