@@ -17,9 +17,9 @@ from typing import Final
 
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters
+from semel.broker.machine import disk_room
 from semel.broker.repair.scrub import Scrub
 from semel.broker.replica.replica import Replica, monotonic_ms
-from semel.broker.server.admin import disk_room
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.moves import MovesService
 from semel.broker.server.produce import ProduceHandler

@@ -13,11 +13,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.identity import NodeIdentity
+from semel.broker.machine import disk_room, resident_bytes
 from semel.broker.membership.service import member_statuses
 from semel.broker.repair.scrub import Scrub
 from semel.broker.replica.replica import Replica, monotonic_ms
@@ -460,24 +460,6 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
         sealed = self._replica.state.moves.frozen(key)
         if sealed is not None:
             raise sealed
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process; 0 where /proc is not to be had."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
-def disk_room(directory: Path) -> tuple[int, int]:
-    """Bytes that may still be written where `directory` lies, and in all; zeros when not known."""
-    try:
-        found = os.statvfs(directory)
-    except OSError:
-        return 0, 0
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 def _absent(state: State, key: QueueKey, config: BrokerConfig) -> SemelError:

@@ -1,0 +1,28 @@
+"""What the operating system says of this process and of the disk below it.
+
+Not here: what of that is reported, and to whom (`control_plane/reports.py`, `server/admin.py`,
+`probe.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 where /proc is not available."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def disk_room(directory: Path) -> tuple[int, int]:
+    """Bytes still free, and bytes in all, of the file system of `directory`; zeros if unknown."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return 0, 0
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
