@@ -123,7 +123,7 @@ async def test_producers_that_are_faster_than_the_disk_wait(tmp_path: Path) -> N
 
         async def watch() -> None:
             while True:
-                proposer = node.replica.proposer
+                proposer = node.replica.mastership.proposer
                 assert proposer is not None
                 peaks[0] = max(peaks[0], proposer.pending_bytes)
                 peaks[1] = max(peaks[1], proposer.unapplied_bytes)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semel.broker.node import BrokerNode
-from semel.broker.replica.replica import wall_us
+from semel.broker.replica.clock import wall_us
 from semel.protos.frames import decode_frame_header
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
@@ -20,7 +20,7 @@ MINUTE_US = 60_000_000
 
 def jump(node: BrokerNode, by_us: int) -> None:
     """Sets the node's wall clock that far forth or back."""
-    node.replica.wall_us = lambda: wall_us() + by_us
+    node.replica.log_time.wall_us = lambda: wall_us() + by_us
 
 
 async def acquire(node: BrokerNode, member: str) -> broker_pb2.LockGrant:

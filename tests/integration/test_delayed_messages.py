@@ -93,7 +93,7 @@ async def bury(group: BrokerGroup) -> None:
 async def advance_clocks(group: BrokerGroup) -> None:
     """Every node's clock says two hours later, and the next master goes by that."""
     for node in group.running.values():
-        node.replica.wall_us = lambda: now_us() + 2 * HOUR_US
+        node.replica.log_time.wall_us = lambda: now_us() + 2 * HOUR_US
     (await group.master()).replica.resign()
 
 
@@ -192,13 +192,13 @@ async def test_one_node_whose_clock_is_ahead_releases_nothing_early(group: Broke
     await produce(group, *delayed_batches(now_us() + HOUR_US))
     for _ in range(3):
         master = await group.master()
-        master.replica.wall_us = lambda: now_us() + 2 * HOUR_US
+        master.replica.log_time.wall_us = lambda: now_us() + 2 * HOUR_US
         await asyncio.sleep(0.5)
         assert master.replica.state.delays.messages == len(DELAYED), "its own clock was believed"
         master.replica.resign()
         await asyncio.sleep(0.3)
         assert (await group.master()).replica.log_time_us() < now_us() + HOUR_US // 60
-        master.replica.wall_us = now_us
+        master.replica.log_time.wall_us = now_us
 
 
 async def test_a_time_too_far_ahead_is_refused_with_a_guess(group: BrokerGroup) -> None:

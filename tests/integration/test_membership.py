@@ -87,7 +87,7 @@ async def test_a_dead_node_is_replaced_and_learns_that_it_is_out(tmp_path: Path)
         reply = await group.change(dead, REMOVED)
         assert dead not in {member.node.node_id for member in reply.members}
         await produce(master, 10, 10)
-        assert dead not in master.replica.links
+        assert dead not in master.replica.peers.links
         await check(group, 20)
         # It comes back with its old data, is told, and disturbs nobody.
         term = master.replica.term
@@ -137,7 +137,7 @@ async def test_a_node_that_was_away_finds_a_master_that_it_never_heard_of(tmp_pa
         assert (await group.master()) is new
         await produce(new, 5, 5)
         back = await group.start(away)
-        assert new.config.node_id not in back.replica.addresses()
+        assert new.config.node_id not in back.replica.peers.addresses
         await check(group, 10)
         assert back.replica.core.master_id == new.config.node_id
         assert voters(back) == voters(new)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from semel.broker.replica.replica import wall_us
+from semel.broker.replica.clock import wall_us
 from semel.client import connect_async
 from semel.client.transport.connection import BROKER
 from semel.protos import compat

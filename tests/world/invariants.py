@@ -187,7 +187,7 @@ class Invariants:
         assert host.process is not None
         replica = host.node.replica
         log = replica.log
-        append, truncate, members = log.append, log.truncate, replica.members
+        append, truncate, members = log.append, log.truncate, replica.peers.book
 
         def watched_append(frames: Sequence[bytes], **options: Any) -> None:
             previous = log.last_term
@@ -261,7 +261,7 @@ class Invariants:
                 and core.term == term
                 and state.applied_index == applied
                 and log.first_index == first
-                and (replica.proposer is None or not replica.proposer._parked)
+                and (replica.mastership.proposer is None or not replica.mastership.proposer._parked)
             ):
                 return
             role, term = core.role, core.term
@@ -455,12 +455,12 @@ class Invariants:
             if core.role is Role.MASTER:
                 self._on_master(host, replica)
         require(
-            replica.proposer is None
-            or (core.role is Role.MASTER and replica._term_of_proposer == core.term),
-            f"{host.name} judges as master of term {replica._term_of_proposer}, and is "
+            replica.mastership.proposer is None
+            or (core.role is Role.MASTER and replica.mastership.term == core.term),
+            f"{host.name} judges as master of term {replica.mastership.term}, and is "
             f"{core.role.name} in term {core.term}",
         )
-        if replica.proposer is not None and replica.proposer._parked:
+        if replica.mastership.proposer is not None and replica.mastership.proposer._parked:
             self.world.seen["batch parked"] += 1
         first = replica.log.first_index
         if first != self._first[host.number]:

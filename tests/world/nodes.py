@@ -88,7 +88,7 @@ class SimLink:
         last = message.entries[-1] if message.entries else None
         if last is not None and self._replica.log.term_at(last.index) != last.term:
             return
-        if self.levels.max < self._replica.level_needed:
+        if self.levels.max < self._replica.feature_levels.needed:
             return  # a stream to it would not be opened
         host = self._host
         world = host.world
@@ -111,11 +111,11 @@ class SimBroker(BrokerNode):
     def _start_link(self, peer: NodeId, address: str) -> None:
         host, replica = self._host, self.replica
         if not host.streams:
-            replica.links[peer] = SimLink(host, replica, peer)  # type: ignore[assignment]
+            replica.peers.links[peer] = SimLink(host, replica, peer)  # type: ignore[assignment]
             self._links[peer] = address, self._start(_idle())
             return
         super()._start_link(peer, address)
-        link = replica.links[peer]
+        link = replica.peers.links[peer]
         send = link.send
 
         def watched_send(message: Message) -> None:
@@ -285,7 +285,7 @@ class BrokerHost:
             return
         replica = node.replica
         message, frames = split_message(memoryview(data))
-        replica.on_message(message, frames)
+        replica.driver.on_message(message, frames)
 
     def _peers_hear(self) -> None:
         """A broken connection tells the peers, unless the link is cut."""
@@ -300,7 +300,7 @@ class BrokerHost:
         replica = self.replica
         if replica is not None and self.context is not None:
             self.world.loop.call_soon(
-                replica.on_peer_unreachable, other.number, context=self.context
+                replica.driver.on_peer_unreachable, other.number, context=self.context
             )
 
     def _on_crash(self, why: str) -> None:

@@ -31,6 +31,9 @@ from semel.broker.membership import status as standing_module
 from semel.broker.membership.status import Standing
 from semel.broker.raft import RaftCore
 from semel.broker.replica import replica as replica_module
+from semel.broker.replica.driver import Driver
+from semel.broker.replica.log_time import LogTime
+from semel.broker.replica.mastership import Mastership
 from semel.broker.replica.proposer import Proposer
 from semel.broker.replica.replica import Replica
 from semel.broker.server import moves as serving_moves
@@ -185,13 +188,13 @@ def believes_a_vote_that_it_finds() -> Any:
 
 def judges_without_room_for_its_new_term() -> Any:
     """A master that was deposed, and cannot store so, keeps what makes it answer clients."""
-    original = Replica._on_role_changed
+    original = Driver._on_role_changed
 
     def _on_role_changed(self: Any, ready: Any) -> None:
-        if self._unsaved is None:
+        if self._term_and_vote.unsaved is None:
             original(self, ready)
 
-    return patch.object(Replica, "_on_role_changed", _on_role_changed)
+    return patch.object(Driver, "_on_role_changed", _on_role_changed)
 
 
 def acknowledges_before_commit() -> Any:
@@ -242,21 +245,20 @@ def forgets_the_table_in_checkpoints() -> Any:
 
 def judges_before_it_has_applied() -> Any:
     """A new master serves before it has replayed (Redpanda #13614)."""
-    original = Replica._maybe_become_judge
+    original = Mastership.maybe_begin
 
-    def _maybe_become_judge(self: Any) -> None:
-        state = self.state
-        true, state.applied_term = state.applied_term, self.core.term
+    def maybe_begin(self: Any, state: Any, on_proposer: Any) -> bool:
+        true, state.applied_term = state.applied_term, self._core.term
         try:
-            original(self)
+            return original(self, state, on_proposer)
         finally:
             state.applied_term = true
 
-    return patch.object(Replica, "_maybe_become_judge", _maybe_become_judge)
+    return patch.object(Mastership, "maybe_begin", maybe_begin)
 
 
 def lets_log_time_fall() -> Any:
-    return patch.object(Replica, "_last_entry_time_us", lambda self: 0)
+    return patch.object(LogTime, "_last_entry_time_us", lambda self: 0)
 
 
 def chains_anew_what_may_be_stored() -> Any:

@@ -55,7 +55,7 @@ def _at_any_level(opened: Any) -> Any:
 
 def raises_the_level_at_the_first_use() -> Any:
     async def require_level(self: Any, level: int) -> None:
-        await self.raise_level(level)
+        await self.feature_levels.raise_to(level)
 
     return patch.object(Replica, "require_level", require_level)
 

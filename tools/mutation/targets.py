@@ -109,6 +109,13 @@ TARGETS: Final = {
             f"{_BROKER}/{name}.py"
             for name in (
                 "replica/replica",
+                "replica/driver",
+                "replica/applier",
+                "replica/mastership",
+                "replica/feature_levels",
+                "replica/log_time",
+                "replica/peers",
+                "replica/term_and_vote",
                 "replica/proposer",
                 "membership/status",
                 "membership/founding",

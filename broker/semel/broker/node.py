@@ -7,7 +7,7 @@ peers first whether the group has a history: if so nobody may count it until it 
 
 Order of stopping: no new calls, a master hands over, streams end, the log syncs and closes.
 
-Not here: what happens while running (`replica/replica.py`).
+Not here: what happens while running (`replica/driver.py`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from semel.broker.raft import Role
 from semel.broker.repair.quarantine import move_away, set_aside
 from semel.broker.repair.repair import Repair
 from semel.broker.repair.scrub import Scrub
+from semel.broker.replica.driver import TICK_MS
 from semel.broker.replica.fatal import end_process
 from semel.broker.replica.member_book import Members
-from semel.broker.replica.replica import TICK_MS, Replica
+from semel.broker.replica.replica import Replica
 from semel.broker.replication.receiver import PeerPort, frame_meta
 from semel.broker.replication.sender import PeerLink
 from semel.broker.server.admin import AdminService
@@ -178,8 +179,8 @@ class BrokerNode:
             self.identity,
         )
         self.replica.on_role_changed = self.registration.report_now
-        self.replica.on_level_raised = self._on_level_raised
-        replica.on_members_changed = self._on_members_changed
+        self.replica.feature_levels.on_raised = self._on_level_raised
+        replica.peers.on_changed = self._on_members_changed
         self._follow_members()
         self._start(self.registration.run())
         self._start(Maintenance(self.replica, self.checkpoints, self.changes).run())
@@ -236,15 +237,15 @@ class BrokerNode:
             bytes_per_second=config.catch_up_bytes_per_second,
             start_task=self._keep,
         )
-        replica.on_snapshot_offer = self.catch_up.on_offer
+        replica.driver.on_snapshot_offer = self.catch_up.on_offer
         self._produce = produce = ProduceHandler(replica)
-        replica.on_mastership_lost = produce.on_mastership_lost
+        replica.mastership.on_lost = produce.on_mastership_lost
         peer_port = PeerPort(
-            replica,
+            replica.driver,
             self.identity,
-            lambda node: node in replica.reachable(),
+            lambda node: node in replica.peers.reachable,
             levels=replica.levels,
-            level_needed=lambda: replica.level_needed,
+            level_needed=lambda: replica.feature_levels.needed,
         )
         interceptor = ServerInterceptor(levels=replica.levels())
         server = grpc.aio.server(interceptors=[interceptor], options=SERVER_OPTIONS)
@@ -331,7 +332,7 @@ class BrokerNode:
         """Nothing that was sent for the founding of before reaches anybody."""
         for peer, (_, task) in list(self._links.items()):
             del self._links[peer]
-            del self.replica.links[peer]
+            del self.replica.peers.links[peer]
             task.cancel()
         self._follow_members()
         self.registration.report_now()
@@ -349,13 +350,13 @@ class BrokerNode:
         replica = self.replica
         wanted = {
             peer: address
-            for peer in replica.reachable()
-            if peer != self.config.node_id and (address := replica.peer_address(peer))
+            for peer in replica.peers.reachable
+            if peer != self.config.node_id and (address := replica.peers.address_of(peer))
         }
         for peer, (address, task) in list(self._links.items()):
             if wanted.get(peer) != address:
                 del self._links[peer]
-                del replica.links[peer]
+                del replica.peers.links[peer]
                 task.cancel()
         for peer, address in wanted.items():
             if peer not in self._links:
@@ -368,17 +369,17 @@ class BrokerNode:
             identity=self.identity,
             log=self.replica.log,
             readers=self.readers,
-            on_unreachable=self.replica.on_peer_unreachable,
+            on_unreachable=self.replica.driver.on_peer_unreachable,
             route=self.config.peer_streams_at.get(peer, ""),
             levels=self.replica.levels,
-            level_needed=lambda: self.replica.level_needed,
+            level_needed=lambda: self.replica.feature_levels.needed,
         )
-        self.replica.links[peer] = link
+        self.replica.peers.links[peer] = link
         self._links[peer] = address, self._start(link.run())
 
     async def _tick(self) -> None:
         while True:
-            self.replica.on_tick()
+            self.replica.driver.on_tick()
             await asyncio.sleep(TICK_MS / 1000)
 
     async def _hand_over(self) -> None:
@@ -407,7 +408,7 @@ class BrokerNode:
             self._on_fatal(f"node {self.config.node_id} halts: {type(error).__name__}: {error}")
 
     async def _cancel_tasks(self) -> None:
-        self.replica.fail_all(lambda: Unavailable("the node is stopping; ask another one"))
+        self.replica.stop(lambda: Unavailable("the node is stopping; ask another one"))
         tasks = list(self._tasks)
         for task in tasks:
             task.remove_done_callback(self._on_task_done)

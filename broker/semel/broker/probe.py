@@ -19,7 +19,8 @@ from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters
 from semel.broker.machine import disk_room
 from semel.broker.repair.scrub import Scrub
-from semel.broker.replica.replica import Replica, monotonic_ms
+from semel.broker.replica.clock import monotonic_ms
+from semel.broker.replica.replica import Replica
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.moves import MovesService
 from semel.broker.server.produce import ProduceHandler
@@ -288,7 +289,7 @@ class Probe:
         page.add("semel_broker_fetch_seconds", fetched.seconds)
         page.add("semel_broker_fetch_streams", fetched.streams)
         page.add("semel_broker_fetch_unsent_bytes", self._fetch.unsent_bytes)
-        page.add("semel_broker_delayed_lateness_seconds", self._replica.lateness)
+        page.add("semel_broker_delayed_lateness_seconds", self._replica.mastership.lateness)
         page.add("semel_broker_queues", len(self._replica.state.queues))
         moved = self._replica.state.moves
         page.add("semel_broker_incoming_queues", len(moved.incoming))
@@ -297,7 +298,7 @@ class Probe:
         page.add("semel_broker_producer_rows", self._replica.state.producers.row_count)
 
     def _add_waiting(self, page: Samples) -> None:
-        proposer = self._replica.proposer
+        proposer = self._replica.mastership.proposer
         assert proposer is not None
         page.add("semel_broker_waiting_requests", proposer.waiting)
         page.add("semel_broker_pending_bytes", proposer.pending_bytes)

@@ -32,9 +32,9 @@ class DelayDuty:
         """The background task."""
         replica = self._replica
         while True:
-            await replica.delaying.wait()
+            await replica.applier.delaying.wait()
             await asyncio.sleep(LOOK_S)
             if replica.is_master:
                 replica.release_due(QUEUES_MAX)
             if not replica.state.delays.queues:
-                replica.delaying.clear()
+                replica.applier.delaying.clear()

@@ -20,7 +20,8 @@ from collections.abc import Iterable
 
 from semel.broker.log import RecordRef
 from semel.broker.membership.changes import MembershipChanges
-from semel.broker.replica.replica import Replica, monotonic_ms
+from semel.broker.replica.clock import monotonic_ms
+from semel.broker.replica.replica import Replica
 from semel.broker.snapshots.snapshots import Checkpoints
 from semel.protos import compat
 from semel.protos.errors import DiskFull, NotMaster, SemelError
@@ -69,7 +70,7 @@ class Maintenance:
         while True:
             await asyncio.sleep(_ROOM_CHECK_S)
             full = replica.disk_full
-            replica.set_fit("its disk is full", not full or len(replica.addresses()) == 1)
+            replica.set_fit("its disk is full", not full or len(replica.peers.addresses) == 1)
             if not full or not replica.is_master:
                 continue
             try:
@@ -84,7 +85,7 @@ class Maintenance:
         while True:
             await asyncio.sleep(_LOCK_CHECK_S)
             clock = self._replica.lock_clock
-            if clock is None or self._replica.loop_stopped():
+            if clock is None or self._replica.driver.loop_stopped():
                 continue  # after a stop everybody gets fresh time first, by the next tick
             for group, queue_key, token in clock.expired(monotonic_ms()):
                 logger.info("lock expired group=%s queue=%s token=%d", group, queue_key, token)

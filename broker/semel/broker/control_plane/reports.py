@@ -164,7 +164,7 @@ class Registration:
             wants_producer_ids=self._routes.wants_ids(_time_s()),
             members=[
                 common_pb2.NodeAddress(node_id=node, address=address)
-                for node, address in sorted(replica.addresses().items())
+                for node, address in sorted(replica.peers.addresses.items())
             ],
             levels=replica.levels(),
         )

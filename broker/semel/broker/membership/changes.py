@@ -63,7 +63,7 @@ class MembershipChanges:
         """
         replica = self._replica
         await replica.wait_master()
-        now, addresses = replica.core.membership, replica.addresses()
+        now, addresses = replica.core.membership, replica.peers.addresses
         if node in now.nodes:
             if address not in ("", addresses[node]):
                 raise InvalidRequest(
@@ -118,7 +118,7 @@ class MembershipChanges:
         late = [
             peer
             for peer, progress in status.progress.items()
-            if progress.recently_active and progress.match_index < replica.members.index
+            if progress.recently_active and progress.match_index < replica.peers.book.index
         ]
         if late:
             raise Throttled(f"nodes {sorted(late)} do not know node {node} yet; try again")
@@ -167,14 +167,14 @@ class MembershipChanges:
         """Returns once the membership is applied; `addresses` are of who is new."""
         replica = self._replica
         replica.core.propose_membership_allowed(membership)
-        members = replica.members.current.with_membership(membership, addresses)
+        members = replica.peers.book.current.with_membership(membership, addresses)
         await self._write(RecordKind.MEMBERSHIP, members)
 
     async def _write(self, kind: RecordKind, members: Members | None = None) -> tuple[int, int]:
         """Index and term of an entry, once it is applied. Raises NotMaster, Unavailable."""
         replica = self._replica
         payload = b"" if members is None else members.encode()
-        index, term = replica.append_alone(kind, payload, members)
+        index, term = replica.driver.append_alone(kind, payload, members)
         await replica.wait_applied(index, _WRITE_S)
         if replica.log.term_at(index) != term:
             raise replica.not_master()  # another entry has taken its place
@@ -182,7 +182,7 @@ class MembershipChanges:
 
     async def _settled(self) -> None:
         """The members in force are committed."""
-        await self._replica.wait_applied(self._replica.members.index, _SETTLE_S)
+        await self._replica.wait_applied(self._replica.peers.book.index, _SETTLE_S)
 
     def _check_quorum(self, changed: Membership) -> None:
         """Raises InvalidRequest when too few of the voters-to-be are there."""
@@ -255,7 +255,7 @@ class MembershipChanges:
 
     async def _refusal(self, successor: NodeId) -> str:
         """Why it would not take mastership; empty when it would."""
-        address = self._replica.peer_address(successor)
+        address = self._replica.peers.address_of(successor)
         if address is None:
             return f"node {successor} has left"
         try:

@@ -27,7 +27,7 @@ class _Addressed(Protocol):
 
 def member_statuses(replica: Replica) -> list[broker_pb2.MemberStatus]:
     """Everybody by the newest applied membership, or by the founding one."""
-    members = replica.members_of(replica.state)
+    members = replica.peers.members_of(replica.state.membership)
     return [
         broker_pb2.MemberStatus(
             node=common_pb2.NodeAddress(node_id=node, address=address),
@@ -122,7 +122,7 @@ class MembersService(broker_pb2_grpc.MembersServicer):
         self, request: broker_pb2.RaiseLevelRequest, context: object
     ) -> broker_pb2.RaiseLevelReply:
         self._check_group(request)
-        await self._replica.raise_level(request.level, dry_run=request.dry_run)
+        await self._replica.feature_levels.raise_to(request.level, dry_run=request.dry_run)
         return broker_pb2.RaiseLevelReply(level=self._replica.state.feature_level)
 
     def _check_group(self, request: _Addressed) -> None:

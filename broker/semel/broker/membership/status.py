@@ -267,7 +267,7 @@ class Standing:
 
     def _peers(self) -> dict[NodeId, str]:
         replica = self._replica
-        found = {node: replica.peer_address(node) for node in replica.reachable()}
+        found = {node: replica.peers.address_of(node) for node in replica.peers.reachable}
         return {
             node: address
             for node, address in found.items()
@@ -379,9 +379,8 @@ class Standing:
 
     def _hear_of(self, nodes: Mapping[NodeId, str]) -> None:
         """The members may be others than those that this node was told to found the group with."""
-        if nodes and self._replica.members.hear(1, nodes):
+        if nodes and self._replica.peers.hear(1, nodes):
             logger.info("heard of members nodes=%s", sorted(nodes))
-            self._replica.on_members_changed()
 
     def _on_founded_caller(self, founding: str, node: NodeId, address: str) -> None:
         self._callers[node] = founding, address
@@ -500,7 +499,10 @@ class Standing:
         replica, own = self._replica, self._config.node_id
         applied = Members.of_state(replica.state.membership)
         if replica.removed_at:
-            if own in replica.core.membership.nodes and replica.members.index > replica.removed_at:
+            if (
+                own in replica.core.membership.nodes
+                and replica.peers.book.index > replica.removed_at
+            ):
                 logger.warning("a member of the group again")
                 replica.removed_at = 0
                 replica.set_fit("removed", True)
@@ -511,7 +513,7 @@ class Standing:
         ):
             self._on_removed(replica.state.membership.index)
         elif replica.core.role is not Role.MASTER and (
-            replica.core.master_id not in replica.addresses()
+            replica.core.master_id not in replica.peers.addresses
         ):
             for answer in (await self._ask_peers()).values():
                 if (
@@ -527,9 +529,8 @@ class Standing:
                             return  # it waits to be taken in, and was never a member
                         self._on_removed(answer.membership_index)
                         return
-                    if replica.members.hear(answer.membership_index, members):
+                    if replica.peers.hear(answer.membership_index, members):
                         logger.info("heard of new members nodes=%s", sorted(members))
-                        replica.on_members_changed()
 
     def _on_removed(self, index: int) -> None:
         replica = self._replica

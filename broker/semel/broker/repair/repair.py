@@ -107,7 +107,7 @@ class Repair:
             for index in damaged
             if index not in replica.lost_entries or index > replica.state.applied_index
         ]
-        replica.set_fit("entries are damaged", not missing or len(replica.addresses()) == 1)
+        replica.set_fit("entries are damaged", not missing or len(replica.peers.addresses) == 1)
         self._reported &= damaged.keys()
         for index in sorted(damaged.keys() - self._reported):
             logger.error("damaged, asking the peers for it what=%s", replica.log.describe(index))
@@ -128,8 +128,8 @@ class Repair:
         """Asks all peers once for what is damaged."""
         replica = self._replica
         standings: _Standings = {}
-        for peer in replica.addresses():
-            address = replica.peer_address(peer)
+        for peer in replica.peers.addresses:
+            address = replica.peers.address_of(peer)
             if not address or peer == self._replica.config.node_id:
                 continue
             try:
@@ -150,7 +150,7 @@ class Repair:
         self._judge(standings)
         self._go_round(standings)
         self._note()
-        replica.apply()
+        replica.applier.apply()
 
     async def _mend_entries(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
         log = self._replica.log
@@ -233,7 +233,7 @@ class Repair:
 
     def _others(self) -> set[NodeId]:
         replica = self._replica
-        nodes = {*replica.addresses(), *replica.core.membership.nodes}
+        nodes = {*replica.peers.addresses, *replica.core.membership.nodes}
         return nodes - {replica.config.node_id}
 
     def _go_round(self, standings: _Standings) -> None:
@@ -278,7 +278,7 @@ class Repair:
             said = standings.get((index, damage.term), {})
             verdict = judge(members, said, torn=damage.torn)
             if verdict is Verdict.CUT:
-                if replica.cut_torn(index):
+                if replica.driver.cut_torn(index):
                     logger.warning("torn write cut, nobody acknowledged it index=%d", index)
                 return
             if index in replica.lost_entries:

@@ -77,7 +77,7 @@ class Scrub:
                 await self._checkpoints.write(anew=True)
             except DiskFull as error:  # the older one counts
                 logger.error("no new checkpoint, the next pass tries again error=%s", error)
-        replica.mend_hard_state()
+        replica.driver.repair_hard_state()
         try:
             await loop.run_in_executor(replica.readers, self._check_identity)
         except SemelError as error:

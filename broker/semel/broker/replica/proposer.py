@@ -12,7 +12,7 @@ Invariants
 2. Records accepted by the judge = records appended: after `next_entry` the caller appends, or dies.
 3. A duplicate of an unapplied batch is answered after that batch, and as that batch was.
 
-Not here: rules (`state/admission/admission.py`), durability and order of leaving (`replica.py`).
+Not here: rules (`state/admission/admission.py`), durability and order of leaving (`driver.py`).
 """
 
 from __future__ import annotations

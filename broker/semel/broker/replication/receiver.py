@@ -9,7 +9,7 @@ Invariants
 1. A stream whose bytes make no sense, or which speaks for another node, ends; no node does.
 
 Not here: the sending side (`sender.py`), snapshots' bytes (`snapshots/snapshots.py`), what a
-message does (`raft/`, `replica/replica.py`).
+message does (`raft/`, `replica/driver.py`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Invariants
 2. Of what waits, only messages are kept, not entries' bytes: the socket's buffer holds
    `_BUFFER_BYTES` and one message more, the core's byte window bounds the rest.
 
-Not here: what is sent and when (`raft/`, `replica/replica.py`), the receiving side (`receiver.py`),
+Not here: what is sent and when (`raft/`, `replica/driver.py`), the receiving side (`receiver.py`),
 the bytes (`protos/framed.py`).
 """
 

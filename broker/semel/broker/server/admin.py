@@ -20,7 +20,8 @@ from semel.broker.identity import NodeIdentity
 from semel.broker.machine import disk_room, resident_bytes
 from semel.broker.membership.service import member_statuses
 from semel.broker.repair.scrub import Scrub
-from semel.broker.replica.replica import Replica, monotonic_ms
+from semel.broker.replica.clock import monotonic_ms
+from semel.broker.replica.replica import Replica
 from semel.broker.server.verify import verify_queues
 from semel.broker.snapshots.snapshots import Checkpoints
 from semel.broker.state import (
@@ -391,7 +392,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             role=replica.role,
             term=status.term,
             master_id=master,
-            master_address=replica.reachable().get(NodeId(master), ""),
+            master_address=replica.peers.reachable.get(NodeId(master), ""),
             commit_index=status.commit_index,
             applied_index=state.applied_index,
             log_end_index=status.last_index,
@@ -426,7 +427,7 @@ class AdminService(broker_pb2_grpc.BrokerServicer):
             disk_free_bytes=free,
             disk_total_bytes=total,
             disk_full=replica.disk_full,
-            wall_us=replica.wall_us(),
+            wall_us=replica.log_time.wall_us(),
             log_time_us=replica.log_time_us(),
             producer_idle_ms=self._config.producer_idle_ms,
             founding_id=self._identity.founding,

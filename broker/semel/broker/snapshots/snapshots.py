@@ -31,7 +31,8 @@ import grpc.aio
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import IndexUnavailable, Log, RecordRef
 from semel.broker.raft import Message, SnapshotMark
-from semel.broker.replica.replica import Replica, monotonic_ms
+from semel.broker.replica.clock import monotonic_ms
+from semel.broker.replica.replica import Replica
 from semel.broker.snapshots.pull import SnapshotPull
 from semel.broker.state import State
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
@@ -256,7 +257,7 @@ class CatchUp:
             core.on_snapshot_failed(monotonic_ms())
         finally:
             self._running = False
-            self._replica.drain()
+            self._replica.driver.drain()
 
     @property
     def bytes_pulled_now(self) -> int:
@@ -283,7 +284,9 @@ class CatchUp:
                     f"checkpoint {index} holds state {state.applied_index}, {least} was asked for"
                 )
             mark = SnapshotMark(
-                index=index, term=term, membership=replica.members_of(state).membership
+                index=index,
+                term=term,
+                membership=replica.peers.members_of(state.membership).membership,
             )
             if not begin(mark):
                 return
@@ -321,10 +324,10 @@ class CatchUp:
         """Members that may give: who offered, then the master of the moment, then the others."""
         replica = self._replica
         nodes = sorted(
-            replica.reachable().keys() - {replica.config.node_id},
+            replica.peers.reachable.keys() - {replica.config.node_id},
             key=lambda node: (node != first, node != replica.core.master_id, node),
         )
-        return [(node, address) for node in nodes if (address := replica.peer_address(node))]
+        return [(node, address) for node in nodes if (address := replica.peers.address_of(node))]
 
     def _records(
         self,

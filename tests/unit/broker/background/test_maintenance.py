@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 from semel.broker.background.maintenance import Maintenance
-from semel.broker.replica.replica import monotonic_ms
+from semel.broker.replica.clock import monotonic_ms
 from semel.broker.state import LockClock
 from semel.protos import compat
 from semel.protos.ids import QueueId, QueueKey, TopicId
@@ -26,7 +27,11 @@ class StoppedReplica:
         self.released: asyncio.Queue[ControlRecord] = asyncio.Queue()
         self.stopped = True
 
-    def loop_stopped(self) -> bool:
+    @property
+    def driver(self) -> Any:
+        return SimpleNamespace(loop_stopped=self._loop_stopped)
+
+    def _loop_stopped(self) -> bool:
         self.looked.set()
         return self.stopped
 

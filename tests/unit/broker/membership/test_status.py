@@ -52,7 +52,7 @@ class Replica:
         self.core = Core()
         self.state = SimpleNamespace(applied_index=0)
         self.log = SimpleNamespace(last_index=0)
-        self.members = SimpleNamespace(hear=lambda index, nodes: False)
+        self.peers = SimpleNamespace(reachable={}, hear=lambda index, nodes: False)
         self.applied = asyncio.Event()
         self.asked_for = 0
         self.role_changed = asyncio.Event()
@@ -60,9 +60,6 @@ class Replica:
     @property
     def muted(self) -> bool:
         return self.core.muted
-
-    def reachable(self) -> dict[NodeId, str]:
-        return {}
 
     async def wait_applied(self, index: int, timeout_s: float | None) -> None:
         self.asked_for = index

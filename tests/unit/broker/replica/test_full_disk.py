@@ -64,7 +64,7 @@ class Peer:
             log_index=message.log_index + len(message.entries),
             context=message.context,
         )
-        asyncio.get_running_loop().call_soon(self._replica.on_message, reply, [])
+        asyncio.get_running_loop().call_soon(self._replica.driver.on_message, reply, [])
 
 
 class Node:
@@ -74,12 +74,12 @@ class Node:
         self.fatal: list[str] = []
         replica.on_fatal = self.fatal.append
         self.peers = {node: Peer(node, replica) for node in (OTHER, THIRD)}
-        replica.links.update(self.peers)  # type: ignore[arg-type]
+        replica.peers.links.update(self.peers)  # type: ignore[arg-type]
 
     async def until(self, done: Callable[[], bool]) -> None:
         async with compat.timeout(10):
             while not done():
-                self.replica.on_tick()
+                self.replica.driver.on_tick()
                 await asyncio.sleep(0.001)
 
     async def become_master(self) -> None:
@@ -96,7 +96,7 @@ class Node:
     def hear(self, kind: MessageKind, **fields: Any) -> None:
         """A message of node 2, which is of a later term."""
         fields = {"term": self.replica.term + 1, "log_index": 0, "log_term": 0} | fields
-        self.replica.on_message(Message(kind=kind, source=OTHER, target=ME, **fields), [])
+        self.replica.driver.on_message(Message(kind=kind, source=OTHER, target=ME, **fields), [])
 
 
 @asynccontextmanager
@@ -170,12 +170,12 @@ async def test_without_room_for_a_vote_nobody_gets_it_before_there_is(operation:
         one.hear(MessageKind.VOTE, context=7)
         for _ in range(50):  # nor does it stand for election itself, or answer a heartbeat
             one.hear(MessageKind.HEARTBEAT, term=replica.term)
-            replica.on_tick()
+            replica.driver.on_tick()
             await asyncio.sleep(0.001)
         assert one.sent() == []
         assert replica.term == 1
         one.files.full = None
-        replica.on_tick()
+        replica.driver.on_tick()
         assert one.sent()[0] is MessageKind.VOTE_REPLY
         assert not replica.disk_full
         assert saved(one.files) == (1, OTHER)
@@ -188,7 +188,7 @@ async def test_a_candidate_without_room_for_its_own_vote_stands_when_there_is() 
         await one.until(lambda: replica.core.role is Role.CANDIDATE)
         assert set(one.sent()) == {MessageKind.PRE_VOTE}
         for _ in range(50):
-            replica.on_tick()
+            replica.driver.on_tick()
             await asyncio.sleep(0.001)
         assert (replica.core.role, replica.term) == (Role.CANDIDATE, 1)
         one.files.full = None
@@ -202,9 +202,9 @@ async def test_what_a_full_disk_refused_is_written_again_and_not_only_synced() -
         one.hear(MessageKind.VOTE)
         one.files.full = ("hard_state", "sync")
         one.hear(MessageKind.VOTE)
-        one.replica.on_tick()
+        one.replica.driver.on_tick()
         one.files.full = None
-        one.replica.on_tick()
+        one.replica.driver.on_tick()
         assert saved(one.files) == (2, OTHER)
 
 
@@ -229,7 +229,7 @@ async def test_any_error_while_a_ready_is_performed_ends_the_process() -> None:
             log_term=1,
             entries=(EntryMeta(index=last + 1, term=2, size=len(frame)),),
         )
-        replica.on_message(message, [frame])
+        replica.driver.on_message(message, [frame])
         assert len(one.fatal) == 1
         assert "no room" in one.fatal[0]
         one.fatal.clear()

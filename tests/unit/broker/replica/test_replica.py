@@ -15,6 +15,7 @@ import pytest
 from semel.broker.config import BrokerConfig
 from semel.broker.log import HardStateFile, Log, LogConfig
 from semel.broker.raft import RaftConfig, Role
+from semel.broker.replica.feature_levels import FeatureLevels
 from semel.broker.replica.member_book import Members
 from semel.broker.replica.replica import Replica
 from semel.broker.state import State
@@ -23,7 +24,6 @@ from semel.protos.errors import Unavailable, UnsupportedVersion
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import own_levels
-from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel
 
 LOG = LogConfig(segment_bytes=1 << 20, ids_per_segment=64, fill_bytes_per_second=0)
@@ -34,25 +34,20 @@ RAFT = RaftConfig(
 
 
 class _Group:
-    """What `Replica.raise_level` asks of a replica."""
+    """What `FeatureLevels` asks of a replica."""
 
-    _level_proposed = 0
+    is_master = True
 
     def __init__(self, levels: dict[int, int | None], *, reached: int = 0) -> None:
-        self.config = SimpleNamespace(node_id=1)
+        self.config = SimpleNamespace(node_id=1, level_max=5)
         self.state = SimpleNamespace(feature_level=reached)
-        self.links = {
+        links = {
             node: SimpleNamespace(levels=None if level is None else own_levels(level))
             for node, level in levels.items()
         }
-        self.members = {1: "", **dict.fromkeys(levels, "")}
+        addresses = {1: "", **dict.fromkeys(levels, "")}
+        self.peers = SimpleNamespace(links=links, addresses=addresses)
         self.submitted: list[int] = []
-
-    def levels(self) -> Levels:
-        return own_levels(5)
-
-    def addresses(self) -> dict[int, str]:
-        return self.members
 
     async def wait_master(self) -> None:
         pass
@@ -78,7 +73,7 @@ def test_the_feature_level_rises_when_every_member_knows_it(
     """A node of an older version would halt at the first entry that it does not know."""
     group = _Group(levels, reached=reached)
     for dry_run, found in ((True, []), (False, submitted)):
-        asked = Replica.raise_level(group, 2, dry_run=dry_run)  # type: ignore[arg-type]
+        asked = FeatureLevels(group).raise_to(2, dry_run=dry_run)  # type: ignore[arg-type]
         if trouble:
             with pytest.raises((Unavailable, UnsupportedVersion), match=trouble):
                 asyncio.run(asked)
@@ -113,7 +108,7 @@ async def _elected(directory: Path) -> AsyncIterator[Replica]:
         )
         async with compat.timeout(10):
             while replica.core.role is not Role.MASTER and not failures:
-                replica.on_tick()
+                replica.driver.on_tick()
                 await asyncio.sleep(0.001)
         try:
             yield replica
@@ -166,7 +161,7 @@ def test_a_replica_that_stops_takes_nothing_more_though_it_stays_master(tmp_path
             last = replica.log.last_index
             while replica.log.last_index == last:
                 await asyncio.sleep(0)
-            replica.fail_all(lambda: Unavailable("the node is stopping"))
+            replica.stop(lambda: Unavailable("the node is stopping"))
             with pytest.raises(Unavailable, match="stopping"):
                 await asked
             while replica.state.applied_index <= last:

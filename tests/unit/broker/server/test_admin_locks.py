@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.replica.replica import monotonic_ms
+from semel.broker.replica.clock import monotonic_ms
 from semel.broker.server.admin import AdminService
 from semel.broker.state import LockClock, State
 from semel.protos.errors import InvalidRequest, NotMaster

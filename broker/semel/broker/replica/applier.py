@@ -1,0 +1,148 @@
+"""Applies committed entries to the replicated state, and answers those who wait for that.
+
+How it works. Frames come from the log's cache at once, else from disk in the reader pool, after
+which `apply` goes on. Each applied entry answers its requests (`Proposer.on_applied`), tells the
+lock clock, and wakes long polls; `on_applied` is called once all that is at hand is applied.
+
+Invariants
+1. The state is applied in index order, each entry once, and only entries that are committed.
+2. At most one read from disk is under way. A snapshot that was installed meanwhile makes its frames
+   worthless.
+
+Not here: what an entry changes (`state/`), when entries are committed (`raft/`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Protocol
+
+from semel.broker.config import BrokerConfig
+from semel.broker.log import DamagedEntry, Log
+from semel.broker.raft import RaftCore
+from semel.broker.replica.clock import monotonic_ms
+from semel.broker.replica.fatal import halting
+from semel.broker.replica.fetch_waiters import QueueWatchers
+from semel.broker.replica.mastership import Mastership
+from semel.broker.replica.peers import Peers
+from semel.broker.state import State
+from semel.protos import compat
+from semel.protos.errors import Unavailable
+from semel.protos.frames import decode_frame_header
+
+_FRAMES_MAX = 64
+"""Entries that are applied before the state of others is looked at again."""
+_READ_BYTES = 8 << 20
+
+
+class AppliedReplica(Protocol):
+    """The replica, as this module needs it; a snapshot replaces `state`."""
+
+    config: BrokerConfig
+    state: State
+    on_fatal: Callable[[str], None]
+
+
+class Applier:
+    """Applies entries to the state of one replica."""
+
+    def __init__(
+        self,
+        replica: AppliedReplica,
+        *,
+        log: Log,
+        core: RaftCore,
+        peers: Peers,
+        mastership: Mastership,
+        readers: Executor,
+    ) -> None:
+        self.config = replica.config
+        self._replica = replica
+        self._log = log
+        self._core = core
+        self._peers = peers
+        self._mastership = mastership
+        self._readers = readers
+        self._loop = asyncio.get_running_loop()
+        self._reading = False
+        self.waiters: list[tuple[int, asyncio.Future[None]]] = []
+        """Those who wait until an index is applied."""
+        self.watchers = QueueWatchers()
+        self.delaying = asyncio.Event()
+        """Something is delayed; cleared by whoever looks after it."""
+        self.on_applied: Callable[[State], None] = lambda _: None
+        """Called when all that is at hand is applied."""
+
+    @property
+    def on_fatal(self) -> Callable[[str], None]:
+        return self._replica.on_fatal
+
+    @halting
+    def apply(self) -> None:
+        """Applies what is committed: from the cache at once, from disk in the reader pool."""
+        state = self._replica.state
+        while state.applied_index < self._core.commit_index and not self._reading:
+            lo = state.applied_index + 1
+            hi = min(self._core.commit_index + 1, lo + _FRAMES_MAX)
+            hi = self._log.fit(lo, hi, _READ_BYTES)
+            frames = self._log.cached_frames(lo, hi)
+            if frames is None:
+                self._reading = True
+                reading = self._loop.run_in_executor(self._readers, self._log.read_frames, lo, hi)
+                reading.add_done_callback(self._on_read)
+                return
+            self._apply_frames(frames)
+        self.on_applied(state)
+
+    @halting
+    def _on_read(self, reading: asyncio.Future[list[bytes]]) -> None:
+        self._reading = False
+        if reading.cancelled():
+            return
+        error = reading.exception()
+        if isinstance(error, DamagedEntry) and len(self._peers.addresses) > 1:
+            return  # `Repair` reports it, and calls `apply` once the entry is whole again
+        if error is not None:
+            self.on_fatal(
+                f"node {self.config.node_id} cannot read its own committed log: {error}. Restore "
+                "the file, or delete this node's data directory to rebuild it from its peers"
+            )
+            return
+        frames = reading.result()
+        if decode_frame_header(frames[0]).index == self._replica.state.applied_index + 1:
+            self._apply_frames(frames)  # else a snapshot was installed meanwhile
+        self.apply()
+
+    def _apply_frames(self, frames: Sequence[bytes]) -> None:
+        state, mastership = self._replica.state, self._mastership
+        for frame in frames:
+            results = state.apply_frame(frame)
+            if mastership.proposer is not None:
+                mastership.proposer.on_applied(state.applied_index, results)
+                if mastership.lock_clock is not None:
+                    mastership.lock_clock.on_applied(results, monotonic_ms())
+            self.watchers.wake(results)
+
+    def wake_waiters(self, index: int) -> None:
+        """The state is applied up to `index`."""
+        for wanted, future in self.waiters:
+            if wanted <= index and not future.done():
+                future.set_result(None)
+        self.waiters = [waiter for waiter in self.waiters if not waiter[1].done()]
+
+    async def wait_applied(self, index: int, timeout_s: float | None) -> None:
+        """Raises Unavailable when this node does not get so far in time."""
+        if self._replica.state.applied_index >= index:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        self.waiters.append((index, future))
+        try:
+            async with compat.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            raise Unavailable(
+                f"node {self.config.node_id} has applied entry "
+                f"{self._replica.state.applied_index} and not yet {index}; try again"
+            ) from None

@@ -1,0 +1,120 @@
+"""What a node has only while it serves as master: the proposer, and the clock of the locks.
+
+How it works. An elected node serves once the no-op of its own term is applied: from then on its
+state is all there is. A node that loses mastership, or stops, drops both objects, and whoever waits
+for an answer hears so.
+
+Invariants
+1. `proposer` exists only while the core is master of `term`; requests are judged by it alone.
+2. A node that stops becomes no master again, although entries that are on their way to the disk are
+   still applied.
+
+Not here: elections (`raft/electing.py`), making entries (`replica/proposer.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from semel.broker.config import BrokerConfig
+from semel.broker.raft import RaftCore, Role
+from semel.broker.replica.clock import monotonic_ms
+from semel.broker.replica.proposer import Proposer
+from semel.broker.state import DelayedReleased, Judge, LockClock, State
+from semel.protos import compat
+from semel.protos.errors import NotMaster, SemelError
+from semel.protos.ids import Term
+from semel.protos.metrics import Histogram
+
+logger = logging.getLogger(__name__)
+
+
+class Mastership:
+    """Proposer and lock clock of the present mastership, if there is one."""
+
+    def __init__(
+        self, config: BrokerConfig, core: RaftCore, not_master: Callable[[], NotMaster]
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._not_master = not_master
+        self.proposer: Proposer | None = None
+        self.lock_clock: LockClock | None = None
+        self.term = 0
+        """Of the newest mastership; 0 if this node was never master."""
+        self.lateness = Histogram()
+        """Seconds from the time that messages were due to their release by this master."""
+        self.decided = asyncio.Event()
+        """This node serves as master, or is none; cleared by whoever waits for it."""
+        self.room = asyncio.Event()
+        """Fewer bytes wait to be proposed; cleared by whoever waits for it."""
+        self.on_lost: Callable[[NotMaster], None] = lambda _: None
+        self._stopping = False
+
+    async def wait(self) -> None:
+        """An elected master that is about to serve is waited for. Raises NotMaster."""
+        while self.proposer is None:
+            if self._core.role is not Role.MASTER:
+                raise self._not_master()
+            self.decided.clear()
+            try:
+                async with compat.timeout(1.0):
+                    await self.decided.wait()
+            except TimeoutError:
+                raise self._not_master() from None
+
+    @property
+    def is_full(self) -> bool:
+        """Too many bytes wait to be proposed."""
+        return (
+            self.proposer is not None
+            and self.proposer.pending_bytes > self._config.pending_bytes_max
+        )
+
+    def maybe_begin(self, state: State, on_proposer: Callable[[Proposer], None]) -> bool:
+        """Serves from here on if `state` has applied the no-op of the own term; True if it does.
+
+        `on_proposer` may propose the first records, before any client's.
+        """
+        if self._stopping or state.applied_term != self._core.term:
+            return False
+        config = self._config
+        self.term = self._core.term
+        self.proposer = Proposer(
+            Judge(
+                state,
+                term=Term(self._core.term),
+                park_bytes_max=config.park_bytes_max,
+                staged_bytes_max=config.staged_bytes_max,
+                stagers_max=config.stagers_max,
+                transactions_max=config.transactions_max,
+                producers_max=config.producers_per_queue_max,
+            ),
+            on_released=self._on_released,
+        )
+        on_proposer(self.proposer)
+        self.lock_clock = LockClock()
+        self.lock_clock.restore(state.groups.held(), state.queues, monotonic_ms())
+        self.decided.set()
+        logger.info("serving as master term=%d applied=%d", self.term, state.applied_index)
+        return True
+
+    def _on_released(self, released: DelayedReleased) -> None:
+        self.lateness.observe(released.late_us / 1_000_000)
+
+    def lose(self) -> None:
+        """Mastership is lost: everybody who waits hears so."""
+        proposer, self.proposer, self.lock_clock = self.proposer, None, None
+        assert proposer is not None
+        proposer.on_lost(self._not_master)
+        self.room.set()
+        self.on_lost(self._not_master())
+
+    def stop(self, error: Callable[[], SemelError]) -> None:
+        """The node stops: everybody who waits hears so, and nothing more is proposed."""
+        self._stopping = True
+        if self.proposer is not None:
+            self.proposer.on_lost(error)
+            self.proposer = None
