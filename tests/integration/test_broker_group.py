@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.broker.background.maintenance import Maintenance
+from semel.broker.background.retention import Maintenance
 from semel.broker.log import LogConfig
 from semel.broker.log.files import OsFile
 from semel.protos import compat

@@ -11,7 +11,7 @@ import pytest
 
 from semel.broker.log import Log, RecordRef
 from semel.broker.node import BrokerNode
-from semel.broker.snapshots import snapshots
+from semel.broker.snapshots import install as snapshots
 from semel.protos import compat
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.kit.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from semel.broker.log import files, kernel_sync
-from semel.broker.server import admin
+from semel.broker.server import locks as admin
 from tests.world.loop import PROCESS
 from tests.world.rpc import SimChannel, SimServer
 

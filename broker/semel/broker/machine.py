@@ -1,6 +1,6 @@
 """What the operating system says of this process and of the disk below it.
 
-Not here: what of that is reported, and to whom (`control_plane/reports.py`, `server/admin.py`,
+Not here: what of that is reported, and to whom (`control_plane/reports.py`, `server/locks.py`,
 `probe.py`).
 """
 

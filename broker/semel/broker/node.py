@@ -27,7 +27,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.background.delayed_release import DelayDuty
-from semel.broker.background.maintenance import Maintenance
+from semel.broker.background.retention import Maintenance
 from semel.broker.background.transactions import TransactionDuty
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
@@ -49,14 +49,14 @@ from semel.broker.replica.member_book import Members
 from semel.broker.replica.replica import Replica
 from semel.broker.replication.receiver import PeerPort, frame_meta
 from semel.broker.replication.sender import PeerLink
-from semel.broker.server.admin import AdminService
 from semel.broker.server.direct import DirectStreams
 from semel.broker.server.fetch import FetchHandler
+from semel.broker.server.locks import AdminService
 from semel.broker.server.moves import MovesService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.server.routes import routes_handler
 from semel.broker.server.transactions import TransactionsService
-from semel.broker.snapshots.snapshots import CatchUp, Checkpoints, SnapshotService
+from semel.broker.snapshots.install import CatchUp, Checkpoints, SnapshotService
 from semel.broker.state import State
 from semel.protos import compat
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from semel.broker.probe import METRICS, Probe
-from semel.broker.server.admin import AdminService
+from semel.broker.server.locks import AdminService
 from semel.broker.state import State
 from semel.client.admin.calls import _lag
 from semel.protos.ids import QueueId, QueueKey

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.server.admin import AdminService
+from semel.broker.server.locks import AdminService
 from semel.protos.errors import Throttled
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2

@@ -22,7 +22,7 @@ from semel.broker.log import RecordRef
 from semel.broker.membership.changes import MembershipChanges
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
-from semel.broker.snapshots.snapshots import Checkpoints
+from semel.broker.snapshots.install import Checkpoints
 from semel.protos import compat
 from semel.protos.errors import DiskFull, NotMaster, SemelError
 from semel.protos.queue_refs import queue_ref

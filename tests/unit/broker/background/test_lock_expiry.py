@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from semel.broker.background.maintenance import Maintenance
+from semel.broker.background.retention import Maintenance
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.state import LockClock
 from semel.protos import compat
