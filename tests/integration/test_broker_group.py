@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.broker.background.retention import Maintenance
+from semel.broker.background.retention import Retention
 from semel.broker.log import LogConfig
 from semel.broker.log.files import OsFile
 from semel.protos import compat
@@ -192,12 +192,12 @@ async def test_a_group_that_falls_silent_gives_the_disk_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log is cleaned with two checkpoints only: the second one waits for no traffic."""
-    clean = Maintenance._clean
+    clean = Retention._clean
 
-    async def later(self: Maintenance) -> None:
+    async def later(self: Retention) -> None:
         """Not yet."""
 
-    monkeypatch.setattr(Maintenance, "_clean", later)
+    monkeypatch.setattr(Retention, "_clean", later)
     async with BrokerGroup(tmp_path, nodes=1, **QUICK_CLEANING) as group:
         node = await group.master()
         log = node.replica.log
@@ -209,7 +209,7 @@ async def test_a_group_that_falls_silent_gives_the_disk_back(
             await node.checkpoints.write()
             await client.produce(make_batch(59, values(60, 1)))
         assert log.compact_limit == 0
-        monkeypatch.setattr(Maintenance, "_clean", clean)
+        monkeypatch.setattr(Retention, "_clean", clean)
         async with compat.timeout(10):
             while log.first_index == 1:
                 await asyncio.sleep(0.02)

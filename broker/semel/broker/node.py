@@ -27,7 +27,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.background.delayed_release import DelayDuty
-from semel.broker.background.retention import Maintenance
+from semel.broker.background.maintenance import maintain
 from semel.broker.background.transactions import TransactionDuty
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
@@ -56,7 +56,9 @@ from semel.broker.server.moves import MovesService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.server.routes import routes_handler
 from semel.broker.server.transactions import TransactionsService
-from semel.broker.snapshots.install import CatchUp, Checkpoints, SnapshotService
+from semel.broker.snapshots.checkpoints import Checkpoints
+from semel.broker.snapshots.install import CatchUp
+from semel.broker.snapshots.service import SnapshotService
 from semel.broker.state import State
 from semel.protos import compat
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
@@ -183,7 +185,7 @@ class BrokerNode:
         replica.peers.on_changed = self._on_members_changed
         self._follow_members()
         self._start(self.registration.run())
-        self._start(Maintenance(self.replica, self.checkpoints, self.changes).run())
+        self._start(maintain(self.replica, self.checkpoints, self.changes))
         self._start(self._transactions.run())
         self._start(DelayDuty(self.replica).run())
         self._start(Repair(self.replica, self.catch_up.rebuild, self.identity).run())

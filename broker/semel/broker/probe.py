@@ -24,7 +24,7 @@ from semel.broker.replica.replica import Replica
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.moves import MovesService
 from semel.broker.server.produce import ProduceHandler
-from semel.broker.snapshots.install import Checkpoints
+from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.state import progress
 from semel.protos.ids import NodeId
 from semel.protos.metrics import Metric, Samples

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from semel.broker.repair.repair import note_missing
 from semel.broker.replica.replica import Replica
-from semel.broker.snapshots.install import Checkpoints
+from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.protos.errors import DiskFull, SemelError
 
 logger = logging.getLogger(__name__)

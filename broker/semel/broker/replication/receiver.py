@@ -8,7 +8,7 @@ in the same loop turn in which its last byte arrived.
 Invariants
 1. A stream whose bytes make no sense, or which speaks for another node, ends; no node does.
 
-Not here: the sending side (`sender.py`), snapshots' bytes (`snapshots/install.py`), what a
+Not here: the sending side (`sender.py`), snapshots' bytes (`snapshots/service.py`), what a
 message does (`raft/`, `replica/driver.py`).
 """
 

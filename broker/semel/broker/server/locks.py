@@ -23,7 +23,7 @@ from semel.broker.repair.scrub import Scrub
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
 from semel.broker.server.verify import verify_queues
-from semel.broker.snapshots.install import Checkpoints
+from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.state import (
     CommitApplied,
     FenceApplied,

@@ -11,7 +11,7 @@ Invariants
 1. Nothing that arrived is asked for again, except a checkpoint whose giver has a newer one.
 2. "Gone" is believed only of a node that has applied the checkpoint's index: it was trimmed.
 
-Not here: what is pulled and where it goes (`snapshots.py`).
+Not here: what is pulled and where it goes (`snapshots/install.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a master does beside serving, without disk or network."""
+"""Releasing locks whose time is over, without disk or network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from semel.broker.background.retention import Maintenance
+from semel.broker.background.lock_expiry import LockExpiry
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.state import LockClock
 from semel.protos import compat
@@ -42,8 +42,8 @@ class StoppedReplica:
 async def test_no_lock_is_released_between_a_stop_of_the_loop_and_the_next_tick() -> None:
     """Its holder could not be heard; the tick gives it fresh time."""
     replica = StoppedReplica()
-    maintenance = Maintenance(replica, None, None)  # type: ignore[arg-type]
-    task = asyncio.ensure_future(maintenance._release_locks())
+    expiry = LockExpiry(replica)  # type: ignore[arg-type]
+    task = asyncio.ensure_future(expiry.run())
     async with compat.timeout(10):
         for _ in range(2):
             replica.looked.clear()

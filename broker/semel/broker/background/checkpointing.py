@@ -1,0 +1,59 @@
+"""When this node writes a checkpoint: after so many entries, or so many bytes of the log.
+
+How it works. Both are counted from the checkpoint before. A large state is written more rarely, so
+that writing it never takes more than a small part of what the log writes. It is about the bytes on
+this node's own disk, so every node decides for itself.
+
+Not here: writing it (`snapshots/checkpoints.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from semel.broker.replica.replica import Replica
+from semel.broker.snapshots.checkpoints import Checkpoints
+from semel.protos.errors import DiskFull
+
+logger = logging.getLogger(__name__)
+
+_CHECK_S: Final = 0.5
+_LOG_SHARE: Final = 32
+"""So many times the size of a checkpoint the log has grown by before the next one."""
+
+
+class Checkpointing:
+    """The background work of one replica; `run` ends only by cancellation."""
+
+    def __init__(self, replica: Replica, checkpoints: Checkpoints) -> None:
+        self._replica = replica
+        self._checkpoints = checkpoints
+        self._log_bytes = 0
+        """What was appended to the log when the last checkpoint was due."""
+
+    @property
+    def index(self) -> int:
+        """Index of the newest checkpoint."""
+        return self._checkpoints.index
+
+    async def run(self) -> None:
+        """Writes a checkpoint whenever one is due."""
+        config = self._replica.config
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            replica = self._replica
+            behind = replica.state.applied_index - self._checkpoints.index
+            appended = replica.log.stats().appended_bytes
+            due_bytes = max(config.checkpoint_bytes, _LOG_SHARE * self._checkpoints.length)
+            if behind >= config.checkpoint_records or appended - self._log_bytes >= due_bytes:
+                self._log_bytes = appended
+                await self.write()
+
+    async def write(self) -> None:
+        """Writes one; a full disk is reported and tried again later."""
+        try:
+            await self._checkpoints.write()
+        except (DiskFull, OSError) as error:
+            logger.error("checkpoint not written, it is tried again error=%s", error)

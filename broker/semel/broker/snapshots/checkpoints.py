@@ -1,0 +1,61 @@
+"""Checkpoints of this node's own state.
+
+How it works. A checkpoint is the replicated state at one index, in canonical bytes. It is taken on
+the loop, and written and synced in a thread while the node goes on serving. It bounds the replay at
+start, lets the log be cleaned, and is what a peer pulls that is too far behind for entries, or new
+and empty.
+
+Not here: when one is written (`background/checkpointing.py`), the file (`log/checkpoint.py`), and
+giving it to peers (`snapshots/service.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from semel.broker.replica.replica import Replica
+from semel.protos.metrics import Histogram
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """Writes checkpoints of one replica, one at a time."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._writing = asyncio.Lock()
+        checkpoint = replica.log.checkpoint
+        self.index = 0 if checkpoint is None else checkpoint.index
+        """Index of the newest checkpoint."""
+        self.seconds = Histogram()
+        """How long writing one took, from taking the state to its being durable."""
+        self.pause_seconds = Histogram()
+        """How long the loop stood still for that, while the state was taken."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the newest checkpoint's payload; 0 without one."""
+        checkpoint = self._replica.log.checkpoint
+        return 0 if checkpoint is None else checkpoint.length
+
+    async def write(self, *, anew: bool = False) -> int:
+        """Makes the newest applied state durable; returns its index. `anew`: even if it is."""
+        async with self._writing:
+            replica = self._replica
+            state, log = replica.state, replica.log
+            index, term = state.applied_index, state.applied_term
+            if index <= self.index and not anew:
+                return self.index
+            began = time.monotonic()  # the loop's own clock stands still within a turn
+            parts = state.to_parts()
+            self.pause_seconds.observe(time.monotonic() - began)
+            await asyncio.get_running_loop().run_in_executor(
+                replica.readers, log.save_checkpoint, index, term, parts
+            )
+            self.seconds.observe(time.monotonic() - began)
+            self.index = max(self.index, index)
+            logger.info("checkpoint written index=%d bytes=%d", index, sum(map(len, parts)))
+            return self.index

@@ -1,0 +1,146 @@
+"""Gives peers what they lack of this node's checkpoint, entries and records.
+
+How it works. A peer that is too far behind pulls a checkpoint and the records that it names
+(`PullCheckpoint`, `PullRecords`); a peer whose copy is damaged pulls entries and records, and asks
+what this node has of them (`PullFrames`, `PullRecords`, `DescribeEntries`). All bytes are read in
+the reader pool.
+
+Invariants
+1. Each call checks who the caller is, before anything is read.
+2. A record is called gone only if it was trimmed: one that is damaged here is named so, and a node
+   that has not applied as much as the caller refuses to answer.
+
+Not here: the pulling side (`snapshots/pull.py`, `repair/repair.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import google_crc32c
+
+from semel.broker.identity import NodeIdentity
+from semel.broker.log import IndexUnavailable, RecordRef
+from semel.broker.replica.replica import Replica
+from semel.broker.snapshots.checkpoints import Checkpoints
+from semel.broker.snapshots.records import read_or_none
+from semel.protos.errors import CorruptSegment, Unavailable
+from semel.protos.v1 import raft_pb2, raft_pb2_grpc
+
+_PIECE_BYTES = 1 << 20
+_FRAMES_PER_PULL = 1_024
+
+_Asking = (
+    raft_pb2.PullCheckpointRequest
+    | raft_pb2.PullFramesRequest
+    | raft_pb2.PullRecordsRequest
+    | raft_pb2.DescribeEntriesRequest
+)
+
+
+class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
+    """Gives peers this node's checkpoint, entries and records."""
+
+    def __init__(self, replica: Replica, checkpoints: Checkpoints, identity: NodeIdentity) -> None:
+        self._replica = replica
+        self._checkpoints = checkpoints
+        self._identity = identity
+
+    def _check(self, request: _Asking) -> None:
+        """Raises DataDirectoryError, Unavailable."""
+        self._identity.check_message(request.caller if request.HasField("caller") else None)
+
+    async def PullCheckpoint(  # noqa: N802
+        self, request: raft_pb2.PullCheckpointRequest, context: object
+    ) -> AsyncIterator[raft_pb2.CheckpointChunk]:
+        """The newest checkpoint from `position`, or from 0 when `index` is an older one."""
+        self._check(request)
+        loop = asyncio.get_running_loop()
+        log = self._replica.log
+        if self._checkpoints.index < request.index:
+            await self._checkpoints.write()
+        checkpoint = log.checkpoint
+        if checkpoint is None or checkpoint.index < request.index:
+            raise Unavailable(f"no checkpoint at or above index {request.index} here; try again")
+        payload = await loop.run_in_executor(self._replica.readers, lambda: checkpoint.payload)
+        crc = google_crc32c.value(payload)
+        position = request.position if request.index == checkpoint.index else 0
+        for at in range(min(position, len(payload)), max(len(payload), 1), _PIECE_BYTES):
+            yield raft_pb2.CheckpointChunk(
+                index=checkpoint.index,
+                term=checkpoint.term,
+                total_bytes=len(payload),
+                position=at,
+                data=payload[at : at + _PIECE_BYTES],
+                payload_crc=crc,
+            )
+
+    async def PullFrames(  # noqa: N802
+        self, request: raft_pb2.PullFramesRequest, context: object
+    ) -> AsyncIterator[raft_pb2.FrameChunk]:
+        """Entries that this node has whole, for a peer whose copy is damaged."""
+        self._check(request)
+        loop = asyncio.get_running_loop()
+        log = self._replica.log
+        for ref in request.entries[:_FRAMES_PER_PULL]:
+            if log.term_at(ref.index) != ref.term:
+                continue
+            try:
+                (frame,) = await loop.run_in_executor(
+                    self._replica.readers, log.read_frames, ref.index, ref.index + 1
+                )
+            except (IndexUnavailable, CorruptSegment):
+                continue
+            yield raft_pb2.FrameChunk(index=ref.index, data=frame)
+
+    async def PullRecords(  # noqa: N802
+        self, request: raft_pb2.PullRecordsRequest, context: object
+    ) -> AsyncIterator[raft_pb2.RecordChunk]:
+        """The records asked for, in that order. Raises Unavailable on a node that is behind."""
+        self._check(request)
+        loop = asyncio.get_running_loop()
+        if self._replica.state.applied_index < request.applied_index:
+            raise Unavailable(
+                f"node {self._replica.config.node_id} has applied entry "
+                f"{self._replica.state.applied_index}, not yet {request.applied_index}"
+            )
+        for ref in request.records:
+            wanted = RecordRef(ref.index, ref.position, ref.length)
+            data = await loop.run_in_executor(
+                self._replica.readers, read_or_none, self._replica.log, wanted
+            )
+            if data is None:
+                log = self._replica.log
+                damaged = ref.index in log.damaged or wanted in log.damaged_records
+                # One that is lost everywhere is left out: whoever asks for it is refused by name.
+                damaged = damaged and ref.index not in self._replica.lost_entries
+                yield raft_pb2.RecordChunk(record=ref, gone=not damaged, damaged=damaged)
+            else:
+                yield raft_pb2.RecordChunk(record=ref, data=data, crc=google_crc32c.value(data))
+
+    async def DescribeEntries(  # noqa: N802
+        self, request: raft_pb2.DescribeEntriesRequest, context: object
+    ) -> raft_pb2.DescribeEntriesReply:
+        """What this node has of entries that are damaged at a peer."""
+        self._check(request)
+        return raft_pb2.DescribeEntriesReply(
+            node_id=self._replica.config.node_id,
+            standings=[
+                self._standing(ref.index, ref.term) for ref in request.entries[:_FRAMES_PER_PULL]
+            ],
+        )
+
+    def _standing(self, index: int, term: int) -> raft_pb2.EntryStanding:
+        replica = self._replica
+        log = replica.log
+        if replica.muted:
+            return raft_pb2.ENTRY_STANDING_UNKNOWN
+        if index < log.first_index:
+            return raft_pb2.ENTRY_STANDING_HELD
+        if log.term_at(index) != term:
+            return raft_pb2.ENTRY_STANDING_ABSENT
+        damage = log.damaged.get(index)
+        if damage is None:
+            return raft_pb2.ENTRY_STANDING_HELD
+        return raft_pb2.ENTRY_STANDING_TORN if damage.torn else raft_pb2.ENTRY_STANDING_DAMAGED
