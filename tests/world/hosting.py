@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from semel.broker.log import files, kernel_sync
-from semel.broker.server import locks as admin
+from semel.broker.server import node_status
 from tests.world.loop import PROCESS
 from tests.world.rpc import SimChannel, SimServer
 
@@ -199,7 +199,7 @@ def hosted(world: World) -> Iterator[None]:
     put(kernel_sync, "select", world.system)
     put(os, "urandom", chance.token_bytes)
     put(os, "statvfs", lambda _: _ROOM)
-    put(admin, "resident_bytes", lambda: 0)
+    put(node_status, "resident_bytes", lambda: 0)
     put(sys, "setswitchinterval", lambda _: None)
     collecting = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
 """What the operating system says of this process and of the disk below it.
 
-Not here: what of that is reported, and to whom (`control_plane/reports.py`, `server/locks.py`,
-`probe.py`).
+Not here: what of that is reported, and to whom (`control_plane/reports.py`,
+`server/node_status.py`, `probe.py`).
 """
 
 from __future__ import annotations

@@ -49,11 +49,16 @@ from semel.broker.replica.member_book import Members
 from semel.broker.replica.replica import Replica
 from semel.broker.replication.receiver import PeerPort, frame_meta
 from semel.broker.replication.sender import PeerLink
+from semel.broker.server.broker_service import BrokerService
 from semel.broker.server.direct import DirectStreams
 from semel.broker.server.fetch import FetchHandler
-from semel.broker.server.locks import AdminService
+from semel.broker.server.group_offsets import GroupOffsetCalls
+from semel.broker.server.locks import LockCalls
 from semel.broker.server.moves import MovesService
+from semel.broker.server.node_status import NodeStatusCall
 from semel.broker.server.produce import ProduceHandler
+from semel.broker.server.producers import ProducerCalls
+from semel.broker.server.queues import QueueCalls
 from semel.broker.server.routes import routes_handler
 from semel.broker.server.transactions import TransactionsService
 from semel.broker.snapshots.checkpoints import Checkpoints
@@ -282,8 +287,12 @@ class BrokerNode:
         )
         broker_pb2_grpc.add_MovesServicer_to_server(moves, server)
         broker_pb2_grpc.add_BrokerServicer_to_server(
-            AdminService(
-                config, replica, self.checkpoints, self.scrub, self._routes, self.identity
+            BrokerService(
+                producers=ProducerCalls(replica),
+                locks=LockCalls(replica),
+                groups=GroupOffsetCalls(replica),
+                queues=QueueCalls(config, replica, self._routes),
+                status=NodeStatusCall(config, replica, self.checkpoints, self.scrub, self.identity),
             ),
             server,
         )

@@ -5,7 +5,7 @@ it had read by then. What a later reader of a split queue has before it stands i
 without a row: a child is not given to it before the parent's end is committed
 (`state/apply/splits.py`). Those are counted as never committed.
 
-Not here: who shows it (`server/locks.py`, `probe.py`), rows (`state/apply/locks.py`).
+Not here: who shows it (`server/group_offsets.py`, `probe.py`), rows (`state/apply/locks.py`).
 """
 
 from __future__ import annotations

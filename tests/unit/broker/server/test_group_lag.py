@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from types import SimpleNamespace
 from typing import Any
 
 from semel.broker.probe import METRICS, Probe
-from semel.broker.server.locks import AdminService
+from semel.broker.server.group_offsets import GroupOffsetCalls
 from semel.broker.state import State
 from semel.client.admin.calls import _lag
 from semel.protos.ids import QueueId, QueueKey
@@ -23,8 +22,7 @@ LEFT, RIGHT, GRANDCHILD = (QueueKey(KEY.topic_id, QueueId(number)) for number in
 async def lags(state: State) -> dict[str, list[int]]:
     """Lag by group: the sum and the highest of one queue, on which both must agree."""
     replica: Any = Master(state)
-    nothing: Any = SimpleNamespace()
-    service = AdminService(nothing, replica, nothing, nothing, nothing, nothing)
+    service = GroupOffsetCalls(replica)
     told: dict[str, list[int]] = defaultdict(list)
     reply = await service.DescribeGroupOffsets(broker_pb2.DescribeGroupOffsetsRequest(), None)
     for one in reply.states:

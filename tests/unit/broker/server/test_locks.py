@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel.broker.replica.clock import monotonic_ms
-from semel.broker.server.locks import AdminService
+from semel.broker.server.locks import LockCalls
 from semel.broker.state import LockClock, State
 from semel.protos.errors import InvalidRequest, NotMaster
 from semel.protos.frames import RecordKind, build_frame
@@ -41,7 +41,7 @@ class SlowReplica:
         await asyncio.Event().wait()
 
 
-def held(session_ms: int = SESSION_MS) -> tuple[SlowReplica, AdminService, float]:
+def held(session_ms: int = SESSION_MS) -> tuple[SlowReplica, LockCalls, float]:
     """A lock under token 1 of member m, granted some time ago; and when that was."""
     clock = LockClock()
     granted_ms = monotonic_ms() - session_ms + 200
@@ -59,7 +59,7 @@ def held(session_ms: int = SESSION_MS) -> tuple[SlowReplica, AdminService, float
     ]
     replica.state.apply_frame(build_frame(1, 1, 1, records)[0])
     clock.on_granted("g", KEY, 1, lock_ms=60_000, session_ms=session_ms, now_ms=granted_ms)
-    service = AdminService(None, replica, None, None, None, None)  # type: ignore[arg-type]
+    service = LockCalls(replica)  # type: ignore[arg-type]
     return replica, service, granted_ms
 
 

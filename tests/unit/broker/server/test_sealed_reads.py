@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from semel.broker.server.locks import AdminService
+from semel.broker.server.producers import ProducerCalls
+from semel.broker.server.queues import QueueCalls
 from semel.protos.errors import Throttled
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
@@ -32,8 +33,8 @@ async def test_a_sealed_queue_does_not_tell_its_end_nor_what_it_lacks(read: str)
     group.commit()
     replica: Any = Master(group.state)
     nothing: Any = SimpleNamespace()
-    service = AdminService(nothing, replica, nothing, nothing, nothing, nothing)
-    ask = getattr(service, read)
+    queues = QueueCalls(nothing, replica, nothing)
+    ask = getattr(queues if read == "ListOffsets" else ProducerCalls(replica), read)
     await ask(READS[read], None)
     assert group.step("SEAL", 1, 2) is None
     with pytest.raises(Throttled):

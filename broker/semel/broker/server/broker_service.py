@@ -1,0 +1,40 @@
+"""The gRPC service `semel.protos.v1.Broker`, put together from the files that serve its calls.
+
+Not here: hot streams (`server/produce.py`, `server/fetch.py`).
+"""
+
+from __future__ import annotations
+
+from semel.broker.server.group_offsets import GroupOffsetCalls
+from semel.broker.server.locks import LockCalls
+from semel.broker.server.node_status import NodeStatusCall
+from semel.broker.server.producers import ProducerCalls
+from semel.broker.server.queues import QueueCalls
+
+
+class BrokerService:
+    """A servicer of semel.protos.v1.Broker; it has every call, or cannot be registered."""
+
+    def __init__(
+        self,
+        *,
+        producers: ProducerCalls,
+        locks: LockCalls,
+        groups: GroupOffsetCalls,
+        queues: QueueCalls,
+        status: NodeStatusCall,
+    ) -> None:
+        self.FenceProducer = producers.FenceProducer
+        self.GetProduceOutcome = producers.GetProduceOutcome
+        self.DescribeProducers = producers.DescribeProducers
+        self.AcquireLocks = locks.AcquireLocks
+        self.RenewLocks = locks.RenewLocks
+        self.ReleaseLocks = locks.ReleaseLocks
+        self.Commit = locks.Commit
+        self.DescribeGroupOffsets = groups.DescribeGroupOffsets
+        self.ResetOffsets = groups.ResetOffsets
+        self.DeleteGroup = groups.DeleteGroup
+        self.ListOffsets = queues.ListOffsets
+        self.ApplyQueues = queues.ApplyQueues
+        self.VerifyQueues = queues.VerifyQueues
+        self.GetNodeStatus = status.GetNodeStatus

@@ -1,0 +1,44 @@
+"""What several calls check of their requests, and of the queue that they are about."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.broker.replica.replica import Replica
+from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue
+from semel.protos.ids import QueueKey
+
+_NAME_MAX: Final = 249
+
+
+def known(replica: Replica, key: QueueKey) -> QueueKey:
+    """`key`, if this broker group has the queue. Raises QueueMoved, UnknownQueue."""
+    if key not in replica.state.queues:
+        raise absent(replica, key)
+    return key
+
+
+def absent(replica: Replica, key: QueueKey) -> SemelError:
+    """QueueMoved or UnknownQueue."""
+    if key in replica.state.moves.places:
+        return replica.state.absent(key)
+    return UnknownQueue(
+        f"queue {key.queue_id} of topic {key.topic_id} is not on broker group "
+        f"{replica.config.group_id}; refresh the routes"
+    )
+
+
+def check_settled(replica: Replica, key: QueueKey) -> None:
+    """Raises Throttled while the queue is sealed by a move: it may live at the other broker
+    group already, and hold more there than this one can know."""
+    sealed = replica.state.moves.frozen(key)
+    if sealed is not None:
+        raise sealed
+
+
+def check_group(group: str) -> None:
+    """Raises InvalidRequest unless this can be the name of a consumer group."""
+    if not 0 < len(group) <= _NAME_MAX or not group.isprintable():
+        raise InvalidRequest(
+            f"a consumer group's name has 1 to {_NAME_MAX} printable characters: {group!r}"
+        )

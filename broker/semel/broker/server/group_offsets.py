@@ -1,0 +1,64 @@
+"""Calls about the offsets of whole consumer groups: showing, resetting and deleting them.
+
+Not here: a consumer's own commits (`server/locks.py`), membership of groups (the controller).
+"""
+
+from __future__ import annotations
+
+from semel.broker.replica.replica import Replica
+from semel.broker.server.checks import check_group
+from semel.broker.state import GroupDeleted, OffsetReset, progress
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import broker_pb2, control_pb2
+
+
+class GroupOffsetCalls:
+    """Serves the calls of semel.protos.v1.Broker about consumer groups."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def DescribeGroupOffsets(  # noqa: N802
+        self, request: broker_pb2.DescribeGroupOffsetsRequest, context: object
+    ) -> broker_pb2.DescribeGroupOffsetsReply:
+        await self._replica.confirm_read()
+        state = self._replica.state
+        reply = broker_pb2.DescribeGroupOffsetsReply()
+        for group in [request.group] if request.group else state.groups.names():
+            found = progress(state.queues, state.groups, group)
+            for queue, row in sorted(found, key=lambda one: one.queue.key):
+                reply.states.add(
+                    group=group,
+                    queue=queue_ref(queue.key),
+                    committed_offset=row.committed_offset,
+                    token=row.token,
+                    owner=row.owner,
+                    log_start_offset=queue.log_start_offset,
+                    high_watermark=queue.log_end_offset,
+                )
+        return reply
+
+    async def ResetOffsets(  # noqa: N802
+        self, request: broker_pb2.ResetOffsetsRequest, context: object
+    ) -> broker_pb2.ResetOffsetsReply:
+        check_group(request.group)
+        for wanted in request.offsets:
+            record = control_pb2.ResetOffset(
+                group=request.group, queue=wanted.queue, offset=wanted.offset
+            )
+            result = await self._replica.submit_control(
+                control_pb2.ControlRecord(reset_offset=record)
+            )
+            assert isinstance(result, OffsetReset)
+            if result.error is not None:
+                raise result.error
+        return broker_pb2.ResetOffsetsReply()
+
+    async def DeleteGroup(  # noqa: N802
+        self, request: broker_pb2.DeleteGroupRequest, context: object
+    ) -> broker_pb2.DeleteGroupReply:
+        check_group(request.group)
+        record = control_pb2.DeleteGroup(group=request.group)
+        result = await self._replica.submit_control(control_pb2.ControlRecord(delete_group=record))
+        assert isinstance(result, GroupDeleted)
+        return broker_pb2.DeleteGroupReply(moves_digest=result.moves_digest, queues=result.queues)

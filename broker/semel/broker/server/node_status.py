@@ -1,0 +1,103 @@
+"""The call that tells what a node is, how far it is, and what it holds.
+
+Not here: the same as metrics (`probe.py`), what the controllers are told
+(`control_plane/reports.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from typing import Final
+
+from semel.broker.config import BrokerConfig
+from semel.broker.identity import NodeIdentity
+from semel.broker.machine import disk_room, resident_bytes
+from semel.broker.membership.service import member_statuses
+from semel.broker.repair.scrub import Scrub
+from semel.broker.replica.replica import Replica
+from semel.broker.snapshots.checkpoints import Checkpoints
+from semel.protos import compat
+from semel.protos.ids import NodeId
+from semel.protos.v1 import broker_pb2
+
+_VERSION: Final = version("semel")
+
+
+class NodeStatusCall:
+    """Serves GetNodeStatus of semel.protos.v1.Broker."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        replica: Replica,
+        checkpoints: Checkpoints,
+        scrub: Scrub,
+        identity: NodeIdentity,
+    ) -> None:
+        self._config = config
+        self._replica = replica
+        self._scrub = scrub
+        self._checkpoints = checkpoints
+        self._identity = identity
+
+    async def GetNodeStatus(  # noqa: N802
+        self, request: broker_pb2.NodeStatusRequest, context: object
+    ) -> broker_pb2.NodeStatusReply:
+        replica = self._replica
+        if request.confirmed:
+            await replica.confirm_read()
+        status = replica.core.status()
+        log, state = replica.log.stats(), replica.state
+        master = status.master_id or 0
+        free, total = disk_room(self._config.data)
+        return broker_pb2.NodeStatusReply(
+            cluster_id=self._config.cluster_id,
+            group_id=self._config.group_id,
+            node_id=self._config.node_id,
+            role=replica.role,
+            term=status.term,
+            master_id=master,
+            master_address=replica.peers.reachable.get(NodeId(master), ""),
+            commit_index=status.commit_index,
+            applied_index=state.applied_index,
+            log_end_index=status.last_index,
+            synced_index=status.synced_index,
+            log_first_index=log.first_index,
+            checkpoint_index=self._checkpoints.index,
+            queues=len(state.queues),
+            producers=state.producers.row_count,
+            disk_bytes=log.segment_bytes + log.kept_bytes,
+            peers=[
+                broker_pb2.PeerStatus(
+                    node_id=peer,
+                    match_index=progress.match_index,
+                    active=progress.recently_active,
+                    counts=progress.counts,
+                )
+                for peer, progress in sorted(status.progress.items())
+            ],
+            version=_VERSION,
+            runtime=compat.runtime(),
+            resident_bytes=resident_bytes(),
+            pid=os.getpid(),
+            members=member_statuses(replica),
+            membership_index=state.membership.index,
+            muted=replica.muted,
+            electable=replica.electable,
+            scrub_passes=self._scrub.passes,
+            scrub_bytes=self._scrub.position_bytes,
+            scrub_total_bytes=self._scrub.total_bytes,
+            damaged=log.damaged + len(replica.log.damaged_records),
+            lost=len(replica.lost_entries),
+            disk_free_bytes=free,
+            disk_total_bytes=total,
+            disk_full=replica.disk_full,
+            wall_us=replica.log_time.wall_us(),
+            log_time_us=replica.log_time_us(),
+            producer_idle_ms=self._config.producer_idle_ms,
+            founding_id=self._identity.founding,
+            prepared_id=self._identity.prepared,
+            knows_foundings=True,
+            levels=replica.levels(),
+        )

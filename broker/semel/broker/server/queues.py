@@ -1,0 +1,102 @@
+"""Calls about queues: their offsets, what the controllers change, recomputing what they hold.
+
+How it works. What changes state becomes a control record and answers when that is applied. What
+reads state and may say "no" or "not yet" is confirmed by a heartbeat round first, so that a master
+that was replaced without knowing it cannot answer from the past.
+
+Not here: reading messages (`server/fetch.py`), moves (`server/moves.py`), how queues are recomputed
+(`server/verify.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from semel.broker.config import BrokerConfig
+from semel.broker.control_plane.route_cache import RoutesCopy
+from semel.broker.replica.replica import Replica
+from semel.broker.server.checks import absent, check_settled, known
+from semel.broker.server.verify import verify_queues
+from semel.broker.state import MoveApplied
+from semel.protos.errors import InvalidRequest, to_detail
+from semel.protos.ids import QueueKey
+from semel.protos.levels import MOVE_LEVEL, SPLIT_LEVEL
+from semel.protos.queue_refs import queue_key_of
+from semel.protos.v1 import broker_pb2
+
+_APPLY_TIMEOUT_S: Final = 30.0
+
+
+class QueueCalls:
+    """Serves the calls of semel.protos.v1.Broker about queues."""
+
+    def __init__(self, config: BrokerConfig, replica: Replica, routes: RoutesCopy) -> None:
+        self._config = config
+        self._replica = replica
+        self._routes = routes
+
+    async def ListOffsets(  # noqa: N802
+        self, request: broker_pb2.ListOffsetsRequest, context: object
+    ) -> broker_pb2.ListOffsetsReply:
+        await self._replica.confirm_read()
+        reply = broker_pb2.ListOffsetsReply()
+        for ref in request.queues:
+            queue = self._replica.state.queues.get(queue_key_of(ref))
+            if queue is None:
+                error = absent(self._replica, queue_key_of(ref))
+                reply.queues.add(queue=ref, error=to_detail(error))
+                continue
+            check_settled(self._replica, queue.key)
+            delayed = self._replica.state.delays.queues.get(queue.key)
+            reply.queues.add(
+                queue=ref,
+                log_start_offset=queue.log_start_offset,
+                high_watermark=queue.log_end_offset,
+                time_offset=(
+                    queue.offset_for_time(request.time_us)
+                    if request.time_us > 0
+                    else queue.log_end_offset
+                ),
+                bytes=queue.bytes,
+                delayed_messages=delayed.messages if delayed else 0,
+                next_due_us=delayed.first_due_us if delayed else 0,
+            )
+        return reply
+
+    async def ApplyQueues(  # noqa: N802
+        self, request: broker_pb2.ApplyQueuesRequest, context: object
+    ) -> broker_pb2.ApplyQueuesReply:
+        if request.cluster_id != self._config.cluster_id:
+            raise InvalidRequest(
+                f"this broker belongs to cluster {self._config.cluster_id}, "
+                f"the caller to {request.cluster_id}"
+            )
+        self._routes.check_office(request.office)
+        allowed = ("create_queue", "delete_queue", "alter_topic", "split_queue", "move_queue")
+        for record in request.records:
+            if record.WhichOneof("record") not in allowed:
+                raise InvalidRequest(f"ApplyQueues takes {', '.join(allowed)} and nothing else")
+        if any(record.HasField("split_queue") for record in request.records):
+            await self._replica.require_level(SPLIT_LEVEL)
+        if any(record.HasField("move_queue") for record in request.records):
+            await self._replica.require_level(MOVE_LEVEL)
+        for result in await asyncio.gather(*map(self._replica.submit_control, request.records)):
+            if isinstance(result, MoveApplied) and result.error is not None:
+                raise result.error
+        return broker_pb2.ApplyQueuesReply()
+
+    async def VerifyQueues(  # noqa: N802
+        self, request: broker_pb2.VerifyQueuesRequest, context: object
+    ) -> AsyncIterator[broker_pb2.VerifyQueuesReply]:
+        replica = self._replica
+        if request.index:
+            await replica.wait_applied(request.index, _APPLY_TIMEOUT_S)
+        keys: Sequence[QueueKey] = [queue_key_of(ref) for ref in request.queues] or sorted(
+            replica.state.queues
+        )
+        for key in keys:
+            known(self._replica, key)
+        async for reply in verify_queues(replica, keys, request.index):
+            yield reply
