@@ -27,8 +27,8 @@ from semel.broker.log.active import ActiveSegment
 from semel.broker.log.cleaner import Cleaner
 from semel.broker.log.reader import Reader as LogReader
 from semel.broker.log.writer import Writer
-from semel.broker.membership import status as standing_module
-from semel.broker.membership.status import Standing
+from semel.broker.membership import asking
+from semel.broker.membership.status import MembershipStatus
 from semel.broker.raft import RaftCore
 from semel.broker.replica import replica as replica_module
 from semel.broker.replica.driver import Driver
@@ -366,12 +366,12 @@ def votes_after_losing_its_disk() -> Any:
 @contextmanager
 def founds_with_a_majority_of_empty_nodes(*, strangers: bool = False) -> Iterator[None]:
     """Who is empty, and finds a majority empty, takes the group for new: silence says nothing."""
-    original = Standing._catch_up
+    original = MembershipStatus._catch_up
 
     async def _catch_up(self: Any) -> None:
         empty = {self._config.node_id}
         while not self._replica.core.commit_index:
-            answers = await standing_module._ask_all(self._peers())
+            answers = await asking.ask_all(self._peers())
             if not strangers:
                 answers = {n: a for n, a in answers.items() if not self._identity.stranger(n, a)}
             if any(answer.commit_index or answer.log_end_index for answer in answers.values()):
@@ -382,7 +382,7 @@ def founds_with_a_majority_of_empty_nodes(*, strangers: bool = False) -> Iterato
             await asyncio.sleep(0.1)
         await original(self)
 
-    with patch.object(Standing, "_catch_up", _catch_up):
+    with patch.object(MembershipStatus, "_catch_up", _catch_up):
         yield
 
 
@@ -394,25 +394,25 @@ def counts_strangers() -> Any:
 @contextmanager
 def founders_of_one_begin_again() -> Iterator[None]:
     """Who was told to found a group of one, and is empty, is that group."""
-    original = Standing._catch_up
+    original = MembershipStatus._catch_up
 
     async def _catch_up(self: Any) -> None:
         if len(self._config.members) != 1:
             await original(self)
 
-    with patch.object(Standing, "_catch_up", _catch_up):
+    with patch.object(MembershipStatus, "_catch_up", _catch_up):
         yield
 
 
 def removes_its_mark_before_it_has_caught_up() -> Any:
     """A crash while it is fed makes a node forget that it has forgotten."""
-    original = Standing._catch_up
+    original = MembershipStatus._catch_up
 
     async def _catch_up(self: Any) -> None:
         self._drop_mark()
         await original(self)
 
-    return patch.object(Standing, "_catch_up", _catch_up)
+    return patch.object(MembershipStatus, "_catch_up", _catch_up)
 
 
 def writes_without_its_office() -> Any:

@@ -118,6 +118,7 @@ TARGETS: Final = {
                 "replica/term_and_vote",
                 "replica/proposer",
                 "membership/status",
+                "membership/asking",
                 "membership/founding",
                 "identity",
                 "replica/member_book",

@@ -35,9 +35,10 @@ from semel.broker.control_plane.reports import Registration
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles
+from semel.broker.membership.asking import ask_members
 from semel.broker.membership.changes import MembershipChanges
 from semel.broker.membership.service import MembersService
-from semel.broker.membership.status import Standing, ask_members
+from semel.broker.membership.status import MembershipStatus
 from semel.broker.probe import Probe
 from semel.broker.raft import Role
 from semel.broker.repair.quarantine import move_away, set_aside
@@ -162,21 +163,21 @@ class BrokerNode:
             on_fatal=self._on_fatal,
         )
         replica = self.replica
-        standing = self._standing = Standing(
+        status = self._status = MembershipStatus(
             config, replica, self._files, self.identity, hard_state
         )
         log_lost = self._log_lost
         if await loop.run_in_executor(
-            self.readers, lambda: standing.begin(log_lost=log_lost, joins=joins)
+            self.readers, lambda: status.begin(log_lost=log_lost, joins=joins)
         ):
             replica.core.set_muted(True)
-        standing.on_refounded = self._on_refounded
+        status.on_refounded = self._on_refounded
         self.checkpoints = Checkpoints(replica)
         self.scrub = Scrub(replica, self.checkpoints, self.identity.check_disk)
         self.changes = MembershipChanges(config, replica)
         await self._serve()
         self._stack.push_async_callback(self._cancel_tasks)
-        self._start(standing.run())
+        self._start(status.run())
         self.registration = Registration(
             config,
             replica,
@@ -283,7 +284,7 @@ class BrokerNode:
             (grpc.method_handlers_generic_handler("semel.protos.v1.BrokerStream", streams),)
         )
         broker_pb2_grpc.add_MembersServicer_to_server(
-            MembersService(config, replica, self.changes, self.identity, self._standing), server
+            MembersService(config, replica, self.changes, self.identity, self._status), server
         )
         broker_pb2_grpc.add_MovesServicer_to_server(moves, server)
         broker_pb2_grpc.add_BrokerServicer_to_server(

@@ -21,7 +21,7 @@ from random import Random
 from typing import Any, Final
 from unittest.mock import patch
 
-from semel.broker.membership.status import Standing
+from semel.broker.membership.status import MembershipStatus
 from semel.controller.records import FOUNDINGS
 from semel.protos.ids import GroupId, NodeId
 from tests.kit.disk import SimFiles
@@ -89,10 +89,10 @@ def _late(run: Run) -> BrokerHost | None:
 @contextmanager
 def late_founder(run: Run) -> Iterator[None]:
     """One of the founders dies in the moment in which it counts, and stays away."""
-    original = Standing._count
+    original = MembershipStatus._count
     held: set[str] = set()
 
-    def _count(self: Standing) -> None:
+    def _count(self: MembershipStatus) -> None:
         original(self)
         late = _late(run)
         if late is not None and not held and self._config == late.config:
@@ -102,7 +102,7 @@ def late_founder(run: Run) -> Iterator[None]:
             run.world.crash(late.name, "held back")
             raise Killed
 
-    with patch.object(Standing, "_count", _count):
+    with patch.object(MembershipStatus, "_count", _count):
         yield
 
 

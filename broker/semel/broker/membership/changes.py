@@ -1,18 +1,19 @@
 """Changes of membership and of mastership, as an operator asks for them.
 
 How it works. A change is one step of one node: it joins as a learner, becomes a voter, or leaves
-(`raft/membership.py`). Each is one entry; the call returns when that is applied. What is so already
-is success, so whoever lost an answer, or found another one's work half done, asks again.
+(`raft/membership.py`). Each step is one entry; the call returns when that is applied. A step that
+is already done succeeds, so a caller that lost an answer, or found another one's work half done,
+repeats the call.
 
-Handing over. The successor is asked first whether it would take mastership, and waited for until it
-has nearly everything; only then proposals stop, for the time of one election that was ordered.
+Handing over. The master first asks the successor whether it would take mastership, and waits until
+the successor has nearly everything. Only then proposals stop, for the time of one ordered election.
 
 Invariants
 1. No step is taken that the group could not commit, or that would leave it without a quorum.
-2. A voter that everybody who is there can reach: nobody is promoted before all of them have the
-   entry with its address.
+2. All active members can reach a voter: no learner is promoted before all of them have the entry
+   with its address.
 
-Not here: the sequence of steps of a replacement (the console), gRPC (`service.py`).
+Not here: the sequence of steps of a replacement (the console), gRPC (`membership/service.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from semel.broker.config import BrokerConfig
-from semel.broker.membership.status import ask_status
+from semel.broker.membership.asking import ask_status
 from semel.broker.raft import Membership, Role
 from semel.broker.raft.membership import add_learner, promote, remove
 from semel.broker.replica.member_book import Members
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 NODES_MAX: Final = 7
 """Five voters, and two that join while two leave."""
 _CLOSE_ENTRIES: Final = 64
-"""A successor with no more than this to get has it within milliseconds."""
+"""A successor that lacks no more entries than this gets them within milliseconds."""
 _CLOSE_LOOKS: Final = 1000
 _LOOK_S: Final = 0.005
 _SETTLE_S: Final = 5.0
@@ -47,7 +48,7 @@ _WRITE_S: Final = 10.0
 
 
 class MembershipChanges:
-    """An operator's calls on one node. All may be repeated."""
+    """An operator's calls on one node. Each may be repeated."""
 
     def __init__(self, config: BrokerConfig, replica: Replica) -> None:
         self._config = config
@@ -84,7 +85,7 @@ class MembershipChanges:
         logger.info("learner added node=%d address=%s", node, address)
 
     async def _check_joiner(self, node: NodeId, address: str) -> None:
-        """It runs, and takes itself for this node of this group."""
+        """Raises InvalidRequest unless the joiner runs, and says it is `node` of this group."""
         config = self._config
         try:
             found = await ask_status(address)
@@ -122,13 +123,14 @@ class MembershipChanges:
         ]
         if late:
             raise Throttled(f"nodes {sorted(late)} do not know node {node} yet; try again")
-        replica.core.propose_membership_allowed(changed)  # before what is said of silent nodes
+        # Its errors say more than the one about silent nodes, so they come first.
+        replica.core.propose_membership_allowed(changed)
         self._check_quorum(changed)
         await self._change(changed, {})
         logger.info("learner promoted node=%d", node)
 
     async def remove(self, node: NodeId) -> None:
-        """`node` leaves. A master that is to leave hands over first, and says NotMaster.
+        """`node` leaves. A master that is to leave hands mastership over and raises NotMaster.
 
         Raises NotMaster, InvalidRequest, Throttled, Unavailable (nobody to hand over to).
         """
@@ -147,7 +149,7 @@ class MembershipChanges:
         logger.info("node removed node=%d", node)
 
     async def readmit(self, node: NodeId) -> tuple[int, int]:
-        """Index and term of an entry that is new, and committed by a quorum without muted `node`.
+        """Index and term of a new entry that was committed by a quorum without muted `node`.
 
         With that, `node` may count again. A candidate of an earlier term, which still holds a vote
         that the node forgot, lacks the entry and cannot win any more; an entry of a later
@@ -164,7 +166,7 @@ class MembershipChanges:
         return await self._write(RecordKind.NOOP)
 
     async def _change(self, membership: Membership, addresses: Mapping[NodeId, str]) -> None:
-        """Returns once the membership is applied; `addresses` are of who is new."""
+        """Returns once the membership is applied; `addresses` are those of new nodes."""
         replica = self._replica
         replica.core.propose_membership_allowed(membership)
         members = replica.peers.book.current.with_membership(membership, addresses)
@@ -181,11 +183,11 @@ class MembershipChanges:
         return index, term
 
     async def _settled(self) -> None:
-        """The members in force are committed."""
+        """Returns once the members in force are committed and applied here."""
         await self._replica.wait_applied(self._replica.peers.book.index, _SETTLE_S)
 
     def _check_quorum(self, changed: Membership) -> None:
-        """Raises InvalidRequest when too few of the voters-to-be are there."""
+        """Raises InvalidRequest if too few of the voters-to-be are active and counted."""
         progress = self._replica.core.status().progress
         silent = [
             node
@@ -202,7 +204,7 @@ class MembershipChanges:
     # --- mastership
 
     async def transfer(self, wanted: NodeId | None) -> tuple[NodeId, int]:
-        """Hands mastership to `wanted`, or to whoever is furthest; returns master and term.
+        """Hands mastership to `wanted`, or to the voter that is furthest; returns master and term.
 
         Raises NotMaster, InvalidRequest, Unavailable (nobody took it; this node is still master).
         """
@@ -224,7 +226,7 @@ class MembershipChanges:
                 async with compat.timeout(patience_s):
                     while core.role is Role.MASTER or core.master_id is None:
                         if core.role is Role.MASTER and core.accepts_proposals:
-                            break  # given up
+                            break  # the transfer was given up
                         await self._role_change()
             if core.role is not Role.MASTER and core.master_id is not None:
                 logger.info("mastership handed over to=%d term=%d", core.master_id, core.term)
@@ -254,7 +256,7 @@ class MembershipChanges:
         return sorted(there, key=lambda node: (-progress[node].match_index, node))
 
     async def _refusal(self, successor: NodeId) -> str:
-        """Why it would not take mastership; empty when it would."""
+        """The reason why `successor` would not take mastership; empty if it would."""
         address = self._replica.peers.address_of(successor)
         if address is None:
             return f"node {successor} has left"
@@ -265,7 +267,7 @@ class MembershipChanges:
         return "" if found.electable else f"node {successor} is drained or not whole"
 
     async def _wait_close(self, successor: NodeId) -> None:
-        """Until little is missing there: proposals stand still while the rest goes over."""
+        """Waits until the successor lacks little: proposals stop while it gets the rest."""
         core = self._replica.core
         for _ in range(_CLOSE_LOOKS):
             progress = core.progress.get(successor)
@@ -274,15 +276,15 @@ class MembershipChanges:
             await asyncio.sleep(_LOOK_S)
 
     async def _role_change(self) -> None:
-        """The next change of role, or a moment: a transfer that is given up is no change."""
+        """Returns at the next change of role, or soon: giving a transfer up changes no role."""
         with contextlib.suppress(TimeoutError):
             async with compat.timeout(0.05):
                 await self._replica.role_change()
 
     async def drain(self, drain_ms: int) -> bool:
-        """Keeps this node from being master for so long, 0 ends that; true when it was master.
+        """Keeps this node from being master for `drain_ms`; 0 ends that. True if it was master.
 
-        Raises Unavailable when nobody else can take mastership; nothing is changed then.
+        Raises Unavailable if nobody else can take mastership; nothing is changed then.
         """
         replica = self._replica
         if self._drain_end is not None:

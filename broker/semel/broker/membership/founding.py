@@ -1,7 +1,7 @@
-"""Which founding an empty node belongs to: the rule, and nothing else.
+"""The rule that decides which founding an empty node belongs to.
 
-How it works. A node whose directory is empty is new together with its group, or lost its disk. What
-it may do is decided from the word of the controllers, who keep a record of each group, and of *all*
+How it works. A node whose directory is empty is new together with its group, or it lost its disk.
+Two sources decide what it may do: the controllers, which keep a record of each group, and *all*
 nodes that are to found the group:
 
     wait       -> prepared   every founding member is empty, and the controllers know of no founding
@@ -15,9 +15,10 @@ so while one of them is not, nobody counts and nothing can be lost. A node that 
 it counted is not prepared; it finds a member that counts or a record of the founding, and is fed.
 It could prepare again only if the record and *every* other member's disk were lost with its own:
 then there is nothing left that a new group could contradict. So neither the controllers nor the
-members are trusted alone, and silence never says anything: who is not heard is waited for.
+members are trusted alone, and silence proves nothing: the node waits for those it does not hear.
 
-Not here: asking, and what is written (`status.py`), beginning anew (`docs/operations.md`).
+Not here: asking (`membership/asking.py`), what is written (`membership/status.py`), beginning anew
+(`docs/operations.md`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from semel.protos.ids import NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSays:
-    """What another founding member says of itself."""
+    """The answer of another founding member about itself."""
 
     founding: str = ""
     """Founding that it belongs to."""
@@ -41,23 +42,23 @@ class MemberSays:
     has_history: bool = False
     """It has entries: its group was founded."""
     knows_foundings: bool = True
-    """Its program is not from before there were foundings."""
+    """Its program is not older than foundings."""
     members: frozenset[NodeId] = frozenset()
-    """Who founds the group, as it was told."""
+    """The members that it was told to found the group with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllersSay:
-    """What the controllers know of the group."""
+    """The controllers' record of the group."""
 
     founding: str
-    """What it was founded as, or is to be; empty when it is older than such names."""
+    """The name of its founding, past or planned; empty for a group older than such names."""
     founded: bool
-    """It was: an empty node has lost something."""
+    """The founding is complete: an empty node has lost something."""
 
 
 class Step(Enum):
-    """What an empty node does."""
+    """The next step of an empty node."""
 
     WAIT = auto()
     PREPARE = auto()
@@ -65,12 +66,12 @@ class Step(Enum):
     COMPLETE = auto()
     """It counts, once the controllers have recorded the founding."""
     BE_FED = auto()
-    """It belongs to the founding, and nobody counts it until it has caught up."""
+    """It belongs to the founding, and is not counted before it has caught up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A step, and why."""
+    """A step, and the reason for it."""
 
     step: Step
     founding: str = ""
@@ -88,9 +89,9 @@ def decide(
 ) -> Decision:
     """The next step of node `own`, which is empty and belongs to no founding.
 
-    `prepared` is what it has promised; `heard` are the other `members` that have answered, each of
-    them known to be a node of this group; `controllers` is None when none has answered; `callers`
-    are the foundings in whose name nodes of this group have called this one.
+    `prepared` is the founding it has promised to take part in; `heard` are the other `members` that
+    have answered, each known to be a node of this group; `controllers` is None if none has
+    answered; `callers` are the foundings in whose name nodes of this group have called this one.
     """
     foundings = {_founding_of(says) for says in heard.values()} - {""}
     if len(foundings) > 1:
@@ -138,5 +139,6 @@ def _founding_of(says: MemberSays) -> str:
 
 
 def _follow(founding: str, prepared: str) -> Decision:
-    """Who is prepared has never counted, and was so before anybody did: it need not be fed."""
+    """A node that is prepared for `founding` was so before anybody counted, and has never counted
+    itself: it need not be fed."""
     return Decision(Step.COMPLETE if prepared == founding else Step.BE_FED, founding)

@@ -1,6 +1,6 @@
-"""The calls of `Members`: who belongs to the group, and who leads it.
+"""The gRPC service `Members`: changes of membership, mastership, founding and feature level.
 
-Not here: what they do (`changes.py`).
+Not here: making the changes (`membership/changes.py`, `membership/status.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol
 from semel.broker.config import BrokerConfig
 from semel.broker.identity import NodeIdentity
 from semel.broker.membership.changes import MembershipChanges
-from semel.broker.membership.status import Standing
+from semel.broker.membership.status import MembershipStatus
 from semel.broker.replica.replica import Replica
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import NodeId
@@ -26,7 +26,7 @@ class _Addressed(Protocol):
 
 
 def member_statuses(replica: Replica) -> list[broker_pb2.MemberStatus]:
-    """Everybody by the newest applied membership, or by the founding one."""
+    """All members, by the newest applied membership, or by the founding one."""
     members = replica.peers.members_of(replica.state.membership)
     return [
         broker_pb2.MemberStatus(
@@ -48,13 +48,13 @@ class MembersService(broker_pb2_grpc.MembersServicer):
         replica: Replica,
         changes: MembershipChanges,
         identity: NodeIdentity,
-        standing: Standing,
+        status: MembershipStatus,
     ) -> None:
         self._config = config
         self._replica = replica
         self._changes = changes
         self._identity = identity
-        self._standing = standing
+        self._status = status
 
     async def ChangeMember(  # noqa: N802
         self, request: broker_pb2.ChangeMemberRequest, context: object
@@ -108,7 +108,7 @@ class MembersService(broker_pb2_grpc.MembersServicer):
             raise InvalidRequest(
                 f"this is node {self._config.node_id}, the call is for node {request.node_id}"
             )
-        self._standing.refound(
+        self._status.refound(
             request.from_id,
             request.to_id,
             count=request.count,

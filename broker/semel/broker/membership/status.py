@@ -1,10 +1,10 @@
 """What this node is to its group: new, catching up, a member like any other, or removed.
 
 How it works. A node whose directory is empty may be new together with its group, or new in an old
-group, or one that lost its disk and with it the memory of what it acknowledged and voted for. The
-last must not be counted, nor one whose data was damaged and set aside, so all of them begin *muted*
-(`raft/`), and a file says so until the end: a crash on the way must not make the node forget that
-it has forgotten.
+group, or it lost its disk and with it the memory of what it acknowledged and voted for. The last
+one must not be counted, nor may a node whose data was damaged and is in quarantine. So all of them
+begin as *non-counting members* (muted, `raft/`), and a mark file says so until they count: a crash
+on the way must not make the node forget that it has forgotten.
 
     muted -> counted   it founds its group together with all other founding members (`founding.py`)
     muted -> counted   the group committed an entry without counting this node, after this node
@@ -12,18 +12,19 @@ it has forgotten.
     muted -> counted   an operator says so, because a majority of disks is lost (`refound`)
     member -> removed  the own log says so, or another member's committed membership
 
-A node that was removed is not told by the log, because the master stops sending to it; it asks when
-it hears no master for a while, or one that it does not know. It goes on running and answers that it
-is out. One that is still a member, but was away while others came, learns from the answers whom to
-let in (`replica/member_book.py`).
+The log does not tell a removed node that it was removed, because the master stops sending to it.
+The node asks when it hears no master for a while, or hears one that it does not know. It goes on
+running and answers that it is out. A node that is still a member, but was away while others came,
+learns from the answers whom to let in (`replica/member_book.py`).
 
 Invariants
-1. The file is durable before the first message is handled, and gone only once the node counts.
+1. The mark file is durable before the first message is handled, and is removed only when the node
+   counts.
 2. A node counts only if its IDENTITY names the founding of its group, and its hard state is there:
    a directory that names a founding and holds neither log nor hard state has lost them.
 
-Not here: what muted means for quorums (`raft/`), making changes (`changes.py`), who this node is
-to others (`identity.py`).
+Not here: what muted means for quorums (`raft/`), making changes (`membership/changes.py`), asking
+(`membership/asking.py`), who this node is to others (`identity.py`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.identity import BEFORE_FOUNDINGS, NodeIdentity
 from semel.broker.log import FileLayer, HardStateFile
 from semel.broker.log.files import read_file, replace_file
+from semel.broker.membership.asking import ask_all, has_history
 from semel.broker.membership.founding import ControllersSay, Decision, MemberSays, Step, decide
 from semel.broker.raft import Role
 from semel.broker.repair.quarantine import MARK_NAME
@@ -72,79 +74,8 @@ RESTORE_HINT: Final = (
 )
 
 
-async def ask_status(address: str) -> broker_pb2.NodeStatusReply:
-    """What the node at `address` says of itself. Raises SemelError."""
-    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS) as channel:
-        stub = broker_pb2_grpc.BrokerStub(channel)
-        request = broker_pb2.NodeStatusRequest()
-        try:
-            reply: broker_pb2.NodeStatusReply = await stub.GetNodeStatus(
-                request, timeout=_ASK_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from None
-        return reply
-
-
-async def _ask_all(addresses: Mapping[NodeId, str]) -> dict[NodeId, broker_pb2.NodeStatusReply]:
-    """The answers of those who answer."""
-    answers = await asyncio.gather(
-        *(ask_status(address) for address in addresses.values()),
-        return_exceptions=True,
-    )
-    return {
-        node: answer
-        for node, answer in zip(addresses, answers, strict=True)
-        if isinstance(answer, broker_pb2.NodeStatusReply)
-    }
-
-
-def _founding_of(answer: broker_pb2.NodeStatusReply) -> str:
-    """What the node's group was founded as; empty for a node that belongs to no founding."""
-    if answer.founding_id or answer.knows_foundings:
-        return answer.founding_id
-    return BEFORE_FOUNDINGS if _has_history(answer) else ""
-
-
-def _has_history(answer: broker_pb2.NodeStatusReply) -> bool:
-    """A node that has just started may have entries and not know what is committed."""
-    return bool(answer.commit_index or answer.log_end_index)
-
-
-async def ask_members(config: BrokerConfig) -> tuple[Members, str]:
-    """Who belongs to the group that this node is to join, by the word of any of its members, and
-    what the group was founded as.
-
-    Waits for an answer as long as it takes. This node itself is left out: it becomes a member by an
-    entry of the log, not by what it is told.
-    """
-    told = False
-    while True:
-        asked = {NodeId(number): address for number, address in enumerate(config.join)}
-        for answer in (await _ask_all(asked)).values():
-            voters = {
-                NodeId(member.node.node_id): member.node.address
-                for member in answer.members
-                if member.standing == broker_pb2.STANDING_VOTER
-                and member.node.node_id != config.node_id
-            }
-            same = (answer.cluster_id, answer.group_id) == (config.cluster_id, config.group_id)
-            founding = _founding_of(answer)
-            if same and voters and founding:
-                return Members(voters=voters), founding
-        if not told:
-            logger.warning(
-                "no member of group %d of cluster %s answers yet, asking on addresses=%s",
-                config.group_id,
-                config.cluster_id,
-                ",".join(config.join),
-            )
-            told = True
-        await asyncio.sleep(5 * _ASK_AGAIN_S)
-
-
-class Standing:
-    """The task that keeps a node's standing; `begin` first, then `run`."""
+class MembershipStatus:
+    """The task that keeps a node's membership status; call `begin` first, then `run`."""
 
     def __init__(
         self,
@@ -173,10 +104,10 @@ class Standing:
     # --- the start
 
     def begin(self, *, log_lost: bool, joins: str = "") -> bool:
-        """BLOCKING, before any message: true for a node that nobody counts; it must be muted then.
+        """BLOCKING. Called before any message; True if nobody may count this node: mute it then.
 
-        `log_lost`: the directory of the log was gone; `joins` is the founding of the group that the
-        node is to join. Raises DataDirectoryError.
+        `log_lost` says that the directory of the log was missing; `joins` is the founding of the
+        group that the node is to join. Raises DataDirectoryError.
         """
         identity = self._identity
         last_index, saved = self._replica.log.last_index, self._hard_state.load()
@@ -186,7 +117,7 @@ class Standing:
             return False
         mark = read_file(self._files, self._mark)
         if has_history and not identity.founding:
-            identity.found(BEFORE_FOUNDINGS)  # the directory is from before foundings had names
+            identity.found(BEFORE_FOUNDINGS)  # the directory is older than the names of foundings
         if mark is None:
             lost = log_lost or (saved is None and not last_index)
             if identity.founding and not lost:
@@ -195,7 +126,7 @@ class Standing:
             replace_file(self._files, self._mark, [mark])
         if mark.startswith(_MARK_PREPARED):
             identity.prepared = mark.removeprefix(_MARK_PREPARED).decode().strip()
-            if identity.founding == identity.prepared:  # it died on its last step
+            if identity.founding == identity.prepared:  # it died in its last step
                 self._drop_mark()
                 return False
         if joins and not identity.founding:
@@ -203,7 +134,7 @@ class Standing:
         return True
 
     def _begin_by_order(self, founding: str, *, has_history: bool) -> None:
-        """An operator says that the group begins with this node, and that nothing is lost by it."""
+        """An operator has the group begin with this node, and vouches that nothing is lost."""
         if self._identity.founding or has_history:
             raise DataDirectoryError(
                 f"{self._config.data} belongs to a group that was founded before: --found is for "
@@ -214,7 +145,8 @@ class Standing:
         self._drop_mark()
 
     def _keep_founding(self, founding: str) -> None:
-        """The founding is durable, and so is a hard state: without it the disk has lost both."""
+        """Makes the founding durable, and a hard state before it: a directory that names a founding
+        and has no hard state has lost its data."""
         if self._hard_state.load() is None:
             self._hard_state.save(0, None)
         self._identity.found(founding)
@@ -241,7 +173,7 @@ class Standing:
             await asyncio.sleep(_LOOK_S)
 
     async def _until_counted(self) -> None:
-        """Returns early when an operator has taken the node over into a new founding."""
+        """Returns early if an operator has moved the node into a new founding."""
         self._refounded.clear()
         tasks = [
             asyncio.ensure_future(self._found_or_catch_up()),
@@ -275,9 +207,9 @@ class Standing:
         }
 
     async def _ask_peers(self) -> dict[NodeId, broker_pb2.NodeStatusReply]:
-        """The answers of those peers that are who they should be."""
+        """The answers of the peers that are the nodes they should be."""
         found = {}
-        for node, answer in (await _ask_all(self._peers())).items():
+        for node, answer in (await ask_all(self._peers())).items():
             if stranger := self._identity.stranger(node, answer):
                 self._say("STRANGER at a peer's address: %s", stranger)
             else:
@@ -287,7 +219,7 @@ class Standing:
     # --- founding
 
     async def _decide(self) -> Decision:
-        """Asks the controllers and all founding members once."""
+        """Asks the controllers and all founding members once, and decides the next step."""
         config, identity = self._config, self._identity
         members = frozenset(config.members)
         word = await self._ask_controllers(
@@ -299,7 +231,7 @@ class Standing:
             node: MemberSays(
                 founding=answer.founding_id,
                 prepared=answer.prepared_id,
-                has_history=_has_history(answer),
+                has_history=has_history(answer),
                 knows_foundings=answer.knows_foundings,
                 members=frozenset(NodeId(member.node.node_id) for member in answer.members),
             )
@@ -317,7 +249,7 @@ class Standing:
     async def _ask_controllers(
         self, request: controller_pb2.FoundGroupRequest
     ) -> ControllersSay | None:
-        """What the controller in office says; None when none answers."""
+        """The answer of the active controller; None if it does not answer."""
         for address in self._config.controllers:
             async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
                 stub: Any = controller_pb2_grpc.ControllerStub(channel)
@@ -335,10 +267,10 @@ class Standing:
         return None
 
     async def _take(self, decision: Decision) -> None:
-        """The step that was decided; each may be taken again after a crash."""
+        """Takes the step that was decided; each may be taken again after a crash."""
         config, identity, founding = self._config, self._identity, decision.founding
         if identity.founding:
-            return  # an operator was quicker
+            return  # an operator has named a founding meanwhile
         match decision.step:
             case Step.WAIT:
                 self._say(
@@ -378,7 +310,7 @@ class Standing:
         return {node: address for node, (_, address) in self._callers.items() if address}
 
     def _hear_of(self, nodes: Mapping[NodeId, str]) -> None:
-        """The members may be others than those that this node was told to found the group with."""
+        """Others may be members than those that this node was told to found the group with."""
         if nodes and self._replica.peers.hear(1, nodes):
             logger.info("heard of members nodes=%s", sorted(nodes))
 
@@ -386,7 +318,8 @@ class Standing:
         self._callers[node] = founding, address
 
     def _say(self, message: str, what: str) -> None:
-        """Once, and only when it lasts: a cluster that starts looks like one that waits."""
+        """Logs what this node waits for, once, and only if that lasts: a cluster that starts looks
+        like one that waits."""
         self._rounds = self._rounds + 1 if what == self._waits_for else 0
         self._waits_for = what
         if self._rounds == _PATIENCE:
@@ -395,11 +328,12 @@ class Standing:
     # --- beginning anew
 
     def refound(self, from_id: str, to_id: str, *, count: bool, voters: frozenset[NodeId]) -> None:
-        """Takes this node over into a new founding; `count` ends its being muted.
+        """Moves this node into a new founding; with `count` it counts from now on.
 
-        Durable when it returns. Raises InvalidRequest when the node belongs to neither of the two,
-        is the master of a group that is whole, or is to count and knows other voters: one that was
-        told to found a group of one would be a group of its own.
+        The change is durable when this returns. Raises InvalidRequest if the node belongs to
+        neither of the two foundings, if it is the master of a group that is whole, or if it is to
+        count and knows other voters: a node that was told to found a group of one would be a group
+        of its own.
         """
         replica, identity = self._replica, self._identity
         known = replica.core.membership.voters
@@ -437,7 +371,7 @@ class Standing:
     # --- catching up
 
     async def _catch_up(self) -> None:
-        """Until everything that this node may once have promised is here again."""
+        """Returns once everything that this node may have promised before is here again."""
         replica, own = self._replica, self._config.node_id
         logger.warning(
             "what this node had is lost but the group has a history: it is not counted before it "
@@ -449,7 +383,7 @@ class Standing:
             if own in replica.core.membership.nodes:
                 index = await self._readmit()
             if index is None:
-                await self._look_around()  # it may have lost its disk and its place
+                await self._look_around()  # it may have lost its disk and its membership
                 await self._maybe_follow()
                 await asyncio.sleep(_ASK_AGAIN_S)
         await replica.wait_applied(index, None)
@@ -458,9 +392,12 @@ class Standing:
         logger.info("caught up applied_index=%d", replica.state.applied_index)
 
     async def _maybe_follow(self) -> None:
-        """The group may have been begun anew while this node, which has nothing yet, was away."""
+        """Follows the group into a new founding that it began while this node was away.
+
+        Only a node that holds nothing yet follows by itself.
+        """
         if self._replica.log.last_index:
-            return  # of the history of before: peers refuse it, and say what to do
+            return  # it has entries of the old founding: peers refuse it, and say what to do
         before = self._identity.founding
         decision = await self._decide()
         if decision.step is Step.BE_FED and self._identity.founding == before != decision.founding:
@@ -469,7 +406,8 @@ class Standing:
             self.on_refounded()
 
     async def _readmit(self) -> int | None:
-        """Index of an entry that the group committed without this node, after it was asked."""
+        """Index of an entry that the group committed without this node after it was asked; None if
+        nobody answers."""
         answers = await asyncio.gather(
             *(self._ask_readmission(node, address) for node, address in self._peers().items()),
             return_exceptions=True,
@@ -496,6 +434,7 @@ class Standing:
             return reply
 
     async def _look_around(self) -> None:
+        """Finds out whether this node was removed or added again, and who the members are."""
         replica, own = self._replica, self._config.node_id
         applied = Members.of_state(replica.state.membership)
         if replica.removed_at:
@@ -509,7 +448,7 @@ class Standing:
         elif (
             applied is not None
             and own not in applied.addresses
-            and own not in replica.core.membership.nodes  # a newer entry takes it in
+            and own not in replica.core.membership.nodes  # else a newer entry takes it in
         ):
             self._on_removed(replica.state.membership.index)
         elif replica.core.role is not Role.MASTER and (
@@ -526,7 +465,7 @@ class Standing:
                     }
                     if own not in members:
                         if self._config.join and own not in replica.core.membership.nodes:
-                            return  # it waits to be taken in, and was never a member
+                            return  # it was never a member, and waits to become one
                         self._on_removed(answer.membership_index)
                         return
                     if replica.peers.hear(answer.membership_index, members):

@@ -14,9 +14,9 @@ import pytest
 from semel.broker.config import BrokerConfig
 from semel.broker.identity import BEFORE_FOUNDINGS, NodeIdentity
 from semel.broker.log import HardStateFile
-from semel.broker.membership import status as standing_module
+from semel.broker.membership import status as status_module
 from semel.broker.membership.founding import ControllersSay, MemberSays
-from semel.broker.membership.status import Standing
+from semel.broker.membership.status import MembershipStatus
 from semel.broker.raft import Role
 from semel.broker.repair.quarantine import MARK_NAME
 from semel.protos.errors import DataDirectoryError, InvalidRequest
@@ -69,7 +69,7 @@ class Replica:
         await self.role_changed.wait()
 
 
-class Asked(Standing):
+class Asked(MembershipStatus):
     """Others answer what the test says."""
 
     readmitted: int | None = None
@@ -117,10 +117,10 @@ def node(disk: SimFiles, **settings: Any) -> Asked:
     identity.open()
     hard_state = HardStateFile(DATA / "hard_state", disk)
     replica: Any = Replica()
-    standing = Asked(config, replica, disk, identity, hard_state)
-    standing.heard = {}
-    replica.core.muted = standing.begin(log_lost=False)
-    return standing
+    status = Asked(config, replica, disk, identity, hard_state)
+    status.heard = {}
+    replica.core.muted = status.begin(log_lost=False)
+    return status
 
 
 def marked(disk: SimFiles) -> bool:
@@ -135,16 +135,16 @@ async def turns() -> None:
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing_module, "_ASK_AGAIN_S", 0)
+    monkeypatch.setattr(status_module, "_ASK_AGAIN_S", 0)
 
 
 @pytest.fixture
 async def running() -> Any:
-    """Starts a standing's task; ends what was started."""
+    """Starts a status's task; ends what was started."""
     tasks: list[asyncio.Task[None]] = []
 
-    def start(standing: Standing) -> None:
-        tasks.append(asyncio.create_task(standing.run()))
+    def start(status: MembershipStatus) -> None:
+        tasks.append(asyncio.create_task(status.run()))
 
     yield start
     for task in tasks:
@@ -155,8 +155,8 @@ async def running() -> Any:
 def lost() -> SimFiles:
     """The directory of a node that has just learnt that it is empty in a group that is founded."""
     disk = SimFiles()
-    standing = node(disk)
-    standing._identity.found("x")
+    status = node(disk)
+    status._identity.found("x")
     return disk
 
 
@@ -172,8 +172,8 @@ def test_the_mark_is_durable_before_the_node_says_a_word() -> None:
 def test_a_mark_that_is_found_is_made_durable() -> None:
     """A process that was killed while it wrote the mark has left it in memory only."""
     disk = SimFiles()
-    standing = node(disk)
-    standing._identity.found("x")
+    status = node(disk)
+    status._identity.found("x")
     disk.remove(MARK)
     disk.sync_directory(DATA)
     file = disk.open(MARK, create=True)
@@ -186,14 +186,14 @@ def test_a_mark_that_is_found_is_made_durable() -> None:
 
 async def test_the_mark_stays_until_everything_is_here(running: Any) -> None:
     disk = lost()
-    standing = node(disk)
-    replica: Any = standing._replica
+    status = node(disk)
+    replica: Any = status._replica
     gone_when_counted: list[bool] = []
     replica.core.on_counted = lambda: gone_when_counted.append(not marked(disk))
-    running(standing)
+    running(status)
     await turns()
     assert (replica.muted, marked(disk)) == (True, True), "nobody has readmitted it"
-    standing.readmitted = 7
+    status.readmitted = 7
     await turns()
     assert replica.asked_for == 7
     assert (replica.muted, marked(disk)) == (True, True), "entry 7 is not applied"
@@ -210,12 +210,12 @@ async def test_the_mark_stays_until_everything_is_here(running: Any) -> None:
 
 async def test_a_node_that_dies_while_it_catches_up_comes_back_muted(running: Any) -> None:
     disk = lost()
-    standing = node(disk)
-    running(standing)
+    status = node(disk)
+    running(status)
     await turns()
-    standing.readmitted = 7
+    status.readmitted = 7
     await turns()
-    standing._hard_state.save(3, NodeId(2))  # it has entries and a term by now
+    status._hard_state.save(3, NodeId(2))  # it has entries and a term by now
     for chance in (0.0, 1.0):
         assert node(disk.restart(survives=chance))._replica.muted
 
@@ -231,10 +231,8 @@ def test_a_directory_that_lost_all_but_its_name_is_not_counted() -> None:
 
 def test_a_directory_without_its_log_is_not_counted() -> None:
     disk = SimFiles()
-    standing = node(disk, found="x")
-    again = Asked(
-        node(disk)._config, standing._replica, disk, standing._identity, standing._hard_state
-    )
+    status = node(disk, found="x")
+    again = Asked(node(disk)._config, status._replica, disk, status._identity, status._hard_state)
     assert again.begin(log_lost=True)
     assert marked(disk)
 
@@ -252,18 +250,18 @@ async def found_with_crashes(crash: int, survives: Random, running: Any) -> str:
 
     async def life(disk: SimFiles) -> bool:
         """Whether the node counts in the end."""
-        standing = node(disk)
-        identity = standing._identity
-        standing.word = ControllersSay(founding="x", founded=False)
+        status = node(disk)
+        identity = status._identity
+        status.word = ControllersSay(founding="x", founded=False)
         for step in range(6):
-            if not standing._replica.muted:
+            if not status._replica.muted:
                 break
             prepared = "x" if step > 1 else ""
             others = MemberSays(members=ALL, prepared=prepared)
-            standing.heard = dict.fromkeys((NodeId(2), NodeId(3)), others)
-            await standing._take(await standing._decide())
-            assert standing._replica.muted or identity.founding == "x"
-        return not standing._replica.muted
+            status.heard = dict.fromkeys((NodeId(2), NodeId(3)), others)
+            await status._take(await status._decide())
+            assert status._replica.muted or identity.founding == "x"
+        return not status._replica.muted
 
     try:
         counted = await life(disk)
@@ -290,12 +288,12 @@ async def test_a_founding_goes_on_after_a_crash_at_any_operation(running: Any) -
 
 
 async def test_a_lost_disk_is_fed_though_all_others_are_empty() -> None:
-    standing = node(SimFiles())
-    standing.word = ControllersSay(founding="x", founded=True)
-    standing.heard = dict.fromkeys((NodeId(2), NodeId(3)), MemberSays(members=ALL))
-    await standing._take(await standing._decide())
-    assert (standing._identity.founding, standing._replica.muted) == ("x", True)
-    assert node(standing._files)._replica.muted  # type: ignore[arg-type]
+    status = node(SimFiles())
+    status.word = ControllersSay(founding="x", founded=True)
+    status.heard = dict.fromkeys((NodeId(2), NodeId(3)), MemberSays(members=ALL))
+    await status._take(await status._decide())
+    assert (status._identity.founding, status._replica.muted) == ("x", True)
+    assert node(status._files)._replica.muted  # type: ignore[arg-type]
 
 
 def test_a_directory_with_a_history_from_before_has_the_first_founding() -> None:
@@ -312,8 +310,8 @@ def test_a_directory_with_a_history_from_before_has_the_first_founding() -> None
 
 def test_a_founding_by_order_is_for_the_first_start_only() -> None:
     disk = SimFiles()
-    standing = node(disk, found="today")
-    assert (standing._identity.founding, standing._replica.muted) == ("today", False)
+    status = node(disk, found="today")
+    assert (status._identity.founding, status._replica.muted) == ("today", False)
     assert not marked(disk)
     for settings in ({"found": "today"}, {"found": "tomorrow"}):
         with pytest.raises(DataDirectoryError, match="without it"):
@@ -323,28 +321,28 @@ def test_a_founding_by_order_is_for_the_first_start_only() -> None:
 
 async def test_a_node_that_waits_is_taken_over_and_counts(running: Any) -> None:
     disk = lost()
-    standing = node(disk)
-    running(standing)
+    status = node(disk)
+    running(status)
     await turns()
     with pytest.raises(InvalidRequest, match="belongs to founding x"):
-        standing.refound("other", "y", count=True, voters=ALL)
+        status.refound("other", "y", count=True, voters=ALL)
     with pytest.raises(InvalidRequest, match="knows voters"):
-        standing.refound("x", "y", count=True, voters=frozenset({NodeId(1)}))
-    assert standing._identity.founding == "x"
+        status.refound("x", "y", count=True, voters=frozenset({NodeId(1)}))
+    assert status._identity.founding == "x"
     told: list[str] = []
-    standing.on_refounded = lambda: told.append(standing._identity.founding)
-    standing.refound("x", "y", count=False, voters=ALL)
-    assert (standing._replica.muted, marked(disk), told) == (True, True, ["y"])
+    status.on_refounded = lambda: told.append(status._identity.founding)
+    status.refound("x", "y", count=False, voters=ALL)
+    assert (status._replica.muted, marked(disk), told) == (True, True, ["y"])
     for _ in range(2):  # again is the same
-        standing.refound("x", "y", count=True, voters=ALL)
+        status.refound("x", "y", count=True, voters=ALL)
         await turns()
-        assert (standing._replica.muted, marked(disk), told) == (False, False, ["y"])
+        assert (status._replica.muted, marked(disk), told) == (False, False, ["y"])
     restarted = node(disk.restart(survives=0.0))
     assert (restarted._identity.founding, restarted._replica.muted) == ("y", False)
 
 
 async def test_a_master_is_not_taken_over() -> None:
-    standing = node(SimFiles(), found="x")
-    standing._replica.core.role = Role.MASTER
+    status = node(SimFiles(), found="x")
+    status._replica.core.role = Role.MASTER
     with pytest.raises(InvalidRequest, match="nothing is to be restored"):
-        standing.refound("x", "y", count=False, voters=ALL)
+        status.refound("x", "y", count=False, voters=ALL)
