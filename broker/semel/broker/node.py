@@ -41,7 +41,7 @@ from semel.broker.membership.service import MembersService
 from semel.broker.membership.status import MembershipStatus
 from semel.broker.probe import Probe
 from semel.broker.raft import Role
-from semel.broker.repair.quarantine import move_away, set_aside
+from semel.broker.repair.quarantine import move_away, quarantine
 from semel.broker.repair.repair import Repair
 from semel.broker.repair.scrub import Scrub
 from semel.broker.replica.driver import TICK_MS
@@ -200,7 +200,7 @@ class BrokerNode:
         await self._serve_metrics()
 
     def _open_log(self) -> Log:
-        """What is damaged beyond mending is set aside, if there are peers to get it from."""
+        """Opens the log. One beyond repair goes to quarantine if there are peers to copy from."""
         config, directory = self.config, self.config.data / "log"
         self.identity.open()
         self._log_lost = bool(self.identity.founding) and not _has_log(self._files, config.data)
@@ -209,18 +209,18 @@ class BrokerNode:
         except CorruptSegment as error:
             if len(config.members) == 1 and not config.join:
                 raise
-            set_aside(self._files, config.data, directory.name, error)
+            quarantine(self._files, config.data, directory.name, error)
             return Log.open(directory, config.log, files=self._files)
 
     def _open_hard_state(self, *, alone: bool) -> HardStateFile:
-        """A vote that is damaged beyond mending is set aside, and the node counted by nobody."""
+        """Opens term and vote. Beyond repair, they go to quarantine, and nobody counts the node."""
         config, path = self.config, self.config.data / "hard_state"
         hard_state = HardStateFile(path, self._files)
         try:
             hard_state.load()
         except CorruptSegment as error:
-            # Who is alone votes for nobody else, and the log tells which terms it had.
-            (move_away if alone else set_aside)(self._files, config.data, path.name, error)
+            # A node that is alone votes for nobody else, and its log tells which terms it had.
+            (move_away if alone else quarantine)(self._files, config.data, path.name, error)
         return hard_state
 
     async def _founding(self, state: State, logged: Mapping[int, Members]) -> tuple[Members, str]:
@@ -447,7 +447,7 @@ def _recover(log: Log, level_max: int) -> tuple[State, dict[int, Members]]:
     logged: dict[int, Members] = {}
     lo, end = state.applied_index + 1, log.last_index + 1
     damaged = sorted(index for index in log.damaged if index >= lo)
-    for stop in (*damaged, end):  # a damaged entry is mended from a peer before it is applied
+    for stop in (*damaged, end):  # a damaged entry is repaired before it is applied
         while lo < stop:
             hi = log.fit(lo, stop, _RECOVER_BYTES)
             for frame in log.read_frames(lo, hi):

@@ -1,1 +1,1 @@
-"""Damage on this node's disk: how it is found, decided about, repaired or quarantined."""
+"""Damage on this node's disk: finding it, deciding about it, repair and quarantine."""

@@ -1,15 +1,15 @@
-"""What to do about an entry that is damaged here: decided from what every member says it has.
+"""The rule that decides about a damaged entry from what every member of the group has of it.
 
 How it works. A damaged entry is known by index and term. Each member of the group is asked what it
-has of it; `judge` draws the conclusion. Why the rule for cutting is safe stands in
-docs/decisions/torn-entries.md.
+has of that entry, and `decide` draws the conclusion. docs/decisions/torn-entries.md says why the
+rule for cutting is safe.
 
 Invariants
-1. An entry is cut only when *every* member has answered and none has it whole or had it whole once;
+1. An entry is cut only if *every* member has answered and none has it whole or ever had it whole;
    the own copy must be a possible torn write, and one member at most may have forgotten it.
-2. An entry is called lost only when every member has answered and none has it or may have had it.
+2. An entry is called lost only if every member has answered and none has it or may have had it.
 
-Not here: asking (`repair.py`), truncating (`raft/following.py`).
+Not here: asking (`repair/repair.py`), truncating (`raft/following.py`).
 """
 
 from __future__ import annotations
@@ -28,28 +28,32 @@ from semel.protos.v1.raft_pb2 import (
 )
 
 _FORGETFUL_MAX: Final = 1
-"""A commit needs two copies at least: beside the one that a lost disk took, another that was whole
-and rotted would have to look like a torn write."""
+"""A commit needs at least two copies. If a lost disk took one of them, the other one would have to
+have rotted so that it looks like a torn write."""
 
 
 class Verdict(Enum):
-    """On one damaged entry."""
+    """The conclusion about one damaged entry."""
 
     WAIT = auto()
-    """Somebody has it, or may have it and was not heard: ask again."""
+    """A member has it, or was not heard and may have it: ask again."""
     CUT = auto()
-    """Nobody ever acknowledged it: the log ends before it."""
+    """No member ever acknowledged it: the log ends before it."""
     LOST = auto()
-    """Every copy is damaged: it is refused by name, and the rest is served."""
+    """Every copy is damaged: the entry is refused by name, and the rest is served."""
 
 
-def judge(
+def decide(
     members: Collection[NodeId],
     standings: Mapping[NodeId, EntryStanding],
     *,
     torn: bool,
 ) -> Verdict:
-    """`members`: all others of the group, learners too; `torn`: so may the own copy be."""
+    """The verdict about one entry.
+
+    `members` are all other members of the group, learners too; `standings` holds what those that
+    were heard have of the entry; `torn` says that the own copy may be a torn write.
+    """
     if any(node not in standings for node in members):
         return Verdict.WAIT
     said = {standings[node] for node in members}

@@ -1,18 +1,19 @@
-"""What a node does when a file of its own is damaged beyond what it can mend itself.
+"""Quarantine for a log or a vote that is damaged beyond what the node can repair itself.
 
-How it works. Most damage is mended entry by entry (`repair.py`). What is left, when both copies of
-a segment's header, every checkpoint or every copy of the vote are bad, makes the log or the vote
-unusable. A node that has peers then does what one with an empty disk does: it sets the unusable
-part aside and comes back *muted* (`membership/status.py`), counted by nobody until the others have
+How it works. Most damage is repaired entry by entry (`repair/repair.py`). If both copies of a
+segment's header, every checkpoint or every copy of the vote are bad, the log or the vote is
+unusable. A node that has peers then behaves like one with an empty disk: it moves the unusable part
+away and comes back as a *non-counting member* (muted, `membership/status.py`) until the others have
 given it everything again. A node that is alone in its group refuses to start and names the file.
 
-Nothing is deleted: the part is moved to `damaged-N/` in the node's directory, for an operator to
-look at and delete. So if this happens on a majority at once, no master can be elected, no data is
-lost, and the directories can be put back.
+Nothing is deleted: the part is moved to `damaged-N/` in the node's directory, where an operator may
+look at it and delete it. If this happens on a majority at once, no master can be elected, no data
+is lost, and the directories can be put back.
 
 Invariants
 1. The mark that keeps the node muted is durable before anything is moved.
-2. A node that has set something aside never takes its group for a new one (`membership/status.py`).
+2. A node with something in quarantine never takes its group for a new one
+   (`membership/status.py`).
 
 Not here: what counts as damage (`log/`).
 """
@@ -34,14 +35,14 @@ MARK_DAMAGED: Final = b"This node's data was damaged and set aside: nobody count
 _PREFIX: Final = "damaged-"
 
 
-def set_aside(files: FileLayer, data: Path, part: str, reason: Exception) -> None:
-    """BLOCKING. Moves `part` of the data directory away; the node must come back muted."""
+def quarantine(files: FileLayer, data: Path, part: str, reason: Exception) -> None:
+    """BLOCKING. Moves `part` of the data directory away; the node has to come back muted."""
     replace_file(files, data / MARK_NAME, [MARK_DAMAGED])
     move_away(files, data, part, reason)
 
 
 def move_away(files: FileLayer, data: Path, part: str, reason: Exception) -> None:
-    """BLOCKING. Moves `part` into a new directory beside it."""
+    """BLOCKING. Moves `part` of the data directory into a new directory beside it."""
     taken = [name.removeprefix(_PREFIX) for name in files.names(data) if name.startswith(_PREFIX)]
     number = 1 + max((int(name) for name in taken if name.isdecimal()), default=0)
     target = data / f"{_PREFIX}{number}"
@@ -51,7 +52,7 @@ def move_away(files: FileLayer, data: Path, part: str, reason: Exception) -> Non
     files.sync_directory(data)
     files.sync_directory(target)
     logger.error(
-        "SET ASIDE what is damaged beyond mending; delete it when this node has caught up "
+        "IN QUARANTINE: damaged beyond repair; delete it when this node has caught up "
         "part=%s to=%s reason=%s",
         part,
         target,

@@ -1,24 +1,27 @@
-"""Mends what is damaged in the own log with what the peers have.
+"""Repairs the damaged parts of this node's log with what its peers have.
 
 How it works. The log knows a damaged entry by index and term, and a damaged kept record by its
-place: from its start, from a read that failed, or from the scrub. Each peer in turn is asked for
-them. A frame proves itself: both CRCs, and index, term and length as the log remembers them; a
-record must have the CRC that its header remembers. A live record that has no copy at all, because
-its kept file lost everything, is looked for at the start and after each scrub.
+place. It learns of them when it opens, when a read fails, or from the scrub. Each peer in turn is
+asked for them. A frame proves itself: both CRCs have to match, and index, term and length have to
+be those that the log remembers; a record must have the CRC that its header remembers. A live record
+that has no copy at all, because its kept file lost everything, is looked for at the start and after
+each scrub.
 
-What no peer could give is judged by what all of them say they have (`decision.py`): an entry that
-nobody can have acknowledged is cut off, one whose copies are all damaged is called lost.
+If no peer can give an entry, the answers of all of them decide (`repair/decision.py`): an entry
+that nobody can have acknowledged is cut off, and one whose copies are all damaged is called lost.
 
-An entry that the peers have cleaned away is not missed once each of its records that is still
-needed was fetched by itself and stands in a kept file; its damaged frame goes with its segment. One
-that must yet be applied here needs its frame, though. If nobody gives it, this node puts a peer's
-checkpoint in place of its log, and a master, which has entries that nobody else can have, resigns.
+The peers may have cleaned an entry away. It is no longer missing once each of its records that is
+still needed was fetched by itself and is in a kept file; the damaged frame goes with its segment.
+An entry that this node has yet to apply needs its frame, though. If nobody gives it, this node puts
+a peer's checkpoint in place of its log, and a master, which has entries that nobody else can have,
+resigns.
 
 Invariants
-1. While an entry is damaged that may still be mended, or that must yet be applied, this node votes
-   but never stands for election: a master must be able to give out every entry.
+1. While an entry is damaged that may still be repaired, or that has yet to be applied, this node
+   votes but never stands for election: a master must be able to give out every entry.
 
-Not here: finding damage (`log/`, `scrub.py`).
+Not here: finding damage (`log/`, `repair/scrub.py`), giving entries to peers
+(`snapshots/service.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ import grpc.aio
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import RecordRef
 from semel.broker.raft import Role
-from semel.broker.repair.decision import Verdict, judge
+from semel.broker.repair.decision import Verdict, decide
 from semel.broker.replica.replica import Replica
 from semel.broker.replication.receiver import frame_meta
 from semel.protos.errors import SemelError
@@ -51,11 +54,11 @@ _PULL_TIMEOUT_S = 10.0
 _ENTRIES_PER_PULL = 256
 
 _Standings = dict[tuple[int, int], dict[NodeId, raft_pb2.EntryStanding]]
-"""By (index, term): what each peer says."""
+"""What each peer has of an entry, by (index, term)."""
 
 
 def note_missing(replica: Replica) -> None:
-    """Live records below the log's first entry that are in no kept file are to be mended."""
+    """Notes live records that are missing: below the log's first entry, and in no kept file."""
     log, state = replica.log, replica.state
     if log.first_index > state.applied_index + 1:
         return  # a snapshot has replaced the log, and the state is about to follow
@@ -68,16 +71,17 @@ class Repair:
     def __init__(
         self, replica: Replica, rebuild: Callable[[], None], identity: NodeIdentity
     ) -> None:
-        """`rebuild` puts a snapshot in place of the whole log, if now is the time."""
+        """`rebuild` puts a snapshot in place of the whole log, if that is possible now."""
         self._replica = replica
         self._rebuild = rebuild
         self._identity = identity
         self._reported: set[int] = set()
         self._stuck = False
-        """Nobody gave an entry that is yet to be applied, when it was asked for last."""
+        """At the last round nobody gave an entry that this node has yet to apply."""
 
     async def run(self) -> None:
-        """Ends only by cancellation."""
+        """Looks for damage all the time and asks the peers, ever more rarely; ends only by
+        cancellation."""
         log = self._replica.log
         note_missing(self._replica)
         known: tuple[object, object] = ({}, [])
@@ -90,7 +94,7 @@ class Repair:
             if found != known:
                 pause_s, wait_s = _LOOK_S, 0.0
             if any(found) and wait_s <= 0:
-                await self._mend()
+                await self._repair()
                 found = (log.damaged, log.damaged_records)
                 wait_s = pause_s
                 pause_s = min(pause_s * 2, _PAUSE_MAX_S)
@@ -98,7 +102,7 @@ class Repair:
             await asyncio.sleep(_LOOK_S)
 
     def _note(self) -> None:
-        """Says what is damaged, and whether this node may stand for election."""
+        """Logs what is damaged, and decides whether this node may stand for election."""
         replica = self._replica
         damaged = replica.log.damaged
         replica.set_lost(replica.lost_entries & damaged.keys())
@@ -118,14 +122,14 @@ class Repair:
         return [RecordRef(*record) for record in self._replica.state.live_records(index, index + 1)]
 
     def _forget_dead_records(self) -> None:
-        """What was trimmed since is not mended: no peer need have it any more."""
+        """Drops damaged records that were trimmed since: no peer need have them any more."""
         log = self._replica.log
         for ref in log.damaged_records:
             if ref not in self._live(ref.index):
                 log.forget_record(ref)
 
-    async def _mend(self) -> None:
-        """Asks all peers once for what is damaged."""
+    async def _repair(self) -> None:
+        """Asks every peer once for what is damaged, then decides about the rest."""
         replica = self._replica
         standings: _Standings = {}
         for peer in replica.peers.addresses:
@@ -137,22 +141,22 @@ class Repair:
                     address, options=PEER_CHANNEL_OPTIONS
                 ) as channel:
                     stub = raft_pb2_grpc.SnapshotsStub(channel)
-                    await self._mend_entries(stub, peer)
-                    await self._mend_records(stub, peer)
+                    await self._repair_entries(stub, peer)
+                    await self._repair_records(stub, peer)
                     await self._keep_records(stub, peer)
                     await self._ask(stub, peer, standings)
             except grpc.aio.AioRpcError:
                 continue  # the next peer may answer
-            except OSError as error:  # the disk does not take it where it could not be read
-                logger.error("not mended, replace this disk error=%s", error)
+            except OSError as error:  # the disk takes no write where it could not be read
+                logger.error("not repaired, replace this disk error=%s", error)
             except SemelError as error:
                 logger.error("peer sent what does not fit peer=%d error=%s", peer, error)
-        self._judge(standings)
-        self._go_round(standings)
+        self._decide(standings)
+        self._give_up_stuck(standings)
         self._note()
         replica.applier.apply()
 
-    async def _mend_entries(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
+    async def _repair_entries(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
         log = self._replica.log
         loop = asyncio.get_running_loop()
         request = raft_pb2.PullFramesRequest(
@@ -162,23 +166,23 @@ class Repair:
             return
         async for chunk in stub.PullFrames(request, timeout=_PULL_TIMEOUT_S):
             await loop.run_in_executor(self._replica.readers, log.mend, chunk.data)
-            logger.warning("entry mended index=%d peer=%d", chunk.index, peer)
+            logger.warning("entry repaired index=%d peer=%d", chunk.index, peer)
             meta = frame_meta(chunk.data, decode_frame_header(chunk.data))
             if meta.membership is not None and meta.index > self._replica.state.applied_index:
                 self._replica.on_fatal(
-                    f"entry {chunk.index}, now mended, changed the membership of this group, which "
-                    "is read from the log at the start only: start this node again"
+                    f"entry {chunk.index}, now repaired, changed the membership of this group, "
+                    "which is read from the log at the start only: start this node again"
                 )
 
-    async def _mend_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
+    async def _repair_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
         log = self._replica.log
         loop = asyncio.get_running_loop()
         for ref, data in await self._pull(stub, peer, log.damaged_records):
             await loop.run_in_executor(self._replica.readers, log.mend_record, ref, data)
-            logger.warning("kept record mended index=%d peer=%d", ref.index, peer)
+            logger.warning("kept record repaired index=%d peer=%d", ref.index, peer)
 
     async def _keep_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
-        """Of entries that the peer has cleaned away: the records that are still needed."""
+        """Fetches the records that are still needed of entries that the peer has cleaned away."""
         replica, log = self._replica, self._replica.log
         wanted = [
             ref
@@ -196,7 +200,7 @@ class Repair:
     async def _pull(
         self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, refs: list[RecordRef]
     ) -> list[tuple[RecordRef, bytes]]:
-        """What the peer has of these records, checked."""
+        """Those of these records that the peer has, checked."""
         wanted = refs[:_ENTRIES_PER_PULL]
         found: list[tuple[RecordRef, bytes]] = []
         if not wanted:
@@ -219,7 +223,7 @@ class Repair:
     async def _ask(
         self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, standings: _Standings
     ) -> None:
-        """What the peer has of the entries that are still damaged."""
+        """Notes in `standings` what the peer has of the entries that are still damaged."""
         request = raft_pb2.DescribeEntriesRequest(
             entries=self._wanted(), caller=self._identity.caller(peer)
         )
@@ -227,7 +231,7 @@ class Repair:
             return
         reply = await stub.DescribeEntries(request, timeout=_PULL_TIMEOUT_S)
         if reply.node_id != peer or len(reply.standings) != len(request.entries):
-            return  # somebody else answers there
+            return  # another node answers at this address
         for ref, standing in zip(request.entries, reply.standings, strict=True):
             standings.setdefault((ref.index, ref.term), {})[peer] = standing
 
@@ -236,9 +240,10 @@ class Repair:
         nodes = {*replica.peers.addresses, *replica.core.membership.nodes}
         return nodes - {replica.config.node_id}
 
-    def _go_round(self, standings: _Standings) -> None:
-        """What everybody was asked for twice, nobody gave and must yet be applied ends a
-        mastership: nobody else has it, or it is cleaned away there. A slave does without it."""
+    def _give_up_stuck(self, standings: _Standings) -> None:
+        """Gives up an entry that this node has yet to apply, if all peers were asked for it twice
+        and none gave it: nobody else has it, or all have cleaned it away. A master resigns, a slave
+        is rebuilt."""
         replica, members = self._replica, self._others()
         stuck = [
             index
@@ -257,7 +262,7 @@ class Repair:
             self._rebuild()
 
     def _is_kept(self, index: int) -> bool:
-        """Whatever is still needed of an applied entry has a copy of its own."""
+        """The entry is applied, and each record of it that is still needed is in a kept file."""
         replica = self._replica
         return index <= replica.state.applied_index and all(
             replica.log.has_kept(ref) for ref in self._live(index)
@@ -270,13 +275,13 @@ class Repair:
             for damage in damaged[:_ENTRIES_PER_PULL]
         ]
 
-    def _judge(self, standings: _Standings) -> None:
-        """In index order: what is cut takes all behind it along."""
+    def _decide(self, standings: _Standings) -> None:
+        """Decides about the damaged entries, in index order: a cut takes all behind it along."""
         replica = self._replica
         members = self._others()
         for index, damage in sorted(replica.log.damaged.items()):
             said = standings.get((index, damage.term), {})
-            verdict = judge(members, said, torn=damage.torn)
+            verdict = decide(members, said, torn=damage.torn)
             if verdict is Verdict.CUT:
                 if replica.driver.cut_torn(index):
                     logger.warning("torn write cut, nobody acknowledged it index=%d", index)

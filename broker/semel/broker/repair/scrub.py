@@ -1,11 +1,11 @@
-"""Looks for damage on this node's disk, slowly and always, so that no second fault meets a first.
+"""Reads this node's whole disk, slowly and always, to find a damage before a second one comes.
 
 How it works. A pass reads everything once (`log/scrubbing.py`) in the reader pool, a piece at a
-time, with a pause after each so that `scrub_bytes_per_second` is kept; then the vote and the
-identity. What is found wrong is mended from memory at once, from a peer by `repair.py`, or, for a
-checkpoint, by writing a new one.
+time, with a pause after each piece that keeps the rate at `scrub_bytes_per_second`. Term and vote
+and the identity follow. What is damaged is repaired from memory at once, from a peer by
+`repair/repair.py`, or, if it is a checkpoint, by writing a new one.
 
-Not here: what is damaged and how that shows (`log/`).
+Not here: what counts as damage, and how it shows (`log/`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 
 
 class Scrub:
-    """The background task; its fields are read by the node's status."""
+    """The background task; the node's status reads its fields."""
 
     def __init__(
         self, replica: Replica, checkpoints: Checkpoints, check_identity: Callable[[], object]
     ) -> None:
-        """`check_identity` blocks; it raises SemelError when nothing is left to mend from."""
+        """`check_identity` blocks; it raises SemelError if no copy is left to repair from."""
         self._replica = replica
         self._checkpoints = checkpoints
         self._check_identity = check_identity
         self.passes = 0
-        """Passes that were completed since the start."""
+        """Passes completed since the start."""
         self.position_bytes = 0
-        """Read in the pass under way."""
+        """Bytes read in the pass under way."""
         self.total_bytes = 0
-        """What the pass under way will read, about."""
+        """About how many bytes the pass under way will read."""
 
     async def run(self) -> None:
         """Ends only by cancellation; at once when the rate is 0."""
@@ -75,7 +75,7 @@ class Scrub:
             logger.error("a checkpoint is damaged, writing a new one")
             try:
                 await self._checkpoints.write(anew=True)
-            except DiskFull as error:  # the older one counts
+            except DiskFull as error:  # the older checkpoint counts
                 logger.error("no new checkpoint, the next pass tries again error=%s", error)
         replica.driver.repair_hard_state()
         try:

@@ -78,7 +78,7 @@ class LogTime:
             except SemelError as error:
                 self._on_fatal(
                     f"node {self._node_id} was elected and cannot read its newest entry: "
-                    f"{error}. It is mended from a peer after the restart"
+                    f"{error}. It is repaired from a peer after the restart"
                 )
                 return 0
         return decode_frame_header(frames[0]).time_us

@@ -118,7 +118,9 @@ class SnapshotPull:
                 async for chunk in self._chunks(self._stub().PullRecords, request):
                     ref = refs[answered]
                     if chunk.damaged:
-                        raise CorruptSegment(f"{ref} is damaged at the peer, which mends it first")
+                        raise CorruptSegment(
+                            f"{ref} is damaged at the peer, which repairs it first"
+                        )
                     if not chunk.gone:
                         crc = google_crc32c.value(chunk.data)
                         if len(chunk.data) != ref.length or crc != chunk.crc:

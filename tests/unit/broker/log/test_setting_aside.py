@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from semel.broker.log import Log
-from semel.broker.repair.quarantine import MARK_NAME, set_aside
+from semel.broker.repair.quarantine import MARK_NAME, quarantine
 from semel.protos.errors import CorruptSegment
 from tests.kit.disk import PowerCut, SimFiles
 from tests.kit.log_entries import SMALL, everything, fill, frames
@@ -39,7 +39,7 @@ def test_nothing_is_lost_and_the_mark_comes_first() -> None:
         disk = _built()
         disk.crash_at = disk.operations + steps
         try:
-            set_aside(disk, DATA, "log", REASON)
+            quarantine(disk, DATA, "log", REASON)
         except PowerCut:
             pass
         else:
@@ -58,11 +58,11 @@ def test_nothing_is_lost_and_the_mark_comes_first() -> None:
 
 def test_a_second_time_takes_another_place() -> None:
     disk = _built()
-    set_aside(disk, DATA, "log", REASON)
+    quarantine(disk, DATA, "log", REASON)
     log = Log.open(DATA / "log", SMALL, files=disk)
     fill(log, WANTED[:2])
     log.close()
-    set_aside(disk, DATA, "log", REASON)
+    quarantine(disk, DATA, "log", REASON)
     assert _everything(disk, DATA / "damaged-1" / "log") == WANTED
     assert _everything(disk, DATA / "damaged-2" / "log") == WANTED[:2]
 
@@ -70,5 +70,5 @@ def test_a_second_time_takes_another_place() -> None:
 def test_what_is_not_there_is_not_missed() -> None:
     disk = SimFiles()
     disk.make_directory(DATA)
-    set_aside(disk, DATA, "hard_state", REASON)
+    quarantine(disk, DATA, "hard_state", REASON)
     assert DATA / MARK_NAME in disk.names_now

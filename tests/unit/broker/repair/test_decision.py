@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from semel.broker.repair.decision import Verdict, judge
+from semel.broker.repair.decision import Verdict, decide
 from semel.protos.ids import NodeId
 from semel.protos.v1.raft_pb2 import (
     ENTRY_STANDING_ABSENT as ABSENT,
@@ -42,7 +42,7 @@ def test_every_combination(others: int, torn: bool) -> None:
             for node, standing in zip(members, said, strict=True)
             if standing is not None
         }
-        verdict = judge(members, standings, torn=torn)
+        verdict = decide(members, standings, torn=torn)
         seen.add(verdict)
         if HELD in said or SILENT in said or said.count(UNKNOWN) > 1:
             assert verdict is Verdict.WAIT, "somebody has it, or may have it"
@@ -56,5 +56,5 @@ def test_every_combination(others: int, torn: bool) -> None:
 
 
 def test_a_group_of_one_asks_nobody() -> None:
-    assert judge([], {}, torn=True) is Verdict.CUT
-    assert judge([], {}, torn=False) is Verdict.LOST
+    assert decide([], {}, torn=True) is Verdict.CUT
+    assert decide([], {}, torn=False) is Verdict.LOST
