@@ -41,6 +41,7 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(config[start:end])
     parts = ["protos", "client", "console", "broker", "controller", "spark_connector"]
     parts += ["broker/raft", "broker/state", "broker/log", "broker/server", "client/core"]
+    parts += [f"broker/state/{room}" for room in ("apply", "admission", "verify")]
     for part in parts:
         (tmp_path / "semel" / part).mkdir(parents=True)
         (tmp_path / "semel" / part / "__init__.py").touch()
@@ -56,6 +57,9 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
         "spark_connector": "import semel.controller",
         "broker/raft": "import asyncio",
         "broker/state": "import semel.broker.raft",
+        "broker/state/apply": "import semel.broker.state.admission",
+        "broker/state/admission": "from semel.broker.state import verify",
+        "broker/state/verify": "import semel.broker.state.admission",
         "client/core": "from threading import Lock",
     }
     for part, line in planted.items():

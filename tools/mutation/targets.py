@@ -97,6 +97,8 @@ TARGETS: Final = {
                 "apply/coordination",
                 "apply/transactions",
                 "apply/delays",
+                "admission/transactions",
+                "admission/delays",
                 "apply/locks",
                 "lock_clock",
                 "log_clock",

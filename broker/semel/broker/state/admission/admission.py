@@ -55,21 +55,17 @@ from semel.broker.state.admission.decisions import (
     fenced,
     out_of_order,
 )
+from semel.broker.state.admission.delays import delay_refusal, held_by_delays, judge_release
 from semel.broker.state.admission.parking import Parking
 from semel.broker.state.admission.pending import InFlight, RecordUse, Spec, SpecQueue, SpecRow
-from semel.broker.state.apply.delays import (
-    RELEASE_BATCHES_MAX,
-    delay_refusal,
-    held_by_delays,
-    judge_release,
-)
+from semel.broker.state.admission.transactions import judge_room, judge_staged, judge_step
+from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.machine import State
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.results import ApplyResult, Staged
 from semel.broker.state.apply.rows import WINDOW_BATCHES, OutcomeKind
 from semel.broker.state.apply.splits import children_of, sealed_error, split_trouble
-from semel.broker.state.apply.transactions import judge_room, judge_staged, judge_step
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
 from semel.protos.delays import is_delayed
 from semel.protos.errors import (

@@ -6,8 +6,10 @@ Not here: how it decides (`admission.py`), and what applying did (`state/apply/r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from semel.broker.state.admission.pending import SpecQueue, SpecRow
+from semel.protos.batch import BatchHeader
 from semel.protos.errors import (
     DedupStateExpired,
     OutOfOrderSequence,
@@ -17,10 +19,6 @@ from semel.protos.errors import (
 )
 from semel.protos.ids import NO_SEQUENCE, Offset, ProducerId, QueueKey, Sequence
 from semel.protos.values import value
-
-if TYPE_CHECKING:
-    from semel.broker.state.admission.pending import SpecQueue, SpecRow
-    from semel.protos.batch import BatchHeader
 
 NO_OFFSET: Final = Offset(-1)
 RETRY_AFTER_MS: Final = 20

@@ -32,25 +32,19 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from semel.broker.state.admission.decisions import Refused
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.results import DelayedReleased, StateDiverged
-from semel.protos.batch import BatchFlags, BatchHeader
-from semel.protos.errors import CorruptSegment, InvalidRequest, Throttled
+from semel.protos.batch import BatchFlags
+from semel.protos.errors import CorruptSegment
 from semel.protos.ids import QueueId, QueueKey, TopicId
-from semel.protos.levels import DELAY_LEVEL, lacking
-from semel.protos.queue_refs import queue_key_of, queue_ref
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
-
-if TYPE_CHECKING:
-    from semel.broker.state.admission.pending import Spec, SpecQueue
 
 RELEASE_BATCHES_MAX: Final = 1_000
 """One entry releases at most so many, of all queues together: no more than it stores at once."""
-RETRY_MS: Final = 1_000
 COLUMN_FLAG: Final = BatchFlags.DELIVER_AT
 HEAD: Final = struct.Struct("<QI")
 DELAYED_QUEUE: Final = struct.Struct("<QII")
@@ -362,52 +356,3 @@ class Delays:
 
 def _due(block: bytearray, at: int = 0) -> int:
     return int(_DUE.unpack_from(block, at * DELAYED_EXTENT.size)[0])
-
-
-# --- the judge's part ---------------------------------------------------------------------------
-
-
-def delay_refusal(header: BatchHeader, level: int) -> Refused | None:
-    """The refusal of a delivery time that this group cannot keep."""
-    if header.flags & COLUMN_FLAG:
-        return Refused(
-            InvalidRequest(
-                "group messages by time: a batch whose messages have delivery times of their own is"
-                " not taken yet, only one time for all of them"
-            )
-        )
-    if header.deliver_at_us and level < DELAY_LEVEL:
-        return Refused(lacking(DELAY_LEVEL, level, "the broker group"))
-    return None
-
-
-def judge_release(
-    delays: Delays, spec: Spec, queue: SpecQueue, now_us: int, batches_max: int
-) -> control_pb2.ReleaseDelayed | None:
-    """The release of what is applied and due, counted on in spec; None when there is nothing, or
-    one of the queue is in flight: it takes what this one would."""
-    found = delays.first(queue.key, now_us, delays.next_ordinal, batches_max)
-    if not found or queue.releasing:
-        return None
-    record = control_pb2.ReleaseDelayed(
-        queue=queue_ref(queue.key),
-        until_us=now_us,
-        batches=len(found),
-        base_offset=queue.log_end_offset,
-        messages=sum(extent.messages for extent in found),
-        below_ordinal=delays.next_ordinal,
-    )
-    queue.log_end_offset += record.messages
-    queue.releasing = True
-    spec.use_release(queue)
-    return record
-
-
-def held_by_delays(delays: Delays, queue: SpecQueue) -> Refused | None:
-    """The refusal of what would leave delayed messages behind; None when there are none."""
-    held = delays.held(queue.key)
-    if held is None and queue.delaying:
-        held = f"messages of queue {queue.key.queue_id} are being delayed"
-    if held is None:
-        return None
-    return Refused(Throttled(f"not judged: {held}; send again", retry_after_ms=RETRY_MS))

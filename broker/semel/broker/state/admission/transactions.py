@@ -1,0 +1,204 @@
+"""The master's decisions about transactions: staged batches, steps, and offsets of publications.
+
+Not here: how the steps are applied, where most of them are granted or refused
+(`state/apply/transactions.py`); who asks whom (`semel.broker.background.transactions`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.broker.state.admission.decisions import (
+    Accepted,
+    BatchVerdict,
+    ControlVerdict,
+    Duplicate,
+    Refused,
+)
+from semel.broker.state.admission.pending import Spec
+from semel.broker.state.apply.queues import QueueState
+from semel.broker.state.apply.splits import sealed_error
+from semel.broker.state.apply.transactions import Step, Transactions, messages_at_once
+from semel.protos.batch import BatchHeader
+from semel.protos.errors import (
+    MessageTooLarge,
+    Throttled,
+    TransactionAborted,
+    UnknownQueue,
+    UnsupportedVersion,
+)
+from semel.protos.ids import Offset
+from semel.protos.levels import TRANSACTION_LEVEL, lacking
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import transaction_records_pb2
+
+RETRY_MS: Final = 20
+FULL_RETRY_MS: Final = 500
+FORGET_MAX: Final = 1_000
+"""One record forgets at most so many transaction ids."""
+
+
+def judge_staged(
+    transactions: Transactions,
+    batch: BatchHeader,
+    queue: QueueState | None,
+    *,
+    room_bytes: int,
+) -> BatchVerdict:
+    """What is certain about a staged batch before it is proposed; the fold decides the rest."""
+    key = batch.queue_key
+    if queue is None:
+        return Refused(UnknownQueue(f"queue {key.queue_id} of topic {key.topic_id} is not here"))
+    if batch.batch_length > queue.settings.batch_bytes_max:
+        limit = queue.settings.batch_bytes_max
+        return Refused(
+            MessageTooLarge(
+                f"batch of {batch.batch_length} bytes; queue {key.queue_id} takes {limit}",
+                limit_bytes=limit,
+            )
+        )
+    found = transactions.staging.check(batch, queue)
+    if found is True:
+        return Duplicate(Offset(-1))
+    if isinstance(found, TransactionAborted):
+        return Refused(found)
+    if queue.sealed and found is not False:
+        return Refused(sealed_error(queue))
+    if batch.batch_length > room_bytes:
+        return _full("what they have staged")
+    return Accepted()
+
+
+def judge_step(
+    transactions: Transactions,
+    spec: Spec,
+    level: int,
+    step: Step,
+    *,
+    stagers_max: int,
+    rows_max: int,
+) -> ControlVerdict:
+    """Whether a step may be proposed. A publication gets its offsets here, into the record."""
+    if level < TRANSACTION_LEVEL:
+        return Refused(lacking(TRANSACTION_LEVEL, level, "the broker group"))
+    match step.WhichOneof("step"):
+        case "open_stager":
+            stagers = transactions.staging.stagers
+            if (
+                step.open_stager.stager_id not in stagers
+                and len(stagers) + spec.opening >= stagers_max
+            ):
+                return _full(f"{stagers_max:,} stagers")
+            spec.use_stager()
+        case "begin" if _is_new(transactions, step) and _rows(transactions, spec) >= rows_max:
+            return _full(f"{rows_max:,} ids, and none of them can be forgotten")
+        case "finish" if _is_pinned(transactions, step.finish):
+            return Refused(
+                Throttled(
+                    f"epoch {step.finish.epoch} of transaction {step.finish.transaction_id!r} is"
+                    " not published here yet",
+                    retry_after_ms=RETRY_MS,
+                )
+            )
+        case "begin" | "decide" | "abort" | "finish" as name:
+            spec.use_coordinator(name, (getattr(step, name).transaction_id,))
+        case "forget":
+            spec.use_coordinator("forget", step.forget.transaction_ids)
+        case "pin":
+            spec.use_pin("pin", step.pin.transaction_id)
+        case "drop_pin":
+            spec.use_pin("drop_pin", step.drop_pin.transaction_id)
+        case "publish":
+            record = step.publish
+            pin = transactions.staging.pin_of(record.transaction_id, record.attempt)
+            if pin is None or pin.epoch != record.epoch:
+                return Refused(
+                    TransactionAborted(
+                        f"attempt {record.attempt} at epoch {record.epoch} of transaction"
+                        f" {record.transaction_id!r} is not pinned here (any more)"
+                    )
+                )
+            if spec.changes_pin(record.transaction_id):
+                return Refused(
+                    Throttled(
+                        f"not judged: transaction {record.transaction_id!r} is being pinned,"
+                        " published or dropped here; ask again",
+                        retry_after_ms=RETRY_MS,
+                    )
+                )
+            del record.parts[:]
+            queues = []
+            for key, extents in transactions.staging.pinned_extents(pin).items():
+                queue = spec.queue(key)
+                if queue is None:
+                    continue  # its end is accepted, and comes first
+                assert not queue.splitting, "a queue is not split while something is pinned for it"
+                messages = messages_at_once(extents)
+                record.parts.add(
+                    queue=queue_ref(key),
+                    base_offset=queue.log_end_offset,
+                    messages=messages,
+                )
+                queue.log_end_offset += messages
+                queues.append(queue)
+            spec.use_pin("publish", record.transaction_id, tuple(queues))
+        case None:
+            return Refused(
+                UnsupportedVersion("this version does not know that step of a transaction")
+            )
+    return Accepted()
+
+
+def judge_room(transactions: Transactions, spec: Spec, step: Step, *, rows_max: int) -> Step | None:
+    """What has to be forgotten before an id may be begun that is new here; already counted on:
+    append it first. None when there is room, and for any other step."""
+    if not _is_new(transactions, step) or _rows(transactions, spec) < rows_max:
+        return None
+    surplus = _rows(transactions, spec) + 1 - rows_max
+    names = transactions.coordination.oldest(min(surplus, FORGET_MAX), _Busy(spec))
+    if not names:
+        return None
+    spec.use_coordinator("forget", names)
+    return Step(forget=transaction_records_pb2.ForgetTransactions(transaction_ids=names))
+
+
+def _is_new(transactions: Transactions, step: Step) -> bool:
+    """Somebody begins under an id that the coordinator does not know."""
+    rows = transactions.coordination.rows
+    return step.HasField("begin") and step.begin.transaction_id not in rows
+
+
+def _is_pinned(
+    transactions: Transactions, finish: transaction_records_pb2.FinishTransaction
+) -> bool:
+    """This group is a participant itself, and has not published. Only the log can tell of others:
+    `semel.broker.background.transactions` asks them first."""
+    row = transactions.coordination.rows.get(finish.transaction_id)
+    if row is None or row.epoch != finish.epoch:
+        return False
+    return transactions.staging.pin_of(finish.transaction_id, row.decided_attempt) is not None
+
+
+def _rows(transactions: Transactions, spec: Spec) -> int:
+    """The coordinator's rows, once all that is accepted is applied."""
+    return len(transactions.coordination.rows) + spec.rows_coming()
+
+
+class _Busy:
+    """Transactions whose rows something in flight changes."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._spec.coordinates(name)
+
+
+def _full(of: str) -> Refused:
+    return Refused(
+        Throttled(
+            f"the broker group's limit for transactions is reached: {of}; it goes on when some of"
+            " them end",
+            retry_after_ms=FULL_RETRY_MS,
+        )
+    )
