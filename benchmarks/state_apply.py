@@ -13,7 +13,14 @@ import time
 import tracemalloc
 from collections.abc import Callable
 
-from semel.broker.state import Accepted, Judge, QueueSettings, QueueState, State, batch_record_parts
+from semel.broker.state import (
+    Accepted,
+    Admission,
+    QueueSettings,
+    QueueState,
+    State,
+    batch_record_parts,
+)
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.rows import Row
 from semel.protos.batch import BatchHeader, Codec, decode_header
@@ -73,23 +80,23 @@ def batches() -> list[bytes]:
     return made
 
 
-def judge_and_apply(data: list[bytes], per_entry: int) -> tuple[float, float, float]:
+def admit_and_apply(data: list[bytes], per_entry: int) -> tuple[float, float, float]:
     """Microseconds a batch for: judge, apply, on_applied."""
     state = new_state()
-    judge = Judge(state, term=Term(1))
+    admission = Admission(state, term=Term(1))
     headers = [decode_header(batch) for batch in data]
     spent = [0.0, 0.0, 0.0]
     clock = time.thread_time
     for begin in range(0, len(data), per_entry):
         end = begin + per_entry
         started = clock()
-        verdicts = [judge.judge_batch(head, 0) for head in headers[begin:end]]
+        decisions = [admission.admit_batch(head, 0) for head in headers[begin:end]]
         spent[0] += clock() - started
         records: list[tuple[RecordKind, list[bytes | memoryview]]] = []
-        for verdict, batch in zip(verdicts, data[begin:end], strict=True):
-            assert isinstance(verdict, Accepted)
+        for decision, batch in zip(decisions, data[begin:end], strict=True):
+            assert isinstance(decision, Accepted)
             parts = batch_record_parts(
-                batch, base_offset=verdict.base_offset, append_time_us=1, term=Term(1)
+                batch, base_offset=decision.base_offset, append_time_us=1, term=Term(1)
             )
             records.append((RecordKind.BATCH, parts))
         frame, _ = build_frame(state.applied_index + 1, 1, 1, records)
@@ -97,7 +104,7 @@ def judge_and_apply(data: list[bytes], per_entry: int) -> tuple[float, float, fl
         results = state.apply_frame(frame)
         spent[1] += clock() - started
         started = clock()
-        judge.on_applied(results)
+        admission.on_applied(results)
         spent[2] += clock() - started
     return spent[0] / len(data) * 1e6, spent[1] / len(data) * 1e6, spent[2] / len(data) * 1e6
 
@@ -143,10 +150,12 @@ def median_ms(work: Callable[[], object]) -> float:
 def main() -> None:
     data = batches()
     for per_entry in (1, PER_ENTRY):
-        rounds = [judge_and_apply(data, per_entry) for _ in range(ROUNDS)]
-        judge, apply, settle = (statistics.median(column) for column in zip(*rounds, strict=True))
+        rounds = [admit_and_apply(data, per_entry) for _ in range(ROUNDS)]
+        admission, apply, settle = (
+            statistics.median(column) for column in zip(*rounds, strict=True)
+        )
         print(
-            f"{per_entry:3} batches an entry: judge {judge:5.2f} µs, apply {apply:5.2f} µs,"
+            f"{per_entry:3} batches an entry: admit {admission:5.2f} µs, apply {apply:5.2f} µs,"
             f" on_applied {settle:5.2f} µs a batch"
         )
     print(f"an extent: {bytes_of(lambda: filled_queue(102_400)) / 102_400:.1f} B")

@@ -9,9 +9,9 @@ import google_crc32c
 
 from semel.broker.state import (
     Accepted,
+    Admission,
     ApplyResult,
-    BatchVerdict,
-    Judge,
+    BatchDecision,
     State,
     batch_record_parts,
 )
@@ -106,7 +106,7 @@ class Group:
         self.now_us = START_US
         self.entry: list[Record] = []
         self.apply((RecordKind.NOOP, []))
-        self.judge = Judge(self.state, term=Term(term))
+        self.admission = Admission(self.state, term=Term(term))
         for key in queues:
             self.create(key)
 
@@ -121,7 +121,7 @@ class Group:
             return []
         records, self.entry = self.entry, []
         results = self.apply(*records)
-        self.judge.on_applied(results)
+        self.admission.on_applied(results)
         return results
 
     def new_master(self) -> None:
@@ -129,7 +129,7 @@ class Group:
         self.entry = []
         self.term += 1
         self.apply((RecordKind.NOOP, []))
-        self.judge = Judge(self.state, term=Term(self.term))
+        self.admission = Admission(self.state, term=Term(self.term))
 
     def create(self, key: QueueKey, **settings: int) -> None:
         record = control_pb2.CreateQueue(
@@ -139,7 +139,7 @@ class Group:
             slot_end=65_536,
             settings=common_pb2.TopicSettings(**settings),
         )
-        assert isinstance(self.judge.judge_create_queue(record), Accepted)
+        assert isinstance(self.admission.admit_create_queue(record), Accepted)
         self.entry.append(control(create_queue=record))
         self.commit()
 
@@ -163,20 +163,22 @@ class Group:
             name=name,
             after_expiry=after_expiry,
         )
-        verdict = self.judge.judge_fence(record)
-        if isinstance(verdict, Accepted):
+        decision = self.admission.admit_fence(record)
+        if isinstance(decision, Accepted):
             self.entry.append(control(fence=record))
             if commit:
                 return self.commit()[-1]
-        return verdict
+        return decision
 
-    def produce(self, head: BatchHeader, *, commit: bool = True, now_ms: float = 0) -> BatchVerdict:
-        verdict = self.judge.judge_batch(head, now_ms)
-        if isinstance(verdict, Accepted):
-            self.entry.append(batch_record(head, verdict.base_offset, self.now_us, self.term))
+    def produce(
+        self, head: BatchHeader, *, commit: bool = True, now_ms: float = 0
+    ) -> BatchDecision:
+        decision = self.admission.admit_batch(head, now_ms)
+        if isinstance(decision, Accepted):
+            self.entry.append(batch_record(head, decision.base_offset, self.now_us, self.term))
             if commit:
                 self.commit()
-        return verdict
+        return decision
 
     def raise_level(self, level: int) -> None:
         self.entry.append(control(feature_level=control_pb2.FeatureLevel(level=level)))
@@ -186,7 +188,7 @@ class Group:
         self, key: QueueKey = KEY, *, batches_max: int = 1_000, commit: bool = True
     ) -> control_pb2.ReleaseDelayed | None:
         """What the judge proposes of what is due now; None when it proposes nothing."""
-        record = self.judge.judge_release(key, now_us=self.now_us, batches_max=batches_max)
+        record = self.admission.propose_release(key, now_us=self.now_us, batches_max=batches_max)
         if record is not None:
             self.entry.append(control(release_delayed=record))
             if commit:

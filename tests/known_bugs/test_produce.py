@@ -14,8 +14,15 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from semel.broker.state import Accepted, Duplicate, FenceApplied, Judge, Refused, State
-from semel.broker.state.admission.pending import Spec
+from semel.broker.state import (
+    Accepted,
+    Admission,
+    Duplicate,
+    FenceApplied,
+    Refused,
+    State,
+)
+from semel.broker.state.admission.pending import PendingState
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.rows import ENTRY, Row
@@ -40,8 +47,8 @@ def fenced_group() -> Group:
     return group
 
 
-def error_of(verdict: object) -> type[Exception] | None:
-    return type(verdict.error) if isinstance(verdict, Refused) else None
+def error_of(decision: object) -> type[Exception] | None:
+    return type(decision.error) if isinstance(decision, Refused) else None
 
 
 def test_a_batch_whose_append_failed_is_not_taken_for_stored() -> None:
@@ -56,23 +63,23 @@ def test_a_batch_whose_append_failed_is_not_taken_for_stored() -> None:
         assert group.state.queues[KEY].log_end_offset == 10
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        accept = Judge._accept
+        accept = Admission._accept
 
-        def recorded_first(self: Judge, head: BatchHeader, queue: Any, row: Any) -> Any:
-            verdict = accept(self, head, queue, row)
+        def recorded_first(self: Admission, head: BatchHeader, queue: Any, row: Any) -> Any:
+            decision = accept(self, head, queue, row)
             stored = self._state.producers.find(head.queue_key, head.producer_id)
             assert stored is not None
-            if isinstance(verdict, Accepted):
+            if isinstance(decision, Accepted):
                 base, last = head.base_sequence, head.last_sequence
-                stored.append(base, last, verdict.base_offset, head.count, head.content_crc, 0)
-            return verdict
+                stored.append(base, last, decision.base_offset, head.count, head.content_crc, 0)
+            return decision
 
-        patch.setattr(Judge, "_accept", recorded_first)
+        patch.setattr(Admission, "_accept", recorded_first)
 
     breaks_when_planted(scenario, plant, match="lost")
 
 
-def test_a_new_master_does_not_judge_before_it_has_replayed() -> None:
+def test_a_new_master_does_not_admit_before_it_has_replayed() -> None:
     """Redpanda #13614: an entry of the old master is committed and not applied yet."""
 
     def scenario() -> None:
@@ -83,22 +90,24 @@ def test_a_new_master_does_not_judge_before_it_has_replayed() -> None:
         for frame in group.frames[:-1]:
             behind.apply_frame(frame)
         try:
-            judge = Judge(behind, term=Term(2))
+            admission = Admission(behind, term=Term(2))
         except AssertionError:
-            judge = None  # the node that asked too early halts
-        assert judge is None or not isinstance(judge.judge_batch(stored, 0), Accepted), "twice"
+            admission = None  # the node that asked too early halts
+        assert admission is None or not isinstance(admission.admit_batch(stored, 0), Accepted), (
+            "twice"
+        )
         noop, _ = build_frame(len(group.frames) + 1, 2, group.now_us, [(RecordKind.NOOP, [])])
         behind.apply_frame(group.frames[-1])
         behind.apply_frame(noop)
-        assert Judge(behind, term=Term(2)).judge_batch(stored, 0) == Duplicate(Offset(0))
+        assert Admission(behind, term=Term(2)).admit_batch(stored, 0) == Duplicate(Offset(0))
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        begin = Judge.__init__
+        begin = Admission.__init__
 
-        def at_once(self: Judge, state: State, *, term: Term, **options: Any) -> None:
+        def at_once(self: Admission, state: State, *, term: Term, **options: Any) -> None:
             begin(self, state, term=Term(state.applied_term), **options)
 
-        patch.setattr(Judge, "__init__", at_once)
+        patch.setattr(Admission, "__init__", at_once)
 
     breaks_when_planted(scenario, plant, match="twice")
 
@@ -132,7 +141,7 @@ def test_a_late_retry_after_expiry_is_refused_and_not_stored_again() -> None:
     def scenario() -> None:
         group = fenced_group()
         group.produce(header(-1, last=9))
-        record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
+        record = group.admission.propose_expiry(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
         assert record is not None
         group.entry.append(control(expire_producers=record))
         group.commit()
@@ -154,7 +163,9 @@ def test_replicas_expire_the_same_rows_whatever_their_clocks_say() -> None:
         group = fenced_group()
         group.now_us += 10 * MINUTE_US
         group.fence(producer=2)
-        record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=60_000, rows_max=9)
+        record = group.admission.propose_expiry(
+            KEY, now_us=group.now_us, idle_ms=60_000, rows_max=9
+        )
         assert record is not None
         assert list(record.producer_ids) == [1]
         group.entry.append(control(expire_producers=record))
@@ -183,7 +194,9 @@ def test_a_backfill_of_old_messages_does_not_expire_its_own_producer() -> None:
     def scenario() -> None:
         group = fenced_group()
         group.produce(header(-1, last=9))
-        expired = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=60_000, rows_max=9)
+        expired = group.admission.propose_expiry(
+            KEY, now_us=group.now_us, idle_ms=60_000, rows_max=9
+        )
         assert expired is None, "killed by its own messages"
 
     def plant(patch: pytest.MonkeyPatch) -> None:
@@ -225,15 +238,15 @@ def test_a_fence_tells_all_that_an_older_session_stored() -> None:
         assert error_of(late) is errors.ProducerFenced, "landed after the fence"
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        judge = Judge.judge_batch
+        original = Admission.admit_batch
 
-        def lenient(self: Judge, head: BatchHeader, now_ms: float) -> Any:
+        def lenient(self: Admission, head: BatchHeader, now_ms: float) -> Any:
             row = self._state.producers.find(head.queue_key, head.producer_id)
             if row is not None:
                 head = replace(head, epoch=row.epoch, session=row.session)
-            return judge(self, head, now_ms)
+            return original(self, head, now_ms)
 
-        patch.setattr(Judge, "judge_batch", lenient)
+        patch.setattr(Admission, "admit_batch", lenient)
 
     breaks_when_planted(scenario, plant, match="landed after the fence")
 
@@ -249,11 +262,11 @@ def test_a_retry_whose_first_answer_was_lost_is_no_gap() -> None:
         assert group.produce(header(49, last=59)) == Accepted(Offset(50))
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        def gap_first(self: Judge, head: Any, row: Any, now_ms: float) -> Any:
+        def gap_first(self: Admission, head: Any, row: Any, now_ms: float) -> Any:
             error = errors.OutOfOrderSequence("a gap", last_sequence=row.last)
             return Refused(error)
 
-        patch.setattr(Judge, "_judge_unchained", gap_first)
+        patch.setattr(Admission, "_decide_unchained", gap_first)
 
     breaks_when_planted(scenario, plant, match="never answered")
 
@@ -269,13 +282,13 @@ def test_one_old_message_does_not_drop_the_new_ones_of_its_batch() -> None:
         assert group.produce(header(9, last=14)) == Accepted(Offset(10))
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        judge = Judge._judge_applied
+        original = Admission._decide_from_applied
 
-        def by_the_first(self: Judge, head: Any, row: Any) -> Any:
+        def by_the_first(self: Admission, head: Any, row: Any) -> Any:
             known = row.applied is not None and head.base_sequence <= row.applied.last_sequence
-            return Duplicate(Offset(-1)) if known else judge(self, head, row)
+            return Duplicate(Offset(-1)) if known else original(self, head, row)
 
-        patch.setattr(Judge, "_judge_applied", by_the_first)
+        patch.setattr(Admission, "_decide_from_applied", by_the_first)
 
     breaks_when_planted(scenario, plant, match="dropped as a whole")
 
@@ -290,8 +303,8 @@ def test_every_batch_in_flight_is_found_after_a_restart_from_a_checkpoint() -> N
         group.state = State.from_bytes(b"".join(group.state.to_parts()))
         group.new_master()
         for base in range(0, 640, 10):
-            verdict = group.produce(header(base - 1, last=base + 9))
-            assert verdict == Duplicate(Offset(base)), "not remembered"
+            decision = group.produce(header(base - 1, last=base + 9))
+            assert decision == Duplicate(Offset(base)), "not remembered"
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         pack = Row.pack
@@ -325,16 +338,16 @@ def test_a_zombie_that_begins_at_zero_again_is_fenced() -> None:
         assert error_of(late) is errors.ProducerFenced
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        judge = Judge.judge_batch
+        original = Admission.admit_batch
 
-        def zero_begins_anew(self: Judge, head: BatchHeader, now_ms: float) -> Any:
+        def zero_begins_anew(self: Admission, head: BatchHeader, now_ms: float) -> Any:
             if not head.base_sequence:
-                queue = self._spec.queue(head.queue_key)
+                queue = self._pending.queue(head.queue_key)
                 assert queue is not None
-                return self._accept(head, queue, self._spec.row(queue, head.producer_id))
-            return judge(self, head, now_ms)
+                return self._accept(head, queue, self._pending.row(queue, head.producer_id))
+            return original(self, head, now_ms)
 
-        patch.setattr(Judge, "judge_batch", zero_begins_anew)
+        patch.setattr(Admission, "admit_batch", zero_begins_anew)
 
     breaks_when_planted(scenario, plant, match="the zombie wrote")
 
@@ -411,16 +424,16 @@ def test_a_queue_without_a_row_accepts_nothing() -> None:
         assert group.state.queues[OTHER].log_end_offset == 0
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        row_of = Spec.row
+        row_of = PendingState.row
 
-        def made_on_the_way(self: Spec, queue: Any, producer_id: ProducerId) -> Any:
+        def made_on_the_way(self: PendingState, queue: Any, producer_id: ProducerId) -> Any:
             row = row_of(self, queue, producer_id)
             if not row.exists:
                 row.exists, row.epoch, row.session = True, 1, 0
                 self._state.producers.create(queue.key, producer_id, Row(1, 0, 0))
             return row
 
-        patch.setattr(Spec, "row", made_on_the_way)
+        patch.setattr(PendingState, "row", made_on_the_way)
 
     breaks_when_planted(scenario, plant, match="stored in both")
 
@@ -437,7 +450,7 @@ def test_a_retry_meets_the_table_of_the_parent_or_of_the_child() -> None:
             control_pb2.ChildQueue(queue_id=6, slot_start=9, slot_end=65_536),
         ]
         split = control_pb2.SplitQueue(queue=ref(KEY), children=children)
-        assert isinstance(group.judge.judge_split(split), Accepted)
+        assert isinstance(group.admission.admit_split(split), Accepted)
         group.entry.append(control(split_queue=split))
         group.commit()
         assert isinstance(group.produce(header(-1, last=9)), Duplicate)
@@ -464,13 +477,13 @@ def test_lower_sequences_of_a_second_writer_are_refused_and_not_dropped() -> Non
         assert error_of(same) is errors.SequenceConflict
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        judge = Judge._judge_unchained
+        original = Admission._decide_unchained
 
-        def lower_is_old(self: Judge, head: Any, row: Any, now_ms: float) -> Any:
+        def lower_is_old(self: Admission, head: Any, row: Any, now_ms: float) -> Any:
             if row.applied is not None and head.last_sequence <= row.applied.last_sequence:
                 return Duplicate(Offset(-1))
-            return judge(self, head, row, now_ms)
+            return original(self, head, row, now_ms)
 
-        patch.setattr(Judge, "_judge_unchained", lower_is_old)
+        patch.setattr(Admission, "_decide_unchained", lower_is_old)
 
     breaks_when_planted(scenario, plant, match="dropped silently")

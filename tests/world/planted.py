@@ -186,7 +186,7 @@ def believes_a_vote_that_it_finds() -> Any:
     return patch.object(hard_state_module.HardStateFile, "load", load)
 
 
-def judges_without_room_for_its_new_term() -> Any:
+def admits_without_room_for_its_new_term() -> Any:
     """A master that was deposed, and cannot store so, keeps what makes it answer clients."""
     original = Driver._on_role_changed
 
@@ -199,16 +199,16 @@ def judges_without_room_for_its_new_term() -> Any:
 
 def acknowledges_before_commit() -> Any:
     """The sequence counts before the message does (Pulsar #5218, NATS #6415)."""
-    original = Proposer._judge_batch
+    original = Proposer._admit_batch
 
-    def _judge_batch(self: Any, item: Any, time_us: int, term: int, now_ms: int) -> Any:
+    def _admit_batch(self: Any, item: Any, time_us: int, term: int, now_ms: int) -> Any:
         parts = original(self, item, time_us, term, now_ms)
         if parts is not None:
             offset = int.from_bytes(bytes(parts[1][0])[:8], "little")
             item.sink.ack(item.header, "committed", offset, time_us)
         return parts
 
-    return patch.object(Proposer, "_judge_batch", _judge_batch)
+    return patch.object(Proposer, "_admit_batch", _admit_batch)
 
 
 def changed_rows(table: SequenceTable) -> Iterator[Row]:
@@ -243,7 +243,7 @@ def forgets_the_table_in_checkpoints() -> Any:
     return patch.object(SequenceTable, "read_parts", classmethod(read_parts))
 
 
-def judges_before_it_has_applied() -> Any:
+def admits_before_it_has_applied() -> Any:
     """A new master serves before it has replayed (Redpanda #13614)."""
     original = Mastership.maybe_begin
 
@@ -338,16 +338,16 @@ def reads_without_a_quorum() -> Any:
 
 def answers_duplicates_early() -> Any:
     """A retry of what is not committed yet is told that it is stored."""
-    original = Proposer._judge_batch
+    original = Proposer._admit_batch
 
-    def _judge_batch(self: Any, item: Any, *arguments: Any) -> Any:
+    def _admit_batch(self: Any, item: Any, *arguments: Any) -> Any:
         parts = original(self, item, *arguments)
         for waiting in self._duplicates.values():
             if waiting and waiting[-1][0] is item:
                 item.sink.ack(item.header, "duplicate", waiting.pop()[1], 0)
         return parts
 
-    return patch.object(Proposer, "_judge_batch", _judge_batch)
+    return patch.object(Proposer, "_admit_batch", _admit_batch)
 
 
 def forgets_to_sync_checkpoints() -> Any:

@@ -24,7 +24,7 @@ import pytest
 
 from semel.broker.replica.proposer import Proposer
 from semel.broker.replication.sender import _Stream
-from semel.broker.state import Judge
+from semel.broker.state import Admission
 from semel.client.producer.intake import Intake
 from tests.world.counting import COPIES, SMALL
 from tests.world.measuring import (
@@ -229,10 +229,10 @@ def test_a_planted_loop_over_messages_is_found(
 ) -> None:
     planted(
         monkeypatch,
-        Judge,
-        "judge_batch",
+        Admission,
+        "admit_batch",
         """
-def judge_batch(self, header, *arguments, **options):
+def admit_batch(self, header, *arguments, **options):
     for _ in range(header.count):
         pass
     return original(self, header, *arguments, **options)
@@ -296,10 +296,10 @@ def test_planted_objects_without_a_line_are_found(
 ) -> None:
     planted(
         monkeypatch,
-        Judge,
-        "judge_batch",
+        Admission,
+        "admit_batch",
         """
-def judge_batch(self, header, *arguments, **options):
+def admit_batch(self, header, *arguments, **options):
     list(map(float, range(header.count)))
     return original(self, header, *arguments, **options)
 """,

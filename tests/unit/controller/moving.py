@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.broker.state import MoveApplied, MoveState, move_trouble
+from semel.broker.state import MoveApplied, MoveState, move_refusal
 from semel.protos import errors
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_key_of
@@ -72,7 +72,7 @@ class MovingBroker(FakeBroker, MovesServicer):
         queues = self.home.state.queues
         if key not in queues:
             raise self.home.state.absent(key)
-        if (trouble := move_trouble(queues, queues[key])) is not None:
+        if (trouble := move_refusal(queues, queues[key])) is not None:
             raise trouble
         return broker_pb2.CopyQueueReply(log_end_offset=queues[key].log_end_offset)
 

@@ -22,7 +22,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.raft import RaftCore, Role
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.proposer import Proposer
-from semel.broker.state import DelayedReleased, Judge, LockClock, State
+from semel.broker.state import DelayedReleased, Admission, LockClock, State
 from semel.protos import compat
 from semel.protos.errors import NotMaster, SemelError
 from semel.protos.ids import Term
@@ -83,7 +83,7 @@ class Mastership:
         config = self._config
         self.term = self._core.term
         self.proposer = Proposer(
-            Judge(
+            Admission(
                 state,
                 term=Term(self._core.term),
                 park_bytes_max=config.park_bytes_max,

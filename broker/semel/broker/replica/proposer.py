@@ -26,17 +26,17 @@ from typing import Protocol, assert_never
 from semel.broker.state import (
     RELEASE_BATCHES_MAX,
     Accepted,
+    Admission,
     ApplyResult,
     BatchApplied,
+    BatchDecision,
     BatchKey,
-    BatchVerdict,
-    ControlVerdict,
+    ControlDecision,
     DelayedReleased,
     Duplicate,
-    Judge,
+    DuplicateInFlight,
     Parked,
     ParkKey,
-    Pending,
     Refused,
     Staged,
     batch_record_parts,
@@ -132,9 +132,9 @@ class Proposer:
     """Requests of one mastership; the node makes a new one for each."""
 
     def __init__(
-        self, judge: Judge, on_released: Callable[[DelayedReleased], None] = lambda _: None
+        self, admission: Admission, on_released: Callable[[DelayedReleased], None] = lambda _: None
     ) -> None:
-        self._judge = judge
+        self._admission = admission
         self._on_released = on_released
         self._queue: deque[_Item] = deque()
         self._entries: dict[int, list[_Item | _Room]] = {}
@@ -167,7 +167,7 @@ class Proposer:
     @property
     def parked_bytes(self) -> int:
         """What those hold together."""
-        return self._judge.parked_bytes
+        return self._admission.parked_bytes
 
     @property
     def entries_in_flight(self) -> int:
@@ -236,19 +236,19 @@ class Proposer:
             queue.popleft()
             if isinstance(item, _Batch):
                 self.pending_bytes -= length
-                accepted = self._judge_batch(item, time_us, term, now_ms)
+                accepted = self._admit_batch(item, time_us, term, now_ms)
             elif isinstance(item, _Control):
-                room = self._judge.judge_room(item.record.transaction)
+                room = self._admission.forget_before(item.record.transaction)
                 if room is not None:
                     records.append(_control_parts(ControlRecord(transaction=room)))
                     owners.append(_Room())
-                accepted = self._judge_control(item)
+                accepted = self._admit_control(item)
             elif isinstance(item, _Copy):
                 accepted = RecordKind.COPY, (item.stored,)
             elif isinstance(item, _Release):
-                accepted = self._judge_release(item, time_us)
+                accepted = self._propose_release(item, time_us)
             else:
-                accepted = self._judge_expiry(item)
+                accepted = self._propose_expiry(item)
             if accepted is None:
                 continue
             records.append(accepted)
@@ -261,86 +261,86 @@ class Proposer:
         self.unapplied_bytes += size
         return Entry(records, size)
 
-    def _judge_batch(
+    def _admit_batch(
         self, item: _Batch, time_us: int, term: int, now_ms: int
     ) -> RecordParts | None:
         header = item.header
         staged = header.producer_id >= STAGER_ID_MIN
         trouble = time_trouble(header.deliver_at_us, time_us)
-        verdict: BatchVerdict
+        decision: BatchDecision
         if trouble is not None:
-            verdict = Refused(InvalidRequest(trouble))
+            decision = Refused(InvalidRequest(trouble))
         elif staged:
-            verdict = self._judge.judge_staged(header)
+            decision = self._admission.admit_staged(header)
         else:
-            verdict = self._judge.judge_batch(header, now_ms)
-        if isinstance(verdict, Accepted):
+            decision = self._admission.admit_batch(header, now_ms)
+        if isinstance(decision, Accepted):
             parts = batch_record_parts(
                 item.data,
-                base_offset=verdict.base_offset,
-                append_time_us=self._judge.append_time_us(header.queue_key, time_us),
+                base_offset=decision.base_offset,
+                append_time_us=self._admission.append_time_us(header.queue_key, time_us),
                 term=Term(term),
             )
             if staged:
                 return RecordKind.STAGED, parts
             self._unpark(header.queue_key, header.producer_id)
             return RecordKind.BATCH, parts
-        if isinstance(verdict, Duplicate):
-            item.sink.ack(header, "duplicate", verdict.base_offset, 0)
-        elif isinstance(verdict, Pending):
-            self._duplicates.setdefault(verdict.after, []).append((item, verdict.base_offset))
-        elif isinstance(verdict, Parked):
-            self._parked[verdict.park_key] = item
-        elif isinstance(verdict, Refused):
-            item.sink.refuse(header, verdict.error)
+        if isinstance(decision, Duplicate):
+            item.sink.ack(header, "duplicate", decision.base_offset, 0)
+        elif isinstance(decision, DuplicateInFlight):
+            self._duplicates.setdefault(decision.after, []).append((item, decision.base_offset))
+        elif isinstance(decision, Parked):
+            self._parked[decision.park_key] = item
+        elif isinstance(decision, Refused):
+            item.sink.refuse(header, decision.error)
         else:
-            assert_never(verdict)
+            assert_never(decision)
         return None
 
     def _unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> None:
         """A batch or a fence was accepted: what waited for it is judged next, in order."""
         ready: list[_Batch] = []
-        while (key := self._judge.unpark(queue_key, producer_id)) is not None:
+        while (key := self._admission.unpark(queue_key, producer_id)) is not None:
             ready.append(self._parked.pop(key))
         self._queue.extendleft(reversed(ready))
         self.pending_bytes += sum(len(item.data) for item in ready)
 
     def expire_parked(self, now_ms: int) -> None:
         """Answers batches whose predecessor did not come in time."""
-        for key, error in self._judge.expire_parked(now_ms):
+        for key, error in self._admission.expire_parked(now_ms):
             item = self._parked.pop(key)
             item.sink.refuse(item.header, error)
 
-    def _judge_control(self, item: _Control) -> RecordParts | None:
+    def _admit_control(self, item: _Control) -> RecordParts | None:
         record = item.record
-        verdict: ControlVerdict = Accepted()
+        decision: ControlDecision = Accepted()
         match record.WhichOneof("record"):
             case "create_queue":
-                verdict = self._judge.judge_create_queue(record.create_queue)
+                decision = self._admission.admit_create_queue(record.create_queue)
             case "delete_queue":
-                verdict = self._judge.judge_delete_queue(record.delete_queue)
+                decision = self._admission.admit_delete_queue(record.delete_queue)
             case "split_queue":
-                verdict = self._judge.judge_split(record.split_queue)
+                decision = self._admission.admit_split(record.split_queue)
             case "move_queue":
-                verdict = self._judge.judge_move(record.move_queue)
+                decision = self._admission.admit_move(record.move_queue)
             case "delete_group":
-                verdict = self._judge.judge_delete_group(record.delete_group)
+                decision = self._admission.admit_delete_group(record.delete_group)
             case "feature_level":
-                verdict = self._judge.judge_feature_level(record.feature_level)
+                decision = self._admission.admit_feature_level(record.feature_level)
             case "alter_topic":
-                verdict = self._judge.judge_alter_topic(record.alter_topic)
+                decision = self._admission.admit_alter_topic(record.alter_topic)
             case "trim":
-                verdict = self._judge.judge_trim(record.trim)
+                decision = self._admission.admit_trim(record.trim)
             case "fence":
-                verdict = self._judge.judge_fence(record.fence)
+                decision = self._admission.admit_fence(record.fence)
             case "transaction":
-                verdict = self._judge.judge_transaction(record.transaction)
+                decision = self._admission.admit_transaction(record.transaction)
             case None:
-                verdict = Refused(InvalidRequest("the control record is empty"))
+                decision = Refused(InvalidRequest("the control record is empty"))
             case _:
                 pass  # decided at apply
-        if isinstance(verdict, Refused):
-            _answer(item, verdict.error)
+        if isinstance(decision, Refused):
+            _answer(item, decision.error)
             return None
         if record.WhichOneof("record") == "fence":
             for queue in record.fence.queues:
@@ -351,7 +351,7 @@ class Proposer:
     def _make_room(self, queue_key: QueueKey) -> None:
         """Rows of a queue end as soon as there are too many: who looks now and then comes too late
         for a queue to which ever new producers come. At most once a second: it reads all rows."""
-        if not self._judge.is_full(queue_key) or self._time_us < self._full_until_us.get(
+        if not self._admission.is_full(queue_key) or self._time_us < self._full_until_us.get(
             queue_key, 0
         ):
             return
@@ -361,13 +361,13 @@ class Proposer:
                 queue_key=queue_key,
                 now_us=self._time_us,
                 idle_ms=_NEVER_MS,
-                rows_max=self._judge.producers_max - self._judge.producers_max // 16,
+                rows_max=self._admission.producers_max - self._admission.producers_max // 16,
                 spare_ms=_BUSY_MS,
             )
         )
 
-    def _judge_expiry(self, item: _Expiry) -> RecordParts | None:
-        record = self._judge.judge_expire(
+    def _propose_expiry(self, item: _Expiry) -> RecordParts | None:
+        record = self._admission.propose_expiry(
             item.queue_key,
             now_us=item.now_us,
             idle_ms=item.idle_ms,
@@ -378,9 +378,9 @@ class Proposer:
             return None
         return _control_parts(ControlRecord(expire_producers=record))
 
-    def _judge_release(self, item: _Release, time_us: int) -> RecordParts | None:
+    def _propose_release(self, item: _Release, time_us: int) -> RecordParts | None:
         self._releasing.discard(item.queue_key)
-        record = self._judge.judge_release(
+        record = self._admission.propose_release(
             item.queue_key, now_us=time_us, batches_max=RELEASE_BATCHES_MAX - self._released
         )
         if record is None:
@@ -390,7 +390,7 @@ class Proposer:
 
     def on_applied(self, index: int, results: Sequence[ApplyResult]) -> None:
         """Answers those who wait for the records of this entry."""
-        self._judge.on_applied(results)
+        self._admission.on_applied(results)
         owners = self._entries.pop(index, None)
         if owners is None:
             return  # an entry of an earlier term, or the no-op

@@ -26,7 +26,7 @@ from semel.broker.state import (
     MoveState,
     QueueState,
     make_slice,
-    move_trouble,
+    move_refusal,
 )
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
@@ -67,7 +67,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             bytes=queue.bytes,
             feature_level=self._replica.state.feature_level,
         )
-        if (trouble := move_trouble(self._replica.state.queues, queue)) is not None:
+        if (trouble := move_refusal(self._replica.state.queues, queue)) is not None:
             raise trouble
         if request.figures_only:
             if (held := self._replica.state.delays.held(queue.key)) is not None:

@@ -33,9 +33,9 @@ class FakeReplica:
 
     async def submit_control(self, record: control_pb2.ControlRecord) -> Any:
         await asyncio.sleep(0)
-        verdict = self.group.judge.judge_transaction(record.transaction)
-        if isinstance(verdict, Refused):
-            raise verdict.error
+        decision = self.group.admission.admit_transaction(record.transaction)
+        if isinstance(decision, Refused):
+            raise decision.error
         self.group.entry.append(control(transaction=record.transaction))
         self.steps.append(str(record.transaction.WhichOneof("step")))
         return self.group.commit()[-1]

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 from semel.broker.replica.proposer import Proposer
-from semel.broker.state import ApplyResult, Judge, State, TableVerifier, make_slice
+from semel.broker.state import Admission, ApplyResult, State, TableVerifier, make_slice
 from semel.protos.batch import BatchHeader
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import QueueId, QueueKey, TopicId
@@ -58,8 +58,8 @@ class Master:
         self.frames: list[tuple[int, bytes]] = []
         """Entries in flight."""
         self._fold([(RecordKind.NOOP, ())])
-        self.judge = Judge(self.state, term=self.term, **limits)  # type: ignore[arg-type]
-        self.proposer = Proposer(self.judge)
+        self.admission = Admission(self.state, term=self.term, **limits)  # type: ignore[arg-type]
+        self.proposer = Proposer(self.admission)
 
     def _fold(self, records: Any) -> list[ApplyResult]:
         frame, _ = build_frame(self.state.applied_index + 1, self.term, self.now_us, records)

@@ -32,7 +32,7 @@ class Home(Group):
         self.tables = TableVerifier()
         super().__init__(queues=queues)
         level = control_pb2.FeatureLevel(level=MOVE_LEVEL)
-        assert isinstance(self.judge.judge_feature_level(level), Accepted)
+        assert isinstance(self.admission.admit_feature_level(level), Accepted)
         self.entry.append(control(feature_level=level))
         self.commit()
 
@@ -59,9 +59,9 @@ class Home(Group):
             **fields,
         )
         self.commit()
-        verdict = self.judge.judge_move(record)
-        if not isinstance(verdict, Accepted):
-            return verdict.error
+        decision = self.admission.admit_move(record)
+        if not isinstance(decision, Accepted):
+            return decision.error
         self.entry.append(control(move_queue=record))
         result = self.commit()[-1]
         assert isinstance(result, MoveApplied)

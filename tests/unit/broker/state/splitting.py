@@ -27,7 +27,7 @@ def split_of(
 
 def raise_level(group: Group) -> None:
     record = control_pb2.FeatureLevel(level=SPLIT_LEVEL)
-    assert isinstance(group.judge.judge_feature_level(record), Accepted)
+    assert isinstance(group.admission.admit_feature_level(record), Accepted)
     group.entry.append(control(feature_level=record))
     group.commit()
 
@@ -35,7 +35,7 @@ def raise_level(group: Group) -> None:
 def split(group: Group, record: control_pb2.SplitQueue | None = None, **how: Any) -> Any:
     """The verdict; the split is applied unless `commit` is false."""
     record = record or split_of()
-    verdict = group.judge.judge_split(record)
+    verdict = group.admission.admit_split(record)
     if isinstance(verdict, Accepted):
         group.entry.append(control(split_queue=record))
         if how.get("commit", True):

@@ -29,9 +29,9 @@ class Stage(Group):
     def step(self, **step: Any) -> Any:
         """The step's result, or the error with which judge or fold refused it."""
         record = transaction_records_pb2.TransactionRecord(**step)
-        verdict = self.judge.judge_transaction(record)
-        if isinstance(verdict, Refused):
-            return verdict.error
+        decision = self.admission.admit_transaction(record)
+        if isinstance(decision, Refused):
+            return decision.error
         self.entry.append(control(transaction=record))
         result = self.commit()[-1]
         if isinstance(result, TransactionApplied):
@@ -63,10 +63,10 @@ class Stage(Group):
 
     def stage(self, head: BatchHeader) -> SemelError | str:
         """ "staged", "duplicate" or the error."""
-        verdict = self.judge.judge_staged(head)
-        if isinstance(verdict, Refused):
-            return verdict.error
-        if not isinstance(verdict, Accepted):
+        decision = self.admission.admit_staged(head)
+        if isinstance(decision, Refused):
+            return decision.error
+        if not isinstance(decision, Accepted):
             return "duplicate"
         _, parts = batch_record(head, -1, self.now_us, self.term)
         self.entry.append((RecordKind.STAGED, parts))

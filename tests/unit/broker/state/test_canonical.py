@@ -93,7 +93,7 @@ def test_every_damaged_byte_is_seen(group: Group) -> None:
 
 def test_names_end_with_their_last_row(group: Group) -> None:
     for key in KEYS:
-        record = group.judge.judge_expire(key, now_us=group.now_us, idle_ms=0, rows_max=0)
+        record = group.admission.propose_expiry(key, now_us=group.now_us, idle_ms=0, rows_max=0)
         assert record is not None
         group.entry.append(control(expire_producers=record))
     group.commit()

@@ -10,13 +10,13 @@ import pytest
 
 from semel.broker.state import (
     Accepted,
+    Admission,
     DelayedReleased,
     Delays,
     Duplicate,
-    Judge,
+    DuplicateInFlight,
     OutcomeKind,
     Parked,
-    Pending,
     Refused,
     StateDiverged,
     WindowEntry,
@@ -191,7 +191,7 @@ def test_a_retry_of_one_that_is_on_its_way_waits_for_it(group: Group) -> None:
     batch = late(-1, 1)
     group.produce(batch, commit=False)
     again = group.produce(batch)
-    assert isinstance(again, Pending)
+    assert isinstance(again, DuplicateInFlight)
     assert again.base_offset == -1
 
 
@@ -231,9 +231,9 @@ def test_source_positions_and_marks_go_on_around_delayed_batches(group: Group) -
 
 def test_the_rest_of_a_delayed_batch_that_is_stored_in_part_is_delayed(group: Group) -> None:
     group.produce(late(-1, 1, last=3))
-    verdict = group.produce(late(-1, 1, last=6))
-    assert isinstance(verdict, Refused)
-    assert getattr(verdict.error, "last_sequence", None) == 3
+    decision = group.produce(late(-1, 1, last=6))
+    assert isinstance(decision, Refused)
+    assert getattr(decision.error, "last_sequence", None) == 3
     group.produce(late(3, 1, last=6))
     assert group.state.delays.messages == 7
 
@@ -246,10 +246,10 @@ def test_below_the_level_delayed_batches_are_refused_and_bytes_are_as_before() -
     group.raise_level(DELAY_LEVEL - 1)
     group.fence()
     before = group.state.digest()
-    verdict = group.produce(late(-1, 1))
-    assert isinstance(verdict, Refused)
-    assert isinstance(verdict.error, UnsupportedVersion)
-    assert verdict.error.level == DELAY_LEVEL
+    decision = group.produce(late(-1, 1))
+    assert isinstance(decision, Refused)
+    assert isinstance(decision.error, UnsupportedVersion)
+    assert decision.error.level == DELAY_LEVEL
     assert group.state.digest() == before
     group.raise_level(DELAY_LEVEL)
     assert isinstance(group.produce(late(-1, 1)), Accepted)
@@ -258,9 +258,9 @@ def test_below_the_level_delayed_batches_are_refused_and_bytes_are_as_before() -
 def test_below_the_level_the_fold_takes_a_delivery_time_for_nothing() -> None:
     group = Group()
     group.fence()
-    judge = Judge(group.state, term=Term(1))
+    admission = Admission(group.state, term=Term(1))
     head = header(-1, crc=3)
-    assert isinstance(judge.judge_batch(head, 0), Accepted)
+    assert isinstance(admission.admit_batch(head, 0), Accepted)
     group.apply(batch_record(replace(head, deliver_at_us=START_US * 2), 0, group.now_us, 1))
     assert group.state.queues[KEY].log_end_offset == 1
     assert not group.state.delays.queues
@@ -269,27 +269,27 @@ def test_below_the_level_the_fold_takes_a_delivery_time_for_nothing() -> None:
 def test_times_of_their_own_are_refused(group: Group) -> None:
     mixed = late(-1, 1)
     mixed = replace(mixed, flags=mixed.flags | BatchFlags.DELIVER_AT)
-    verdict = group.produce(mixed)
-    assert isinstance(verdict, Refused)
-    assert isinstance(verdict.error, InvalidRequest)
-    assert "group messages by time" in str(verdict.error)
+    decision = group.produce(mixed)
+    assert isinstance(decision, Refused)
+    assert isinstance(decision.error, InvalidRequest)
+    assert "group messages by time" in str(decision.error)
 
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_queue_with_delayed_messages_is_not_split(group: Group, applied: bool) -> None:
     group.produce(late(-1, 30, last=4), commit=applied)
-    verdict = group.judge.judge_split(split_record())
-    assert isinstance(verdict, Refused)
-    assert isinstance(verdict.error, Throttled)
+    decision = group.admission.admit_split(split_record())
+    assert isinstance(decision, Refused)
+    assert isinstance(decision.error, Throttled)
     if applied:
-        assert "5 messages of queue 0 are delayed" in str(verdict.error)
+        assert "5 messages of queue 0 are delayed" in str(decision.error)
         with pytest.raises(StateDiverged):
             group.apply(control(split_queue=split_record()))
         return
     group.commit()
     group.now_us += 30 * SECOND_US
     group.release()
-    assert isinstance(group.judge.judge_split(split_record()), Accepted)
+    assert isinstance(group.admission.admit_split(split_record()), Accepted)
 
 
 @pytest.mark.parametrize("applied", [False, True])
@@ -298,9 +298,9 @@ def test_a_queue_with_delayed_messages_is_not_sealed_for_a_move(
 ) -> None:
     group.produce(late(-1, 30), commit=applied)
     record = control_pb2.MoveQueue(queue=ref(), job=1, group_id=2, step=control_pb2.MOVE_STEP_SEAL)
-    verdict = group.judge.judge_move(record)
-    assert isinstance(verdict, Refused)
-    assert isinstance(verdict.error, Throttled)
+    decision = group.admission.admit_move(record)
+    assert isinstance(decision, Refused)
+    assert isinstance(decision.error, Throttled)
     if applied:
         assert isinstance(group.apply(control(move_queue=record))[0].error, Throttled)  # type: ignore[union-attr]
 
@@ -313,7 +313,7 @@ def test_a_deleted_queue_takes_its_delayed_messages_along(group: Group) -> None:
     group.produce(late(-1, 1, key=OTHER))
     delete = control_pb2.DeleteQueue(queue=ref())
     group.now_us += SECOND_US
-    assert isinstance(group.judge.judge_delete_queue(delete), Accepted)
+    assert isinstance(group.admission.admit_delete_queue(delete), Accepted)
     group.entry.append(control(delete_queue=delete))
     assert group.release(commit=False) is None, "its end is accepted"
     group.commit()
@@ -327,7 +327,7 @@ def test_a_release_before_the_deletion_in_the_log_is_harmless(group: Group) -> N
     group.now_us += SECOND_US
     assert group.release(commit=False) is not None
     delete = control_pb2.DeleteQueue(queue=ref())
-    assert isinstance(group.judge.judge_delete_queue(delete), Accepted)
+    assert isinstance(group.admission.admit_delete_queue(delete), Accepted)
     group.entry.append(control(delete_queue=delete))
     group.commit()
     assert KEY not in group.state.queues
@@ -439,7 +439,7 @@ def test_however_they_come_extents_stand_in_the_order_of_their_time() -> None:
 def test_a_release_that_does_not_fit_halts_the_node(group: Group, change: dict[str, Any]) -> None:
     group.produce(late(-1, 1))
     group.now_us += SECOND_US
-    record = group.judge.judge_release(KEY, now_us=group.now_us)
+    record = group.admission.propose_release(KEY, now_us=group.now_us)
     assert record is not None
     record.MergeFrom(control_pb2.ReleaseDelayed(**change))
     for name, value in change.items():
@@ -470,7 +470,7 @@ def test_lateness_is_told(group: Group) -> None:
     group.produce(late(-1, 1))
     group.produce(late(0, 3))
     group.now_us += 4 * SECOND_US
-    record = group.judge.judge_release(KEY, now_us=group.now_us)
+    record = group.admission.propose_release(KEY, now_us=group.now_us)
     (result,) = group.apply(control(release_delayed=record))
     assert isinstance(result, DelayedReleased)
     assert (result.late_us, result.batches, result.messages) == (3 * SECOND_US, 2, 2)

@@ -52,7 +52,7 @@ def test_what_is_staged_may_be_delayed_beyond_the_commit() -> None:
     assert published.parts[0].messages == 6
     assert crcs(group) == [1, 4]
     assert (group.state.delays.messages, group.state.transactions.staging.bytes) == (4, 0)
-    assert isinstance(group.judge.judge_split(split_record()), Refused)
+    assert isinstance(group.admission.admit_split(split_record()), Refused)
     assert group.release() is None
     group.now_us = due_us
     group.release()
@@ -163,7 +163,7 @@ def test_a_new_life_that_begins_delayed_is_no_duplicate_once_its_row_has_expired
 ) -> None:
     for at in range(4):
         group.produce(header(at - 1, crc=at))
-    expire = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
+    expire = group.admission.propose_expiry(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
     assert expire is not None
     group.entry.append(control(expire_producers=expire))
     group.commit()

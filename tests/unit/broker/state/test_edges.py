@@ -22,7 +22,7 @@ from semel.broker.state import (
     row_message,
 )
 from semel.broker.state.admission.parking import Parking
-from semel.broker.state.admission.pending import Spec, SpecQueue, SpecRow
+from semel.broker.state.admission.pending import PendingQueue, PendingRow, PendingState
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.expired import EXPIRED, HEAD, REMEMBERED_MAX, Expired
 from semel.broker.state.apply.producers import SequenceTable
@@ -45,8 +45,8 @@ def group() -> Group:
     return made
 
 
-def error_of(verdict: object) -> type[Exception] | None:
-    return type(verdict.error) if isinstance(verdict, Refused) else None
+def error_of(decision: object) -> type[Exception] | None:
+    return type(decision.error) if isinstance(decision, Refused) else None
 
 
 # --- the sequence table -------------------------------------------------------------------------
@@ -253,10 +253,10 @@ def test_a_broken_chain_waits_while_its_row_has_something_in_flight(group: Group
     group.produce(header(-1, base=10, last=20, count=3))
     group.produce(header(20, base=30, last=40, count=3), commit=False)
     broken = header(20, base=50, last=60, count=3)
-    verdict = group.produce(broken)
-    assert isinstance(verdict, Refused)
-    assert isinstance(verdict.error, errors.Throttled)
-    assert verdict.error.retry_after_ms > 0
+    decision = group.produce(broken)
+    assert isinstance(decision, Refused)
+    assert isinstance(decision.error, errors.Throttled)
+    assert decision.error.retry_after_ms > 0
     group.commit()
     assert error_of(group.produce(broken)) is errors.OutOfOrderSequence
 
@@ -281,12 +281,12 @@ def test_parked_batches_come_back_when_their_row_ends(group: Group, end: str) ->
     early = header(9, last=19)
     parked = group.produce(early)
     assert isinstance(parked, Parked)
-    assert group.judge.unpark(KEY, ONE) is None
+    assert group.admission.unpark(KEY, ONE) is None
     if end == "deleted":
-        group.judge.judge_delete_queue(control_pb2.DeleteQueue(queue=ref()))
+        group.admission.admit_delete_queue(control_pb2.DeleteQueue(queue=ref()))
     else:
-        group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
-    assert group.judge.unpark(KEY, ONE) == parked.park_key
+        group.admission.propose_expiry(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
+    assert group.admission.unpark(KEY, ONE) == parked.park_key
     wanted = errors.UnknownQueue if end == "deleted" else errors.DedupStateExpired
     assert error_of(group.produce(early, commit=False)) is wanted
 
@@ -300,14 +300,14 @@ def test_the_largest_ids_are_taken() -> None:
         record = control_pb2.CreateQueue(
             queue=common_pb2.QueueRef(topic_id=topic), topic="t", slot_end=65_536
         )
-        verdict = group.judge.judge_create_queue(record)
-        assert isinstance(verdict, Accepted) == taken
+        decision = group.admission.admit_create_queue(record)
+        assert isinstance(decision, Accepted) == taken
 
 
 def test_a_queue_that_is_just_being_created_begins_at_offset_zero() -> None:
     group = Group(queues=())
     record = control_pb2.CreateQueue(queue=ref(), topic="orders", slot_end=65_536)
-    assert isinstance(group.judge.judge_create_queue(record), Accepted)
+    assert isinstance(group.admission.admit_create_queue(record), Accepted)
     group.entry.append(control(create_queue=record))
     group.fence(commit=False)
     assert group.produce(header(-1, last=9)) == Accepted(Offset(0))
@@ -317,17 +317,17 @@ def test_a_queue_that_is_just_being_created_begins_at_offset_zero() -> None:
 def test_retention_has_one_negative_value(group: Group, field: str) -> None:
     for value, taken in ((-2, False), (-1, True), (1, True)):
         settings = common_pb2.TopicSettings(**{field: value})
-        verdict = group.judge.judge_alter_topic(control_pb2.AlterTopic(settings=settings))
-        assert isinstance(verdict, Accepted) == taken
+        decision = group.admission.admit_alter_topic(control_pb2.AlterTopic(settings=settings))
+        assert isinstance(decision, Accepted) == taken
 
 
 def test_a_queue_can_be_trimmed_from_its_start_to_its_end(group: Group) -> None:
     group.produce(header(-1, last=9))
     for offset, taken in ((-1, False), (0, True), (10, True), (11, False)):
         record = control_pb2.Trim(queue=ref(), log_start_offset=offset)
-        assert isinstance(group.judge.judge_trim(record), Accepted) == taken
-    group.judge.judge_delete_queue(control_pb2.DeleteQueue(queue=ref()))
-    deleted = group.judge.judge_trim(control_pb2.Trim(queue=ref(), log_start_offset=0))
+        assert isinstance(group.admission.admit_trim(record), Accepted) == taken
+    group.admission.admit_delete_queue(control_pb2.DeleteQueue(queue=ref()))
+    deleted = group.admission.admit_trim(control_pb2.Trim(queue=ref(), log_start_offset=0))
     assert error_of(deleted) is errors.UnknownQueue
 
 
@@ -408,7 +408,7 @@ def test_a_row_leaves_the_overlay_while_others_of_its_queue_are_busy(group: Grou
     group.fence(producer=TWO)
     group.produce(header(-1, last=9))
     group.produce(header(-1, producer=TWO), commit=False)
-    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
+    record = group.admission.propose_expiry(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
     assert record is not None
     assert list(record.producer_ids) == [1]
 
@@ -422,16 +422,16 @@ def test_a_row_leaves_the_overlay_with_its_last_use(group: Group, others_busy: b
     first, second, third = group.entry
     group.entry = []
     if others_busy:
-        assert isinstance(group.judge.judge_batch(header(-1, producer=TWO), 0), Accepted)
+        assert isinstance(group.admission.admit_batch(header(-1, producer=TWO), 0), Accepted)
     for record in (first, second, third):
-        idle = group.judge._spec.queue(KEY)
+        idle = group.admission._pending.queue(KEY)
         assert idle is not None
         assert ONE in idle.rows, "still in flight"
-        group.judge.on_applied(group.apply(record))
-    idle = group.judge._spec.queue(KEY)
+        group.admission.on_applied(group.apply(record))
+    idle = group.admission._pending.queue(KEY)
     assert idle is not None
     assert ONE not in idle.rows
-    assert (KEY in group.judge._spec._queues) == others_busy
+    assert (KEY in group.admission._pending._queues) == others_busy
 
 
 def test_a_retry_finds_its_batch_while_the_new_row_is_still_busy(group: Group) -> None:
@@ -441,9 +441,9 @@ def test_a_retry_finds_its_batch_while_the_new_row_is_still_busy(group: Group) -
     group.produce(header(9, last=19, producer=TWO), commit=False)
     fence, first, _ = group.entry
     group.entry = []
-    group.judge.on_applied(group.apply(fence))
-    group.judge.on_applied(group.apply(first))
-    assert group.judge.judge_batch(header(-1, last=9, producer=TWO), 0) == Duplicate(Offset(0))
+    group.admission.on_applied(group.apply(fence))
+    group.admission.on_applied(group.apply(first))
+    assert group.admission.admit_batch(header(-1, last=9, producer=TWO), 0) == Duplicate(Offset(0))
 
 
 @pytest.mark.parametrize("applied", [False, True])
@@ -454,9 +454,9 @@ def test_overlay_and_state_agree_when_both_or_none_have_the_row(
     state = State()
     if applied:
         state.producers.create(KEY, ONE, Row(1, 0, 0))
-    row = SpecRow(ONE, Row(1, 0, 0) if expected else None)
-    queue = SpecQueue(KEY, 0, 1, Expired())
-    assert Spec(state)._agrees(queue, row) == (applied == expected)
+    row = PendingRow(ONE, Row(1, 0, 0) if expected else None)
+    queue = PendingQueue(KEY, 0, 1, Expired())
+    assert PendingState(state)._agrees(queue, row) == (applied == expected)
 
 
 # --- queues -------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from semel.broker.state import Duplicate, Judge, Refused, StateDiverged
-from semel.broker.state.admission.pending import RecordUse, Spec
+from semel.broker.state import Admission, Duplicate, Refused, StateDiverged
+from semel.broker.state.admission.pending import PendingState, RecordUse
 from semel.broker.state.apply.delays import DELAYED_EXTENT, DelayedQueue, Delays
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.rows import ENTRY, Row
@@ -205,7 +205,7 @@ def test_long_walks_meet_every_answer() -> None:
     assert walks() >= {
         "Accepted",
         "Duplicate",
-        "Pending",
+        "DuplicateInFlight",
         "Parked",
         "ProducerFenced",
         "DedupStateExpired",
@@ -222,11 +222,11 @@ def test_long_walks_meet_every_answer() -> None:
 
 
 def gap_check_first(patch: pytest.MonkeyPatch) -> None:
-    def judge(self: Judge, header: Any, row: Any, now_ms: float) -> Any:
+    def decide(self: Admission, header: Any, row: Any, now_ms: float) -> Any:
         last = row.applied.last_sequence if row.applied else -1
         return Refused(OutOfOrderSequence("planted", last_sequence=last))
 
-    patch.setattr(Judge, "_judge_unchained", judge)
+    patch.setattr(Admission, "_decide_unchained", decide)
 
 
 def window_of_one(patch: pytest.MonkeyPatch) -> None:
@@ -254,43 +254,43 @@ def expiry_without_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 def unapplied_ignored(patch: pytest.MonkeyPatch) -> None:
-    def nothing(self: Spec, *args: Any) -> None:
+    def nothing(self: PendingState, *args: Any) -> None:
         pass
 
-    patch.setattr(Spec, "use", nothing)
-    patch.setattr(Spec, "on_applied", nothing)
+    patch.setattr(PendingState, "use", nothing)
+    patch.setattr(PendingState, "on_applied", nothing)
 
 
 def duplicate_before_applied(patch: pytest.MonkeyPatch) -> None:
-    def judge(self: Judge, header: Any, row: Any) -> Any:
+    def decide(self: Admission, header: Any, row: Any) -> Any:
         return Duplicate(Offset(-1))
 
-    patch.setattr(Judge, "_judge_in_flight", judge)
+    patch.setattr(Admission, "_decide_in_flight", decide)
 
 
 def fence_ignored(patch: pytest.MonkeyPatch) -> None:
-    judge = Judge.judge_batch
+    original = Admission.admit_batch
 
-    def lenient(self: Judge, header: Any, now_ms: float) -> Any:
+    def lenient(self: Admission, header: Any, now_ms: float) -> Any:
         row = self._state.producers.find(header.queue_key, header.producer_id)
         if row is not None:
             header = replace(header, epoch=row.epoch, session=row.session)
-        return judge(self, header, now_ms)
+        return original(self, header, now_ms)
 
-    patch.setattr(Judge, "judge_batch", lenient)
+    patch.setattr(Admission, "admit_batch", lenient)
 
 
 def gaps_are_duplicates(patch: pytest.MonkeyPatch) -> None:
-    judge = Judge._judge_unchained
+    original = Admission._decide_unchained
 
-    def trusting(self: Judge, header: Any, row: Any, now_ms: float) -> Any:
-        verdict = judge(self, header, row, now_ms)
+    def trusting(self: Admission, header: Any, row: Any, now_ms: float) -> Any:
+        decision = original(self, header, row, now_ms)
         if row.applied and header.last_sequence <= row.applied.last_sequence:
-            error = getattr(verdict, "error", None)
-            return Duplicate(Offset(-1)) if isinstance(error, OutOfOrderSequence) else verdict
-        return verdict
+            error = getattr(decision, "error", None)
+            return Duplicate(Offset(-1)) if isinstance(error, OutOfOrderSequence) else decision
+        return decision
 
-    patch.setattr(Judge, "_judge_unchained", trusting)
+    patch.setattr(Admission, "_decide_unchained", trusting)
 
 
 def rows_not_in_snapshots(patch: pytest.MonkeyPatch) -> None:
@@ -332,11 +332,11 @@ def delays_forgotten_by_snapshots(patch: pytest.MonkeyPatch) -> None:
 
 
 def release_in_flight_ignored(patch: pytest.MonkeyPatch) -> None:
-    def nothing(self: Spec, queue: Any) -> None:
+    def nothing(self: PendingState, queue: Any) -> None:
         self.use(RecordUse.RELEASE, (queue,), ())
         queue.releasing = False
 
-    patch.setattr(Spec, "use_release", nothing)
+    patch.setattr(PendingState, "use_release", nothing)
 
 
 def delayed_in_flight_not_foreseen(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from semel.broker.state import State, StateDiverged
-from semel.broker.state.admission.pending import Spec
+from semel.broker.state.admission.pending import PendingState
 from tests.unit.broker.state.in_flight import (
     BEGINNINGS,
     CHILD,
@@ -36,7 +36,7 @@ def check(master: Master) -> None:
     """What holds in every state; and `semel verify`, which reads the log alone, agrees with it."""
     state = master.state
     assert not state.queues.keys() & state.moves.incoming.keys(), "a queue in two tables"
-    assert not master.judge.pending_count
+    assert not master.admission.pending_count
     tables = master.tables
     assert not tables.problems
     for key in KEYS:
@@ -114,13 +114,13 @@ def test_any_row_of_records_can_be_applied(name: str, requests: list[tuple[str, 
 @contextmanager
 def names_nothing() -> Iterator[None]:
     """The judge does not look at what unapplied records make."""
-    original = Spec.use
+    original = PendingState.use
 
     def use(self: Any, kind: Any, queues: Any, rows: Any, names: Any = ()) -> None:
         original(self, kind, queues, rows)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Spec, "use", use)
+        patch.setattr(PendingState, "use", use)
         yield
 
 
@@ -133,7 +133,7 @@ def names_nothing() -> Iterator[None]:
         ("pinned, and a rival", "pin another", "publish 1"),
     ],
 )
-def test_a_judge_that_knows_no_names_in_flight_halts_all_nodes(
+def test_an_admission_that_knows_no_names_in_flight_halts_all_nodes(
     name: str, first: str, second: str
 ) -> None:
     async def play() -> None:

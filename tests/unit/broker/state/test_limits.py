@@ -75,7 +75,7 @@ def test_ids_in_flight_count() -> None:
         assert taken == [True] * 10 + [False] * 20
         group.apply()
         assert len(names(group)) == 10
-        assert group.judge.pending_count == 0
+        assert group.admission.pending_count == 0
 
     run(play())
 
@@ -166,7 +166,7 @@ def test_writers_that_stage_nothing_are_bounded() -> None:
 
     async def play() -> None:
         group = master(stagers_max=3)
-        verdicts = []
+        decisions = []
         for number in range(5):
             opening = steps.OpenStager(
                 transaction_id="t",
@@ -175,9 +175,9 @@ def test_writers_that_stage_nothing_are_bounded() -> None:
                 queues=[ref(FIRST)],
             )
             record = steps.TransactionRecord(open_stager=opening)
-            verdicts.append(group.judge.judge_transaction(record))
-        assert verdicts[:3] == [Accepted()] * 3
-        for refused in verdicts[3:]:
+            decisions.append(group.admission.admit_transaction(record))
+        assert decisions[:3] == [Accepted()] * 3
+        for refused in decisions[3:]:
             assert isinstance(refused, Refused)
             assert isinstance(refused.error, Throttled)
 

@@ -16,11 +16,11 @@ from semel.broker.state import (
     Accepted,
     BatchVerifier,
     Duplicate,
+    DuplicateInFlight,
     LockGranted,
     LockRefused,
     MoveApplied,
     MoveState,
-    Pending,
     Refused,
     State,
     StateDiverged,
@@ -40,9 +40,9 @@ ONE = ProducerId(1)
 STEPS = ["BEGIN", "SEAL", "UNSEAL", "ABORT", "ACTIVATE", "FORWARD", "INGEST", "FLOOR"]
 
 
-def error_of(verdict: Any) -> errors.SemelError:
-    assert isinstance(verdict, Refused), verdict
-    return verdict.error
+def error_of(decision: Any) -> errors.SemelError:
+    assert isinstance(decision, Refused), decision
+    return decision.error
 
 
 def acquire(group: Group, name: str = "g") -> Any:
@@ -157,7 +157,7 @@ def test_the_owner_loses_its_lock_with_the_seal(source: Home, target: Home) -> N
 
 def test_what_the_queue_knows_of_expired_rows_goes_over(source: Home, target: Home) -> None:
     source.now_us += 3_600_000_000
-    record = source.judge.judge_expire(KEY, now_us=source.now_us, idle_ms=1000, rows_max=100)
+    record = source.admission.propose_expiry(KEY, now_us=source.now_us, idle_ms=1000, rows_max=100)
     source.entry.append(control(expire_producers=record))
     source.commit()
     move(source, target)
@@ -191,7 +191,7 @@ def test_a_clock_that_is_behind_does_not_stop_the_new_group(source: Home, target
     source.now_us += 3_600_000_000
     source.produce(header(19, last=29, crc=3))
     move(source, target)
-    late = target.judge.append_time_us(KEY, target.now_us)
+    late = target.admission.append_time_us(KEY, target.now_us)
     assert late == source.now_us
     assert isinstance(target.produce(header(29, last=30, crc=4), commit=False), Accepted)
     target.entry.clear()
@@ -206,12 +206,12 @@ def test_a_clock_that_is_behind_does_not_stop_the_new_group(source: Home, target
 def test_nothing_final_is_said_while_the_seal_may_be_lost(source: Home) -> None:
     assert isinstance(source.produce(header(19, last=29, crc=3), commit=False), Accepted)
     record = control_pb2.MoveQueue(queue=ref(), job=1, group_id=2, step=control_pb2.MOVE_STEP_SEAL)
-    assert isinstance(source.judge.judge_move(record), Accepted)
-    assert isinstance(source.produce(header(19, last=29, crc=3), commit=False), Pending)
+    assert isinstance(source.admission.admit_move(record), Accepted)
+    assert isinstance(source.produce(header(19, last=29, crc=3), commit=False), DuplicateInFlight)
     assert isinstance(error_of(source.produce(header(29, crc=4))), errors.Throttled)
     assert isinstance(error_of(source.fence(session=1)), errors.Throttled)
     assert isinstance(
-        error_of(source.judge.judge_delete_group(control_pb2.DeleteGroup(group="g"))),
+        error_of(source.admission.admit_delete_group(control_pb2.DeleteGroup(group="g"))),
         errors.Throttled,
     )
     source.new_master()  # batch and seal are lost
@@ -227,12 +227,12 @@ def test_a_sealed_queue_answers_retries_and_takes_nothing_new(source: Home, targ
         source.produce(header(19, last=29, crc=3)),
         source.produce(header(29, last=39, crc=4)),
         source.fence(epoch=2),
-        source.judge.judge_trim(control_pb2.Trim(queue=ref(), log_start_offset=5)),
-        source.judge.judge_split(control_pb2.SplitQueue(queue=ref())),
-        source.judge.judge_delete_group(control_pb2.DeleteGroup(group="g")),
+        source.admission.admit_trim(control_pb2.Trim(queue=ref(), log_start_offset=5)),
+        source.admission.admit_split(control_pb2.SplitQueue(queue=ref())),
+        source.admission.admit_delete_group(control_pb2.DeleteGroup(group="g")),
     ):
         assert isinstance(error_of(refused), errors.Throttled)
-    assert source.judge.judge_expire(KEY, now_us=1 << 62, idle_ms=0, rows_max=0) is None
+    assert source.admission.propose_expiry(KEY, now_us=1 << 62, idle_ms=0, rows_max=0) is None
     reset = control_pb2.ResetOffset(group="g", queue=ref(), offset=3)
     (result,) = source.apply(control(reset_offset=reset))
     assert isinstance(result.error, errors.Throttled)
@@ -308,13 +308,13 @@ def test_back_again(source: Home, target: Home) -> None:
 
 def seal(group: Stage) -> Any:
     record = control_pb2.MoveQueue(queue=ref(), job=1, group_id=2, step=control_pb2.MOVE_STEP_SEAL)
-    verdict = group.judge.judge_move(record)
-    if isinstance(verdict, Accepted):
+    decision = group.admission.admit_move(record)
+    if isinstance(decision, Accepted):
         group.entry.append(control(move_queue=record))
         (result,) = group.commit()
         assert isinstance(result, MoveApplied)
         return result.error
-    return verdict.error
+    return decision.error
 
 
 def staging_group() -> Stage:
@@ -405,7 +405,7 @@ def test_a_family_stays_together_while_the_parent_holds_messages(
             control_pb2.ChildQueue(queue_id=2, slot_start=100, slot_end=65_536),
         ],
     )
-    assert isinstance(source.judge.judge_split(split), Accepted)
+    assert isinstance(source.admission.admit_split(split), Accepted)
     source.entry.append(control(split_queue=split))
     source.commit()
     parent = source.step("SEAL", 1, 2)
@@ -426,7 +426,7 @@ def test_a_family_stays_together_while_the_parent_holds_messages(
 def test_nothing_moves_before_every_member_knows_how() -> None:
     group = Group()
     record = control_pb2.MoveQueue(queue=ref(), job=1, step=control_pb2.MOVE_STEP_SEAL)
-    assert isinstance(error_of(group.judge.judge_move(record)), errors.UnsupportedVersion)
+    assert isinstance(error_of(group.admission.admit_move(record)), errors.UnsupportedVersion)
     with pytest.raises(StateDiverged):
         group.apply(control(move_queue=record))
 

@@ -6,18 +6,18 @@ import pytest
 
 from semel.broker.state import (
     Accepted,
+    Admission,
     BatchKey,
     Duplicate,
+    DuplicateInFlight,
     FenceApplied,
-    Judge,
     OutcomeKind,
     Parked,
-    Pending,
     Refused,
     State,
     StateDiverged,
 )
-from semel.broker.state.admission import admission as judge
+from semel.broker.state.admission import admission
 from semel.protos import errors
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
 from semel.protos.v1 import common_pb2, control_pb2
@@ -26,10 +26,10 @@ from tests.kit.state_log import KEY, Group, batch_record, control, header, ref
 OTHER = QueueKey(TopicId(7), QueueId(1))
 
 
-def refusal(verdict: object, kind: type[errors.SemelError]) -> errors.SemelError:
-    assert isinstance(verdict, Refused), verdict
-    assert isinstance(verdict.error, kind), verdict.error
-    return verdict.error
+def refusal(decision: object, kind: type[errors.SemelError]) -> errors.SemelError:
+    assert isinstance(decision, Refused), decision
+    assert isinstance(decision.error, kind), decision.error
+    return decision.error
 
 
 @pytest.fixture
@@ -66,17 +66,19 @@ def test_duplicate_of_an_unapplied_batch_waits_for_it(group: Group) -> None:
     batch = header(-1, last=9)
     group.produce(batch, commit=False)
     after = BatchKey(KEY, ProducerId(1), Sequence(0))
-    assert group.produce(batch) == Pending(after, Offset(0))
+    assert group.produce(batch) == DuplicateInFlight(after, Offset(0))
     group.commit()
     assert group.produce(batch) == Duplicate(Offset(0))
     single = header(9)
     group.produce(single, commit=False)
-    assert group.produce(single) == Pending(after._replace(base_sequence=Sequence(10)), Offset(10))
+    assert group.produce(single) == DuplicateInFlight(
+        after._replace(base_sequence=Sequence(10)), Offset(10)
+    )
 
 
-def test_hole_2_no_judge_before_the_own_no_op_is_applied(group: Group) -> None:
+def test_hole_2_no_admission_before_the_own_no_op_is_applied(group: Group) -> None:
     with pytest.raises(AssertionError, match="term 2 begins"):
-        Judge(group.state, term=Term(2))
+        Admission(group.state, term=Term(2))
 
 
 def test_hole_3_trimmed_messages_are_still_duplicates(group: Group) -> None:
@@ -87,7 +89,9 @@ def test_hole_3_trimmed_messages_are_still_duplicates(group: Group) -> None:
 
 
 def expire(group: Group, *, idle_ms: int = 0, rows_max: int = 0) -> bool:
-    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=idle_ms, rows_max=rows_max)
+    record = group.admission.propose_expiry(
+        KEY, now_us=group.now_us, idle_ms=idle_ms, rows_max=rows_max
+    )
     if record is not None:
         group.entry.append(control(expire_producers=record))
     return record is not None
@@ -150,7 +154,7 @@ def test_the_expiry_of_one_producer_locks_no_other_out(group: Group) -> None:
 def test_one_record_ends_a_bounded_number_of_rows(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge, "EXPIRED_ROWS_MAX", 2)
+    monkeypatch.setattr(admission, "EXPIRED_ROWS_MAX", 2)
     for producer in range(2, 5):
         group.fence(producer=producer)
     assert expire(group)
@@ -200,7 +204,7 @@ def test_surplus_rows_end_longest_idle_first(group: Group) -> None:
     for producer in (5, 4, 3):
         group.now_us += 1
         group.fence(producer=producer)
-    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=1000, rows_max=2)
+    record = group.admission.propose_expiry(KEY, now_us=group.now_us, idle_ms=1000, rows_max=2)
     assert record is not None
     assert list(record.producer_ids) == [1, 5]
 
@@ -296,9 +300,9 @@ def test_hole_12_a_message_in_a_gap_is_refused_not_dropped(group: Group) -> None
     group.produce(header(-1, base=10, last=20, count=3))
     group.produce(header(20, base=40, last=50, count=3))
     for base, last, count in ((25, 30, 2), (5, 9, 2), (5, 15, 2), (45, 60, 2), (30, 60, 2)):
-        verdict = group.produce(header(base - 1, base=base, last=last, count=count))
+        decision = group.produce(header(base - 1, base=base, last=last, count=count))
         kind = errors.PartialOverlap if base == 45 else errors.OutOfOrderSequence
-        refusal(verdict, kind)
+        refusal(decision, kind)
     assert group.produce(header(11, base=12, last=13, count=2)) == Duplicate(Offset(-1))
 
 
@@ -322,32 +326,32 @@ def test_early_batches_wait_for_their_predecessor(group: Group) -> None:
     parked_third, parked_second = group.produce(third), group.produce(second)
     assert isinstance(parked_third, Parked)
     assert isinstance(parked_second, Parked)
-    assert group.judge.unpark(KEY, ProducerId(1)) is None
+    assert group.admission.unpark(KEY, ProducerId(1)) is None
     group.produce(header(-1, last=9), commit=False)
-    assert group.judge.unpark(KEY, ProducerId(1)) == parked_second.park_key
-    assert group.judge.unpark(KEY, ProducerId(1)) is None
+    assert group.admission.unpark(KEY, ProducerId(1)) == parked_second.park_key
+    assert group.admission.unpark(KEY, ProducerId(1)) is None
     assert group.produce(second, commit=False) == Accepted(Offset(10))
-    assert group.judge.unpark(KEY, ProducerId(1)) == parked_third.park_key
+    assert group.admission.unpark(KEY, ProducerId(1)) == parked_third.park_key
     assert group.produce(third) == Accepted(Offset(20))
-    assert (group.judge.parked_count, group.judge.parked_bytes) == (0, 0)
+    assert (group.admission.parked_count, group.admission.parked_bytes) == (0, 0)
 
 
 def test_parked_batches_expire_and_are_bounded(group: Group) -> None:
     for sequence in range(64):
         assert isinstance(group.produce(header(sequence + 1), now_ms=sequence), Parked)
     refusal(group.produce(header(70)), errors.Throttled)
-    assert group.judge.expire_parked(1_999) == []
-    expired = group.judge.expire_parked(2_001)
+    assert group.admission.expire_parked(1_999) == []
+    expired = group.admission.expire_parked(2_001)
     assert [key.previous_sequence for key, _ in expired] == [1, 2]
     assert all(isinstance(error, errors.OutOfOrderSequence) for _, error in expired)
-    assert group.judge.parked_count == 62
+    assert group.admission.parked_count == 62
 
 
 def test_a_fence_sends_parked_batches_back_at_once(group: Group) -> None:
     early = header(9)
     assert isinstance(group.produce(early), Parked)
     group.fence(session=1, commit=False)
-    assert group.judge.unpark(KEY, ProducerId(1)) is not None
+    assert group.admission.unpark(KEY, ProducerId(1)) is not None
     refusal(group.produce(early), errors.ProducerFenced)
 
 
@@ -357,7 +361,7 @@ def test_at_most_a_window_of_batches_is_in_flight(group: Group) -> None:
     refusal(group.produce(header(63)), errors.Throttled)
     group.commit()
     assert group.produce(header(63)) == Accepted(Offset(64))
-    assert group.judge.pending_count == 0
+    assert group.admission.pending_count == 0
 
 
 def test_unknown_deleted_and_too_large(group: Group) -> None:
@@ -367,36 +371,36 @@ def test_unknown_deleted_and_too_large(group: Group) -> None:
     group.fence(keys=(small,))
     refusal(group.produce(header(-1, key=small, body=bytes(32))), errors.MessageTooLarge)
     record = control_pb2.DeleteQueue(queue=ref(OTHER))
-    assert isinstance(group.judge.judge_delete_queue(record), Accepted)
+    assert isinstance(group.admission.admit_delete_queue(record), Accepted)
     group.entry.append(control(delete_queue=record))
     refusal(group.produce(header(-1, key=OTHER), commit=False), errors.UnknownQueue)
     group.commit()
     refusal(group.produce(header(-1, key=OTHER)), errors.UnknownQueue)
-    assert group.judge.pending_count == 0
+    assert group.admission.pending_count == 0
 
 
-def test_records_that_need_no_judge_pass_it_by(group: Group) -> None:
+def test_records_that_need_no_admission_pass_it_by(group: Group) -> None:
     trim = control_pb2.Trim(queue=ref(), log_start_offset=3)
     alter = control_pb2.AlterTopic(topic_id=KEY.topic_id)
     acquire = control_pb2.AcquireLock(group="g", queue=ref(), member_id="m")
     group.produce(header(-1, last=9))
     refusal(
-        group.judge.judge_trim(control_pb2.Trim(queue=ref(), log_start_offset=11)),
+        group.admission.admit_trim(control_pb2.Trim(queue=ref(), log_start_offset=11)),
         errors.OffsetOutOfRange,
     )
     unknown = common_pb2.QueueRef(topic_id=1)
-    refusal(group.judge.judge_trim(control_pb2.Trim(queue=unknown)), errors.UnknownQueue)
+    refusal(group.admission.admit_trim(control_pb2.Trim(queue=unknown)), errors.UnknownQueue)
     negative = common_pb2.TopicSettings(retention_ms=-2)
     refusal(
-        group.judge.judge_alter_topic(control_pb2.AlterTopic(settings=negative)),
+        group.admission.admit_alter_topic(control_pb2.AlterTopic(settings=negative)),
         errors.InvalidRequest,
     )
-    assert isinstance(group.judge.judge_trim(trim), Accepted)
-    assert isinstance(group.judge.judge_alter_topic(alter), Accepted)
+    assert isinstance(group.admission.admit_trim(trim), Accepted)
+    assert isinstance(group.admission.admit_alter_topic(alter), Accepted)
     group.entry += [control(trim=trim), control(alter_topic=alter), control(acquire_lock=acquire)]
     assert group.produce(header(9)) == Accepted(Offset(10))
     assert group.state.queues[KEY].log_start_offset == 3
-    assert group.judge.pending_count == 0
+    assert group.admission.pending_count == 0
 
 
 @pytest.mark.parametrize("producer", [0, 1 << 63])
@@ -407,22 +411,22 @@ def test_producer_ids_are_checked(group: Group, producer: int) -> None:
 @pytest.mark.parametrize(("start", "end"), [(5, 5), (6, 5), (0, 65_537)])
 def test_slots_are_checked(group: Group, start: int, end: int) -> None:
     record = control_pb2.CreateQueue(queue=ref(OTHER), slot_start=start, slot_end=end)
-    refusal(group.judge.judge_create_queue(record), errors.InvalidRequest)
+    refusal(group.admission.admit_create_queue(record), errors.InvalidRequest)
 
 
 def test_creating_is_idempotent_but_waits_for_a_deletion(group: Group) -> None:
     create = control_pb2.CreateQueue(queue=ref(OTHER), topic="orders", slot_end=65_536)
     delete = control_pb2.DeleteQueue(queue=ref(OTHER))
     group.produce(header(-1, last=9, key=OTHER))
-    assert isinstance(group.judge.judge_create_queue(create), Accepted)
+    assert isinstance(group.admission.admit_create_queue(create), Accepted)
     group.entry.append(control(create_queue=create))
     assert group.produce(header(9, key=OTHER)) == Accepted(Offset(10))
     for _ in range(2):
-        assert isinstance(group.judge.judge_delete_queue(delete), Accepted)
+        assert isinstance(group.admission.admit_delete_queue(delete), Accepted)
         group.entry.append(control(delete_queue=delete))
-    refusal(group.judge.judge_create_queue(create), errors.Throttled)
+    refusal(group.admission.admit_create_queue(create), errors.Throttled)
     group.commit()
-    assert isinstance(group.judge.judge_create_queue(create), Accepted)
+    assert isinstance(group.admission.admit_create_queue(create), Accepted)
 
 
 def test_outcomes_inside_contiguous_batches(group: Group) -> None:
@@ -459,7 +463,7 @@ def test_outcomes_inside_jumping_batches(group: Group) -> None:
         (header(-1), 0, 1),
     ],
 )
-def test_applying_what_no_judge_accepted_halts(
+def test_applying_what_no_admission_accepted_halts(
     group: Group, head: object, offset: int, time: int
 ) -> None:
     assert not isinstance(StateDiverged(), errors.SemelError)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from semel.broker.state import (
     Accepted,
+    Admission,
     BatchVerifier,
     Child,
     Duplicate,
-    Judge,
+    DuplicateInFlight,
     OutcomeKind,
     Parked,
-    Pending,
     Refused,
     State,
     StateDiverged,
@@ -99,11 +99,11 @@ def test_hole_11_planted_an_empty_child_stores_a_retry_twice(
 def test_a_split_that_may_still_be_lost_refuses_nothing_for_good(group: Group) -> None:
     assert isinstance(group.produce(header(19, last=29, crc=3), commit=False), Accepted)
     split(group, commit=False)
-    assert isinstance(group.produce(header(19, last=29, crc=3), commit=False), Pending)
+    assert isinstance(group.produce(header(19, last=29, crc=3), commit=False), DuplicateInFlight)
     for batch in (header(29, last=39, crc=4), header(39, last=49, crc=5)):
         assert isinstance(error_of(group.produce(batch)), errors.Throttled)
     assert isinstance(error_of(group.fence(session=1)), errors.Throttled)
-    assert isinstance(error_of(group.judge.judge_split(split_of())), errors.Throttled)
+    assert isinstance(error_of(group.admission.admit_split(split_of())), errors.Throttled)
     group.new_master()  # the split and the batch before it are lost
     assert isinstance(group.produce(header(19, last=39, crc=6)), Accepted)
     assert not group.state.queues[KEY].sealed
@@ -152,7 +152,7 @@ def test_a_new_incarnation_is_sent_to_the_children(group: Group, fence: dict[str
 
 def test_children_know_whom_the_parent_has_forgotten(group: Group) -> None:
     group.now_us += 3_600_000_000
-    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=1, rows_max=10)
+    record = group.admission.propose_expiry(KEY, now_us=group.now_us, idle_ms=1, rows_max=10)
     assert record is not None
     group.entry.append(control(expire_producers=record))
     group.commit()
@@ -165,7 +165,7 @@ def test_rows_of_parent_and_child_expire_by_themselves(group: Group) -> None:
     split(group)
     group.produce(header(19, crc=7, key=LEFT))
     group.now_us += 3_600_000_000
-    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=1, rows_max=10)
+    record = group.admission.propose_expiry(KEY, now_us=group.now_us, idle_ms=1, rows_max=10)
     group.entry.append(control(expire_producers=record))
     group.commit()
     assert group.state.outcome(KEY, ONE, 5).kind is OutcomeKind.TOO_OLD
@@ -242,7 +242,7 @@ def test_no_split_of_what_is_not_there_or_going(group: Group) -> None:
     nowhere = QueueKey(TopicId(8), QueueId(0))
     assert isinstance(error_of(split(group, split_of(nowhere))), errors.UnknownQueue)
     delete = control_pb2.DeleteQueue(queue=ref())
-    group.judge.judge_delete_queue(delete)
+    group.admission.admit_delete_queue(delete)
     assert isinstance(error_of(split(group)), errors.UnknownQueue)
     group.entry.append(control(delete_queue=delete))
     group.commit()
@@ -253,18 +253,18 @@ def test_no_split_of_what_is_not_there_or_going(group: Group) -> None:
 def test_a_split_and_a_delete_in_one_entry(group: Group) -> None:
     split(group, commit=False)
     delete = control_pb2.DeleteQueue(queue=ref())
-    assert isinstance(group.judge.judge_delete_queue(delete), Accepted)
+    assert isinstance(group.admission.admit_delete_queue(delete), Accepted)
     group.entry.append(control(delete_queue=delete))
     group.commit()
     assert sorted(group.state.queues) == [LEFT, RIGHT]
-    assert group.judge.pending_count == 0
+    assert group.admission.pending_count == 0
 
 
 def test_no_split_before_its_feature_level() -> None:
     group = Group()
     assert isinstance(error_of(split(group)), errors.UnsupportedVersion)
     too_new = control_pb2.FeatureLevel(level=99)
-    assert isinstance(error_of(group.judge.judge_feature_level(too_new)), errors.InvalidRequest)
+    assert isinstance(error_of(group.admission.admit_feature_level(too_new)), errors.InvalidRequest)
     with pytest.raises(StateDiverged):
         group.apply(control(split_queue=split_of()))
 
@@ -464,16 +464,16 @@ def test_no_history_with_splits_stores_twice_or_loses(steps: list[tuple[str, int
 
 def test_planted_the_histories_notice_a_seal_that_is_said_before_looking() -> None:
     """A retry of what the parent holds would go to a child, and be stored there once more."""
-    original = Judge.judge_batch
+    original = Admission.admit_batch
 
-    def hasty(judge: Judge, head: BatchHeader, now_ms: float) -> Any:
-        queue = judge._state.queues.get(head.queue_key)
+    def hasty(admission: Admission, head: BatchHeader, now_ms: float) -> Any:
+        queue = admission._state.queues.get(head.queue_key)
         if queue is not None and queue.sealed:
             return Refused(sealed_error(queue))
-        return original(judge, head, now_ms)
+        return original(admission, head, now_ms)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Judge, "judge_batch", hasty)
+        patch.setattr(Admission, "admit_batch", hasty)
         world = _World(_levelled())
         for step in [("make", 0, 3), ("commit", 0, 0), ("split", 0, 0)]:
             world.step(*step)
@@ -510,8 +510,8 @@ class _World:
                 self._resend(producer)
             case "old" if producer.made:
                 batch, _ = producer.made[number % len(producer.made)]
-                verdict = self.group.produce(batch, commit=False)
-                assert not isinstance(verdict, Accepted) or self._due(producer, batch)
+                decision = self.group.produce(batch, commit=False)
+                assert not isinstance(decision, Accepted) or self._due(producer, batch)
             case "lose":
                 self.group.new_master()
             case "split" if len(self.leaves) < 5:
@@ -584,11 +584,11 @@ class _World:
             left = producer.open[key]
             while left:
                 head, _ = left[0]
-                verdict = self.group.produce(head)
-                if isinstance(verdict, Accepted | Duplicate):
+                decision = self.group.produce(head)
+                if isinstance(decision, Accepted | Duplicate):
                     left.pop(0)
                     continue
-                error = error_of(verdict)
+                error = error_of(decision)
                 assert isinstance(error, errors.QueueSealed), error
                 self._repartition(producer, key)
                 break

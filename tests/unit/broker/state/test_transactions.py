@@ -96,11 +96,11 @@ def test_offsets_given_out_while_a_publication_is_in_flight_come_after_it() -> N
     record = transaction_records_pb2.TransactionRecord(
         publish=transaction_records_pb2.PublishTransaction(transaction_id="t", attempt=1)
     )
-    assert isinstance(group.judge.judge_transaction(record), Accepted)
+    assert isinstance(group.admission.admit_transaction(record), Accepted)
     group.entry.append(control(transaction=record))
     again = transaction_records_pb2.TransactionRecord()
     again.CopyFrom(record)
-    refused = group.judge.judge_transaction(again)
+    refused = group.admission.admit_transaction(again)
     assert isinstance(refused, Refused)
     assert isinstance(refused.error, errors.Throttled)
     group.produce(header(-1, crc=50))
@@ -296,7 +296,7 @@ def test_a_ttl_that_ends_before_the_pin_aborts_the_commit() -> None:
 
 def test_the_byte_limit_refuses_before_anything_is_stored() -> None:
     group, _ = group_with(1)
-    group.judge._staged_bytes_max = group.state.transactions.staging.bytes
+    group.admission._staged_bytes_max = group.state.transactions.staging.bytes
     refused = group.stage(staged(A, 1, crc=2))
     assert isinstance(refused, errors.Throttled)
     assert refused.retry_after_ms
@@ -320,20 +320,20 @@ def test_a_queue_is_not_split_while_something_is_pinned_for_it() -> None:
             transaction_id="t", attempt=1, coordinator=1, winners=[first]
         )
     )
-    assert isinstance(group.judge.judge_transaction(record), Accepted)
+    assert isinstance(group.admission.admit_transaction(record), Accepted)
     group.entry.append(control(transaction=record))
     for _ in ("in flight", "applied"):
-        refused = group.judge.judge_split(split_record())
+        refused = group.admission.admit_split(split_record())
         assert isinstance(refused, Refused)
         assert isinstance(refused.error, errors.Throttled)
         group.commit()
     group.publish()
-    assert isinstance(group.judge.judge_split(split_record()), Accepted)
+    assert isinstance(group.admission.admit_split(split_record()), Accepted)
 
 
 def test_a_split_before_the_pin_aborts_the_commit_with_a_reason() -> None:
     group, first = group_with(1)
-    assert isinstance(group.judge.judge_split(split_record()), Accepted)
+    assert isinstance(group.admission.admit_split(split_record()), Accepted)
     group.entry.append(control(split_queue=split_record()))
     refused = group.pin(first)
     assert isinstance(refused, errors.TransactionAborted)
@@ -356,7 +356,7 @@ def test_a_deleted_queue_takes_what_was_meant_for_it_along() -> None:
     group.stage(one), group.stage(two)
     group.pin(winner(A, {KEY: [one], OTHER: [two]}))
     delete = control_pb2.DeleteQueue(queue=ref())
-    group.judge.judge_delete_queue(delete)
+    group.admission.admit_delete_queue(delete)
     group.entry.append(control(delete_queue=delete))
     published = group.publish()  # judged while the deletion is in flight
     assert isinstance(published, Published)
@@ -368,7 +368,7 @@ def test_a_deleted_queue_takes_what_was_meant_for_it_along() -> None:
 def test_a_queue_that_was_deleted_before_the_pin_aborts_the_commit() -> None:
     group, first = group_with(1)
     delete = control_pb2.DeleteQueue(queue=ref())
-    group.judge.judge_delete_queue(delete)
+    group.admission.admit_delete_queue(delete)
     group.entry.append(control(delete_queue=delete))
     group.commit()
     assert isinstance(group.pin(first), errors.TransactionAborted)
@@ -529,7 +529,7 @@ def test_a_log_below_the_level_holds_no_transactions() -> None:
     step = transaction_records_pb2.TransactionRecord(
         begin=transaction_records_pb2.BeginTransaction(transaction_id="t")
     )
-    assert isinstance(group.judge.judge_transaction(step), Refused)
+    assert isinstance(group.admission.admit_transaction(step), Refused)
     with pytest.raises(StateDiverged):
         group.apply(control(transaction=step))
 

@@ -122,7 +122,7 @@ def test_restart_after_expiry_is_no_duplicate(group: Group) -> None:
 
 
 def test_queue_remembers_the_expiry_that_explains_a_restart(group: Group) -> None:
-    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
+    record = group.admission.propose_expiry(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
     assert record is not None
     group.entry.append(control(expire_producers=record))
     group.commit()
@@ -134,7 +134,7 @@ def test_queue_remembers_the_expiry_that_explains_a_restart(group: Group) -> Non
 
 @pytest.mark.parametrize("wrote", [False, True])
 def test_new_row_need_not_remember_what_an_expired_one_stored(group: Group, wrote: bool) -> None:
-    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
+    record = group.admission.propose_expiry(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
     assert record is not None
     group.entry.append(control(expire_producers=record))
     group.commit()
@@ -171,7 +171,7 @@ def test_table_is_rebuilt_from_any_state(group: Group, begin: int) -> None:
 def test_table_with_expiry_and_full_window(group: Group) -> None:
     for sequence in range(30, 120):
         group.produce(header(sequence - 1))
-    record = group.judge.judge_expire(KEY, now_us=group.now_us, idle_ms=10, rows_max=1)
+    record = group.admission.propose_expiry(KEY, now_us=group.now_us, idle_ms=10, rows_max=1)
     assert record is not None
     group.entry.append(control(expire_producers=record))
     group.commit()

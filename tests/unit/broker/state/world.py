@@ -23,16 +23,16 @@ from dataclasses import dataclass, field, replace
 
 from semel.broker.state import (
     Accepted,
+    Admission,
     BatchApplied,
     BatchVerifier,
     DelayedReleased,
     Done,
     Duplicate,
+    DuplicateInFlight,
     FenceApplied,
-    Judge,
     Parked,
     ParkKey,
-    Pending,
     ProducerState,
     Refused,
     State,
@@ -128,7 +128,7 @@ class World:
         self.building.append(control(feature_level=level))
         for key in KEYS:
             record = control_pb2.CreateQueue(queue=ref(key), topic="t", slot_end=65_536)
-            assert isinstance(self.judge.judge_create_queue(record), Accepted)
+            assert isinstance(self.admission.admit_create_queue(record), Accepted)
             self.building.append(control(create_queue=record))
         self.commit(99)
         for producer in PRODUCERS:
@@ -150,7 +150,7 @@ class World:
             self.state.applied_index + 1, self.term, self.now_us, [(RecordKind.NOOP, [])]
         )
         self.apply(Entry(frame, []), judged=False)
-        self.judge = Judge(self.state, term=self.term)  # type: ignore[arg-type]
+        self.admission = Admission(self.state, term=self.term)  # type: ignore[arg-type]
 
     def cut_entry(self) -> None:
         """What was accepted becomes one entry."""
@@ -189,7 +189,7 @@ class World:
                     record = control_pb2.ControlRecord.FromString(bytes(payload))
                     self.on_expired(key, record.expire_producers)
         if judged:
-            self.judge.on_applied(results)
+            self.admission.on_applied(results)
 
     def on_fenced(self, rows: Iterable[ProducerState], *, after_expiry: bool) -> None:
         for row in rows:
@@ -368,14 +368,14 @@ class World:
 
     def fence(self, record: control_pb2.Fence) -> bool:
         """A fence reaches the master, perhaps late and again."""
-        verdict = self.judge.judge_fence(record)
-        if isinstance(verdict, Accepted):
+        decision = self.admission.admit_fence(record)
+        if isinstance(decision, Accepted):
             self.building.append(control(fence=record))
             return True
-        assert isinstance(verdict.error, errors.ProducerFenced | errors.DedupStateExpired)
-        self.seen.add(type(verdict.error).__name__)
+        assert isinstance(decision.error, errors.ProducerFenced | errors.DedupStateExpired)
+        self.seen.add(type(decision.error).__name__)
         if not self.busy:
-            self.check_fence(record, verdict.error)
+            self.check_fence(record, decision.error)
         return False
 
     def check_fence(self, record: control_pb2.Fence, error: errors.SemelError) -> None:
@@ -408,9 +408,9 @@ class World:
     def send(self, head: BatchHeader) -> None:
         """The network delivers a batch: for the first time, again, or very late."""
         row = self.rows.get((head.queue_key, head.producer_id))
-        verdict = self.judge.judge_batch(head, self.now_ms)
-        self.seen.add(type(getattr(verdict, "error", verdict)).__name__)
-        match verdict:
+        decision = self.admission.admit_batch(head, self.now_ms)
+        self.seen.add(type(getattr(decision, "error", decision)).__name__)
+        match decision:
             case Accepted(base_offset=offset):
                 assert head.content_crc not in self.stored
                 record = batch_record(head, offset, self.now_us, self.term)
@@ -419,7 +419,7 @@ class World:
                 self.unpark(head)
             case Duplicate(base_offset=offset):
                 self.check_duplicate(head, offset)
-            case Pending(base_offset=offset):
+            case DuplicateInFlight(base_offset=offset):
                 assert head.content_crc not in self.stored
                 waiting = [h.content_crc for e in self.proposed for h in e.heads]
                 waiting += [h.content_crc for h in self.building_heads]
@@ -429,17 +429,17 @@ class World:
                 self.parked[key] = head
             case Refused(error=error) if not self.busy:
                 self.check_refusal(head, row, error)
-        if not self.busy or isinstance(verdict, Duplicate):
-            self.check_due(head, row, verdict)
+        if not self.busy or isinstance(decision, Duplicate):
+            self.check_due(head, row, decision)
 
     def unpark(self, head: BatchHeader) -> None:
-        while (key := self.judge.unpark(head.queue_key, head.producer_id)) is not None:
+        while (key := self.admission.unpark(head.queue_key, head.producer_id)) is not None:
             self.send(self.parked.pop(key))
 
     def pass_time(self, ms: float) -> None:
         self.now_ms += ms
         self.now_us += int(ms * 1000)
-        for key, error in self.judge.expire_parked(self.now_ms):
+        for key, error in self.admission.expire_parked(self.now_ms):
             assert isinstance(error, errors.OutOfOrderSequence)
             del self.parked[key]
 
@@ -463,14 +463,14 @@ class World:
         ]
         return bool(overlapping) and not self.twins.isdisjoint([head.content_crc, *overlapping])
 
-    def check_due(self, head: BatchHeader, row: Row | None, verdict: object) -> None:
+    def check_due(self, head: BatchHeader, row: Row | None, decision: object) -> None:
         """What must not be refused: the next batch, and the retry of a stored one."""
         if row is None or (head.epoch, head.session) != (row.epoch, row.session):
-            assert isinstance(verdict, Refused)
+            assert isinstance(decision, Refused)
         elif head.content_crc in {h.content_crc for h, _ in row.stored}:
-            assert isinstance(verdict, Duplicate), verdict
+            assert isinstance(decision, Duplicate), decision
         elif head.previous_sequence == row.last:
-            assert isinstance(verdict, Accepted), verdict
+            assert isinstance(decision, Accepted), decision
 
     def check_refusal(self, head: BatchHeader, row: Row | None, error: errors.SemelError) -> None:
         incarnation = head.epoch, head.session
@@ -496,7 +496,7 @@ class World:
     # --- operations -------------------------------------------------------------------------
 
     def expire(self, key: QueueKey, idle_ms: int, rows_max: int) -> None:
-        record = self.judge.judge_expire(
+        record = self.admission.propose_expiry(
             key, now_us=self.now_us, idle_ms=idle_ms, rows_max=rows_max
         )
         if record is not None:
@@ -505,7 +505,7 @@ class World:
 
     def release(self, key: QueueKey, batches_max: int) -> None:
         """The master looks for what is due."""
-        record = self.judge.judge_release(key, now_us=self.now_us, batches_max=batches_max)
+        record = self.admission.propose_release(key, now_us=self.now_us, batches_max=batches_max)
         if record is not None:
             self.building.append(control(release_delayed=record))
 

@@ -55,10 +55,10 @@ class Cluster:
             if self.events:
                 self.events.pop(0)()
             group, record = self.groups[number], control_pb2.DeleteGroup(group=request.group)
-            verdict = group.judge.judge_delete_group(record)
-            if isinstance(verdict, Accepted):
+            decision = group.admission.admit_delete_group(record)
+            if isinstance(decision, Accepted):
                 break
-            assert isinstance(verdict.error, Throttled)
+            assert isinstance(decision.error, Throttled)
         group.entry.append(control(delete_group=record))
         result = group.commit()[-1]
         assert isinstance(result, GroupDeleted)

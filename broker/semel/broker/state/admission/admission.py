@@ -42,30 +42,36 @@ from typing import Final
 from semel.broker.state.admission.decisions import (
     NO_OFFSET,
     Accepted,
+    BatchDecision,
     BatchKey,
-    BatchVerdict,
-    ControlVerdict,
+    ControlDecision,
     Duplicate,
+    DuplicateInFlight,
     Parked,
     ParkKey,
-    Pending,
     Refused,
-    come_back,
     expired,
     fenced,
     out_of_order,
+    retry_later,
 )
-from semel.broker.state.admission.delays import delay_refusal, held_by_delays, judge_release
+from semel.broker.state.admission.delays import delay_refusal, held_by_delays, propose_release
 from semel.broker.state.admission.parking import Parking
-from semel.broker.state.admission.pending import InFlight, RecordUse, Spec, SpecQueue, SpecRow
-from semel.broker.state.admission.transactions import judge_room, judge_staged, judge_step
+from semel.broker.state.admission.pending import (
+    InFlight,
+    PendingQueue,
+    PendingRow,
+    PendingState,
+    RecordUse,
+)
+from semel.broker.state.admission.transactions import admit_staged, admit_step, forget_before
 from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.machine import State
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.results import ApplyResult, Staged
 from semel.broker.state.apply.rows import WINDOW_BATCHES, OutcomeKind
-from semel.broker.state.apply.splits import children_of, sealed_error, split_trouble
+from semel.broker.state.apply.splits import children_of, invalid_split_reason, sealed_error
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
 from semel.protos.delays import is_delayed
 from semel.protos.errors import (
@@ -94,7 +100,7 @@ EXPIRED_ROWS_MAX: Final = 4_096
 """One record ends at most so many rows, so that it fits an entry and does not stall the fold."""
 
 
-class Judge:
+class Admission:
     """Decides for one term of one master. Asserts that the term's no-op is applied."""
 
     def __init__(
@@ -111,7 +117,7 @@ class Judge:
     ) -> None:
         assert state.applied_term == term, f"term {term} begins, {state.applied_term} is applied"
         self._state = state
-        self._spec = Spec(state)
+        self._pending = PendingState(state)
         self._parking = Parking(park_ms=park_ms, bytes_max=park_bytes_max)
         self._staged_bytes_max = staged_bytes_max
         self._stagers_max = stagers_max
@@ -123,7 +129,7 @@ class Judge:
     @property
     def pending_count(self) -> int:
         """Accepted records that are not applied."""
-        return self._spec.unapplied_count
+        return self._pending.unapplied_count
 
     @property
     def parked_count(self) -> int:
@@ -137,10 +143,10 @@ class Judge:
 
     # --- batches ----------------------------------------------------------------------------
 
-    def judge_batch(self, header: BatchHeader, now_ms: float) -> BatchVerdict:
+    def admit_batch(self, header: BatchHeader, now_ms: float) -> BatchDecision:
         """What becomes of a batch that passed `check_batch`. Accepted: append it now."""
         key = header.queue_key
-        queue = self._spec.queue(key)
+        queue = self._pending.queue(key)
         if queue is None:
             return Refused(self._state.absent(key))
         if header.batch_length > queue.batch_bytes_max and self._sealed(key) is None:
@@ -153,12 +159,12 @@ class Judge:
             )
         if (unknown := delay_refusal(header, self._state.feature_level)) is not None:
             return unknown
-        row = self._spec.row(queue, header.producer_id)
+        row = self._pending.row(queue, header.producer_id)
         if not row.exists or header.epoch != row.epoch or header.session != row.session:
             return Refused(_incarnation_error(header, queue, row))
         if header.previous_sequence == row.last:
             return self._ended(queue) or self._accept(header, queue, row)
-        return self._judge_unchained(header, row, now_ms)
+        return self._decide_unchained(header, row, now_ms)
 
     def _sealed(self, key: QueueKey) -> QueueState | None:
         """The queue, if it is split for certain."""
@@ -170,36 +176,36 @@ class Judge:
         final only once that is certain."""
         if key in self._state.queues or key in self._state.moves.places:
             return Refused(InvalidRequest(f"queue {key.queue_id} exists already"))
-        if self._spec.is_coming(key) or self._spec.queue_or_deleting(key) is not None:
-            return come_back(f"queue {key.queue_id} is being made or deleted")
+        if self._pending.is_coming(key) or self._pending.queue_or_deleting(key) is not None:
+            return retry_later(f"queue {key.queue_id} is being made or deleted")
         return None
 
-    def _ended(self, queue: SpecQueue) -> Refused | None:
+    def _ended(self, queue: PendingQueue) -> Refused | None:
         """The refusal of what a split queue does not hold; None for a queue that goes on. Final
         only once the split is applied: until then it may be lost, and the queue go on."""
         sealed = self._sealed(queue.key)
         if sealed is not None:
             return Refused(sealed_error(sealed))
         if queue.splitting:
-            return come_back("the queue is being split")
+            return retry_later("the queue is being split")
         return self._moving(queue)
 
-    def _moving(self, queue: SpecQueue) -> Refused | None:
+    def _moving(self, queue: PendingQueue) -> Refused | None:
         """The refusal of what would change a queue that a move has sealed: never final."""
         if queue.sealing:
-            return come_back("the queue is being sealed for a move")
+            return retry_later("the queue is being sealed for a move")
         frozen = self._state.moves.frozen(queue.key)
         return None if frozen is None else Refused(frozen)
 
-    def _bound(self, queue: SpecQueue) -> Refused | None:
+    def _bound(self, queue: PendingQueue) -> Refused | None:
         """The refusal of what would leave stored messages behind that have no offsets yet."""
-        if self._spec.may_pin or self._state.transactions.staging.is_pinned(queue.key):
-            return come_back("a transaction is being committed to the queue")
+        if self._pending.may_pin or self._state.transactions.staging.is_pinned(queue.key):
+            return retry_later("a transaction is being committed to the queue")
         return held_by_delays(self._state.delays, queue)
 
-    def _accept(self, header: BatchHeader, queue: SpecQueue, row: SpecRow) -> BatchVerdict:
+    def _accept(self, header: BatchHeader, queue: PendingQueue, row: PendingRow) -> BatchDecision:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
-            return come_back(f"{len(row.in_flight)} batches of this producer are in flight")
+            return retry_later(f"{len(row.in_flight)} batches of this producer are in flight")
         base, last, offset = header.base_sequence, header.last_sequence, queue.log_end_offset
         if is_delayed(header):
             offset = NO_OFFSET
@@ -208,27 +214,29 @@ class Judge:
             queue.log_end_offset = offset + header.count
         row.in_flight.append(InFlight(base, last, header.count, header.content_crc, offset))
         row.last = last
-        self._spec.use(RecordUse.BATCH, (queue,), (row,))
+        self._pending.use(RecordUse.BATCH, (queue,), (row,))
         return Accepted(Offset(offset))
 
-    def _judge_unchained(self, header: BatchHeader, row: SpecRow, now_ms: float) -> BatchVerdict:
+    def _decide_unchained(
+        self, header: BatchHeader, row: PendingRow, now_ms: float
+    ) -> BatchDecision:
         """A batch that does not follow the last one: stored, in flight, too early, or wrong."""
-        verdict = self._judge_applied(header, row)
-        if verdict is not None:
-            return verdict
+        decision = self._decide_from_applied(header, row)
+        if decision is not None:
+            return decision
         if header.base_sequence <= row.last:
-            return self._judge_in_flight(header, row)
-        queue = self._spec.queue(header.queue_key)
+            return self._decide_in_flight(header, row)
+        queue = self._pending.queue(header.queue_key)
         ended = None if queue is None else self._ended(queue)
         if ended is not None:
             return ended
         if header.previous_sequence > row.last:
             return self._park(header, now_ms)
         if row.in_flight:
-            return come_back("batches of this producer are in flight")
+            return retry_later("batches of this producer are in flight")
         return Refused(out_of_order(header, row))
 
-    def _judge_applied(self, header: BatchHeader, row: SpecRow) -> BatchVerdict | None:
+    def _decide_from_applied(self, header: BatchHeader, row: PendingRow) -> BatchDecision | None:
         """Judges what the applied row alone decides; None when it does not."""
         applied = row.applied
         if applied is None or header.base_sequence > applied.last_sequence:
@@ -268,20 +276,20 @@ class Judge:
             return Refused(out_of_order(header, row))
         return Duplicate(Offset(first.offset))
 
-    def _judge_in_flight(self, header: BatchHeader, row: SpecRow) -> BatchVerdict:
+    def _decide_in_flight(self, header: BatchHeader, row: PendingRow) -> BatchDecision:
         """A batch that touches accepted ones which may still be lost."""
         wanted = (header.base_sequence, header.last_sequence, header.count, header.content_crc)
         for batch in row.in_flight:
             if batch[:4] == wanted:
                 after = BatchKey(header.queue_key, header.producer_id, header.base_sequence)
-                return Pending(after, Offset(batch.base_offset))
-        return come_back("it overlaps batches of this producer that are in flight")
+                return DuplicateInFlight(after, Offset(batch.base_offset))
+        return retry_later("it overlaps batches of this producer that are in flight")
 
     # --- parking ----------------------------------------------------------------------------
 
-    def _park(self, header: BatchHeader, now_ms: float) -> BatchVerdict:
+    def _park(self, header: BatchHeader, now_ms: float) -> BatchDecision:
         key = self._parking.add(header, now_ms)
-        return come_back("too much waits for earlier batches") if key is None else Parked(key)
+        return retry_later("too much waits for earlier batches") if key is None else Parked(key)
 
     def unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> ParkKey | None:
         """A parked request that can be judged again now, no longer parked; None if there is none.
@@ -290,8 +298,8 @@ class Judge:
         """
         if not self._parking.count:
             return None
-        queue = self._spec.queue(queue_key)
-        row = None if queue is None else self._spec.row(queue, producer_id)
+        queue = self._pending.queue(queue_key)
+        row = None if queue is None else self._pending.row(queue, producer_id)
         if row is None or not row.exists:
             return self._parking.take(queue_key, producer_id, None, (0, 0))
         return self._parking.take(queue_key, producer_id, row.last, (row.epoch, row.session))
@@ -310,18 +318,18 @@ class Judge:
 
     # --- control records --------------------------------------------------------------------
 
-    def judge_fence(self, record: control_pb2.Fence) -> ControlVerdict:
+    def admit_fence(self, record: control_pb2.Fence) -> ControlDecision:
         """Whether an incarnation may take over its rows: on all of the queues, or on none."""
         producer_id = ProducerId(record.producer_id)
         if not 0 < producer_id < 1 << 63:
             return Refused(InvalidRequest(f"producer id {producer_id} is out of range"))
-        chosen: dict[QueueKey, tuple[SpecQueue, SpecRow]] = {}
+        chosen: dict[QueueKey, tuple[PendingQueue, PendingRow]] = {}
         for reference in record.queues:
             key = queue_key_of(reference)
-            queue = self._spec.queue(key)
+            queue = self._pending.queue(key)
             if queue is None:
                 return Refused(self._state.absent(key))
-            row = self._spec.row(queue, producer_id)
+            row = self._pending.row(queue, producer_id)
             if not row.exists and not queue.expired.may_open(
                 producer_id, record.epoch, after_expiry=record.after_expiry
             ):
@@ -348,10 +356,10 @@ class Judge:
             row.exists = True
             row.epoch, row.session = record.epoch, record.session
         queues = tuple(queue for queue, _ in chosen.values())
-        self._spec.use(RecordUse.FENCE, queues, tuple(row for _, row in chosen.values()))
+        self._pending.use(RecordUse.FENCE, queues, tuple(row for _, row in chosen.values()))
         return Accepted()
 
-    def judge_create_queue(self, record: control_pb2.CreateQueue) -> ControlVerdict:
+    def admit_create_queue(self, record: control_pb2.CreateQueue) -> ControlDecision:
         """Idempotent; refused when malformed, or while its number is somebody else's."""
         key = queue_key_of(record.queue)
         if not 0 <= record.slot_start < record.slot_end <= SLOTS or key.topic_id >> 63:
@@ -360,31 +368,31 @@ class Judge:
                     f"queue {key} cannot own slots {record.slot_start} to {record.slot_end}"
                 )
             )
-        queue = self._spec.queue(key)
+        queue = self._pending.queue(key)
         if queue is None:
-            if self._spec.is_deleting(key):
-                return come_back("the queue is being deleted")
-            if self._spec.is_coming(key):
-                return come_back("the queue is being made by a split or a move")
+            if self._pending.is_deleting(key):
+                return retry_later("the queue is being deleted")
+            if self._pending.is_coming(key):
+                return retry_later("the queue is being made by a split or a move")
             if key in self._state.moves.places:
                 return Refused(self._state.absent(key))
             settings = QueueSettings.from_message(record.settings)
-            queue = SpecQueue(key, 0, settings.batch_bytes_max, Expired())
-        self._spec.use(RecordUse.CREATE, (queue,), ())
+            queue = PendingQueue(key, 0, settings.batch_bytes_max, Expired())
+        self._pending.use(RecordUse.CREATE, (queue,), ())
         return Accepted()
 
-    def judge_delete_queue(self, record: control_pb2.DeleteQueue) -> ControlVerdict:
+    def admit_delete_queue(self, record: control_pb2.DeleteQueue) -> ControlDecision:
         """Idempotent; from now on the queue is unknown to everything judged."""
         key = queue_key_of(record.queue)
-        queue = self._spec.queue_or_deleting(key) or SpecQueue(key, 0, 0, Expired())
+        queue = self._pending.queue_or_deleting(key) or PendingQueue(key, 0, 0, Expired())
         queue.deleted = True
-        self._spec.use(RecordUse.DELETE, (queue,), ())
+        self._pending.use(RecordUse.DELETE, (queue,), ())
         return Accepted()
 
-    def judge_split(self, record: control_pb2.SplitQueue) -> ControlVerdict:
+    def admit_split(self, record: control_pb2.SplitQueue) -> ControlDecision:
         """Idempotent once it is applied; refused when malformed, or split in another way."""
         key = queue_key_of(record.queue)
-        queue, children = self._spec.queue(key), children_of(record)
+        queue, children = self._pending.queue(key), children_of(record)
         names = tuple(QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children)
         if queue is None:
             return Refused(self._state.absent(key))
@@ -394,9 +402,9 @@ class Judge:
             return Refused(lacking(SPLIT_LEVEL, self._state.feature_level, "the broker group"))
         applied = self._state.queues.get(key)
         if queue.splitting and (applied is None or not applied.sealed):
-            return come_back("the queue is being split")
+            return retry_later("the queue is being split")
         if applied is None:
-            return come_back("the queue is being created")
+            return retry_later("the queue is being created")
         if not applied.sealed and (bound := self._bound(queue)) is not None:
             return bound
         if applied.sealed:
@@ -404,92 +412,94 @@ class Judge:
                 return Refused(sealed_error(applied))
             names = ()
         else:
-            trouble = split_trouble(children, key.queue_id, applied.slot_start, applied.slot_end)
-            if trouble is not None:
-                return Refused(InvalidRequest(f"queue {key.queue_id}: {trouble}"))
+            reason = invalid_split_reason(
+                children, key.queue_id, applied.slot_start, applied.slot_end
+            )
+            if reason is not None:
+                return Refused(InvalidRequest(f"queue {key.queue_id}: {reason}"))
             for child in names:
                 if (taken := self._taken(child)) is not None:
                     return taken
         queue.splitting = True
-        self._spec.use(RecordUse.SPLIT, (queue,), (), names)
+        self._pending.use(RecordUse.SPLIT, (queue,), (), names)
         return Accepted()
 
-    def judge_staged(self, header: BatchHeader) -> BatchVerdict:
+    def admit_staged(self, header: BatchHeader) -> BatchDecision:
         """What becomes of a batch of a stager. Accepted: append it as STAGED; the fold decides."""
         room = self._staged_bytes_max - self._staging_bytes - self._state.transactions.staging.bytes
         queue = self._state.queues.get(header.queue_key)
         if queue is None:
             return Refused(self._state.absent(header.queue_key))
         if queue.frozen:
-            return come_back("the queue is sealed by a move")
+            return retry_later("the queue is sealed by a move")
         if (unknown := delay_refusal(header, self._state.feature_level)) is not None:
             return unknown
-        verdict = judge_staged(self._state.transactions, header, queue, room_bytes=room)
-        if isinstance(verdict, Accepted):
+        decision = admit_staged(self._state.transactions, header, queue, room_bytes=room)
+        if isinstance(decision, Accepted):
             self._staging_bytes += header.batch_length + BROKER_HEADER_BYTES
-        return verdict
+        return decision
 
-    def judge_transaction(self, step: transaction_records_pb2.TransactionRecord) -> ControlVerdict:
+    def admit_transaction(self, step: transaction_records_pb2.TransactionRecord) -> ControlDecision:
         """Most steps are decided at apply; a publication gets its offsets here."""
         state = self._state
         for reference in step.open_stager.queues:
             key = queue_key_of(reference)
             if (barred := state.moves.barred(key, state.queues.get(key))) is not None:
                 return Refused(barred)
-        return judge_step(
+        return admit_step(
             state.transactions,
-            self._spec,
+            self._pending,
             state.feature_level,
             step,
             stagers_max=self._stagers_max,
             rows_max=self._transactions_max,
         )
 
-    def judge_room(
+    def forget_before(
         self, step: transaction_records_pb2.TransactionRecord
     ) -> transaction_records_pb2.TransactionRecord | None:
         """What has to be appended before the step, already counted on; to be asked before it is
         judged."""
-        return judge_room(
-            self._state.transactions, self._spec, step, rows_max=self._transactions_max
+        return forget_before(
+            self._state.transactions, self._pending, step, rows_max=self._transactions_max
         )
 
     def is_full(self, queue_key: QueueKey) -> bool:
         """The queue has more producers' rows than it may: `judge_expire` has to end some."""
         return self._state.producers.count(queue_key) > self.producers_max
 
-    def judge_move(self, record: control_pb2.MoveQueue) -> ControlVerdict:
+    def admit_move(self, record: control_pb2.MoveQueue) -> ControlDecision:
         """Decided at apply; but once a seal is accepted, nothing more is that would change the
         queue."""
         key = queue_key_of(record.queue)
         if self._state.feature_level < MOVE_LEVEL:
             return Refused(lacking(MOVE_LEVEL, self._state.feature_level, "the broker group"))
         if record.step == control_pb2.MOVE_STEP_SEAL:
-            queue = self._spec.queue(key)
+            queue = self._pending.queue(key)
             if queue is None:
                 return Refused(self._state.absent(key))
             if queue.splitting and self._sealed(key) is None:
-                return come_back("the queue is being split")
+                return retry_later("the queue is being split")
             if queue.sealing:
-                return come_back("the queue is being sealed already")
+                return retry_later("the queue is being sealed already")
             if (bound := self._bound(queue)) is not None:
                 return bound
             if (error := self._state.moves.seal_refusal(record, key, self._state)) is not None:
                 return Refused(error)
             queue.sealing = True
-            self._spec.use(RecordUse.SEAL, (queue,), ())
+            self._pending.use(RecordUse.SEAL, (queue,), ())
         elif record.step == control_pb2.MOVE_STEP_BEGIN:
-            self._spec.use(RecordUse.BEGIN, (), (), (key,))
+            self._pending.use(RecordUse.BEGIN, (), (), (key,))
         return Accepted()
 
-    def judge_delete_group(self, record: control_pb2.DeleteGroup) -> ControlVerdict:
+    def admit_delete_group(self, record: control_pb2.DeleteGroup) -> ControlDecision:
         """Not while a sealed queue's slice goes over: it would come back with that. What moves
         before or after that, the caller has to notice by the digest of moves in the answer."""
-        if self._spec.sealing or self._state.moves.settling:
-            return come_back(f"a queue moves, perhaps with offsets of {record.group!r}")
+        if self._pending.sealing or self._state.moves.settling:
+            return retry_later(f"a queue moves, perhaps with offsets of {record.group!r}")
         return Accepted()
 
-    def judge_feature_level(self, record: control_pb2.FeatureLevel) -> ControlVerdict:
+    def admit_feature_level(self, record: control_pb2.FeatureLevel) -> ControlDecision:
         """Whoever asks has made sure that every member knows the level's rules."""
         if record.level > self._state.level_max:
             return Refused(
@@ -499,20 +509,20 @@ class Judge:
             )
         return Accepted()
 
-    def judge_alter_topic(self, record: control_pb2.AlterTopic) -> ControlVerdict:
+    def admit_alter_topic(self, record: control_pb2.AlterTopic) -> ControlDecision:
         """Settings bind from the moment they are applied."""
         settings = QueueSettings.from_message(record.settings)
         if settings.retention_ms < -1 or settings.retention_bytes < -1:
             return Refused(InvalidRequest("retention is -1 (no limit) or a positive number"))
         return Accepted()
 
-    def judge_trim(self, record: control_pb2.Trim) -> ControlVerdict:
+    def admit_trim(self, record: control_pb2.Trim) -> ControlDecision:
         """A queue can be trimmed up to its end as it is applied."""
         key = queue_key_of(record.queue)
-        queue, spec = self._state.queues.get(key), self._spec.queue(key)
-        if queue is None or spec is None:
+        queue, pending = self._state.queues.get(key), self._pending.queue(key)
+        if queue is None or pending is None:
             return Refused(self._state.absent(key))
-        if (moving := self._moving(spec)) is not None:
+        if (moving := self._moving(pending)) is not None:
             return moving
         if not 0 <= record.log_start_offset <= queue.log_end_offset:
             return Refused(
@@ -524,7 +534,7 @@ class Judge:
             )
         return Accepted()
 
-    def judge_expire(
+    def propose_expiry(
         self, queue_key: QueueKey, *, now_us: int, idle_ms: int, rows_max: int, spare_ms: int = 0
     ) -> control_pb2.ExpireProducers | None:
         """The record that ends a queue's idle and surplus rows, already counted on: append it.
@@ -532,33 +542,33 @@ class Judge:
         None when nothing is to do. Rows with something in flight are left alone; of very many,
         the rest is left to the next call.
         """
-        queue = self._spec.queue(queue_key)
+        queue = self._pending.queue(queue_key)
         if queue is None or self._moving(queue) is not None:
             return None
         producers = self._state.producers
         found = producers.expirable(queue_key, now_us, idle_ms, rows_max, spare_ms)
         idle = [number for number in found if number not in queue.rows][:EXPIRED_ROWS_MAX]
-        rows = [self._spec.row(queue, number) for number in idle]
+        rows = [self._pending.row(queue, number) for number in idle]
         if not rows:
             return None
         queue.expired = queue.expired.copy()
         for row in rows:
             queue.expired.add(row.producer_id, row.epoch, stored=row.last >= 0)
             row.exists, row.applied, row.last = False, None, NO_SEQUENCE
-        self._spec.use(RecordUse.EXPIRE, (queue,), tuple(rows))
+        self._pending.use(RecordUse.EXPIRE, (queue,), tuple(rows))
         return control_pb2.ExpireProducers(
             queue=queue_ref(queue_key), producer_ids=[row.producer_id for row in rows]
         )
 
-    def judge_release(
+    def propose_release(
         self, queue_key: QueueKey, *, now_us: int, batches_max: int = RELEASE_BATCHES_MAX
     ) -> control_pb2.ReleaseDelayed | None:
         """The record that gives offsets to what is due, already counted on: append it to an entry
         of that time. None when nothing is, or not now."""
-        queue = self._spec.queue(queue_key)
+        queue = self._pending.queue(queue_key)
         if queue is None or self._ended(queue) is not None:
             return None
-        return judge_release(self._state.delays, self._spec, queue, now_us, batches_max)
+        return propose_release(self._state.delays, self._pending, queue, now_us, batches_max)
 
     def append_time_us(self, queue_key: QueueKey, time_us: int) -> int:
         """`QueueState.append_time_us` of a batch that was just accepted; the entry's time while the
@@ -570,7 +580,7 @@ class Judge:
 
     def on_applied(self, results: Many[ApplyResult]) -> None:
         """Takes what a frame did out of the overlay; right after `State.apply_frame`."""
-        self._spec.on_applied(results)
+        self._pending.on_applied(results)
         for result in results:
             if isinstance(result, Staged):
                 self._staging_bytes -= result.length
@@ -584,7 +594,7 @@ def batch_record_parts(
     return [head.encode(), batch]
 
 
-def _incarnation_error(header: BatchHeader, queue: SpecQueue, row: SpecRow) -> SemelError:
+def _incarnation_error(header: BatchHeader, queue: PendingQueue, row: PendingRow) -> SemelError:
     if row.exists and (header.epoch, header.session) < (row.epoch, row.session):
         return fenced(header.producer_id, header.epoch, header.session, row)
     return expired(queue, header.producer_id)

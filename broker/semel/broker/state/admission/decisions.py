@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from semel.broker.state.admission.pending import SpecQueue, SpecRow
+from semel.broker.state.admission.pending import PendingQueue, PendingRow
 from semel.protos.batch import BatchHeader
 from semel.protos.errors import (
     DedupStateExpired,
@@ -58,7 +58,7 @@ class Duplicate:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class DuplicateInFlight:
     """A duplicate of the accepted batch `after`, which is not applied yet.
 
     When `after` is applied: Duplicate, at `base_offset`. When the entry is lost: NotMaster.
@@ -70,8 +70,8 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Its predecessor has not arrived. Keep the bytes under `park_key`; `Judge.unpark` asks for it
-    again, `Judge.expire_parked` gives it up."""
+    """Its predecessor has not arrived. Keep the bytes under `park_key`: `Admission.unpark` asks for
+    them again, `Admission.expire_parked` gives them up."""
 
     park_key: ParkKey
 
@@ -83,16 +83,16 @@ class Refused:
     error: SemelError
 
 
-BatchVerdict = Accepted | Duplicate | Pending | Parked | Refused
-ControlVerdict = Accepted | Refused
+BatchDecision = Accepted | Duplicate | DuplicateInFlight | Parked | Refused
+ControlDecision = Accepted | Refused
 
 
-def come_back(why: str) -> Refused:
+def retry_later(why: str) -> Refused:
     """The refusal of what cannot be judged before something in flight is applied, or lost."""
     return Refused(Throttled(f"not judged: {why}; send again", retry_after_ms=RETRY_AFTER_MS))
 
 
-def fenced(producer_id: int, epoch: int, session: int, row: SpecRow) -> ProducerFenced:
+def fenced(producer_id: int, epoch: int, session: int, row: PendingRow) -> ProducerFenced:
     return ProducerFenced(
         f"producer {producer_id} of epoch {epoch}, session {session} was fenced by epoch"
         f" {row.epoch}, session {row.session}",
@@ -101,7 +101,7 @@ def fenced(producer_id: int, epoch: int, session: int, row: SpecRow) -> Producer
     )
 
 
-def expired(queue: SpecQueue, producer_id: int) -> DedupStateExpired:
+def expired(queue: PendingQueue, producer_id: int) -> DedupStateExpired:
     floor = queue.expired.floor_of(producer_id)
     return DedupStateExpired(
         f"queue {queue.key.queue_id} of topic {queue.key.topic_id} has no row of producer"
@@ -111,7 +111,7 @@ def expired(queue: SpecQueue, producer_id: int) -> DedupStateExpired:
     )
 
 
-def out_of_order(header: BatchHeader, row: SpecRow) -> OutOfOrderSequence:
+def out_of_order(header: BatchHeader, row: PendingRow) -> OutOfOrderSequence:
     last = row.applied.last_sequence if row.applied else NO_SEQUENCE
     return OutOfOrderSequence(
         f"batch {header.base_sequence} to {header.last_sequence} of producer"

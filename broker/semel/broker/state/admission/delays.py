@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from semel.broker.state.admission.decisions import Refused
-from semel.broker.state.admission.pending import Spec, SpecQueue
+from semel.broker.state.admission.pending import PendingQueue, PendingState
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
 from semel.protos.batch import BatchHeader
 from semel.protos.errors import InvalidRequest, Throttled
@@ -34,8 +34,8 @@ def delay_refusal(header: BatchHeader, level: int) -> Refused | None:
     return None
 
 
-def judge_release(
-    delays: Delays, spec: Spec, queue: SpecQueue, now_us: int, batches_max: int
+def propose_release(
+    delays: Delays, pending: PendingState, queue: PendingQueue, now_us: int, batches_max: int
 ) -> control_pb2.ReleaseDelayed | None:
     """The release of what is applied and due, counted on in spec; None when there is nothing, or
     one of the queue is in flight: it takes what this one would."""
@@ -52,11 +52,11 @@ def judge_release(
     )
     queue.log_end_offset += record.messages
     queue.releasing = True
-    spec.use_release(queue)
+    pending.use_release(queue)
     return record
 
 
-def held_by_delays(delays: Delays, queue: SpecQueue) -> Refused | None:
+def held_by_delays(delays: Delays, queue: PendingQueue) -> Refused | None:
     """The refusal of what would leave delayed messages behind; None when there are none."""
     held = delays.held(queue.key)
     if held is None and queue.delaying:

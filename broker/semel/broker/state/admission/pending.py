@@ -61,7 +61,7 @@ class InFlight(NamedTuple):
     """-1: it is delayed."""
 
 
-class SpecRow:
+class PendingRow:
     """A row as it will be when everything accepted is applied."""
 
     __slots__ = (
@@ -88,7 +88,7 @@ class SpecRow:
         """Accepted, unapplied records that concern the row."""
 
 
-class SpecQueue:
+class PendingQueue:
     """A queue as it will be when everything accepted is applied."""
 
     __slots__ = (
@@ -122,7 +122,7 @@ class SpecQueue:
         """Delayed batches that are accepted and not applied."""
         self.releasing = False
         """A release of delayed batches was accepted, and is not applied."""
-        self.rows: dict[int, SpecRow] = {}
+        self.rows: dict[int, PendingRow] = {}
         self.uses = 0
         """Accepted, unapplied records that concern the queue or one of its rows."""
 
@@ -155,8 +155,8 @@ class _Unapplied(NamedTuple):
     """One accepted record, in log order, and what of the overlay it uses."""
 
     kind: RecordUse
-    queues: tuple[SpecQueue, ...]
-    rows: tuple[SpecRow, ...]
+    queues: tuple[PendingQueue, ...]
+    rows: tuple[PendingRow, ...]
     """One a queue, for a fence or a batch; any number of the only queue, for an expiry."""
     names: tuple[Name, ...]
     """Of queues that nobody can use before it is applied, of the transaction whose pin it makes or
@@ -185,12 +185,12 @@ _COORDINATED: Final = {
 _STEPS: Final = _PINNED | _COORDINATED | {RecordUse.OPEN.value: RecordUse.OPEN}
 
 
-class Spec:
+class PendingState:
     """Everything accepted and not applied, over the state. Built and dropped with its judge."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._queues: dict[QueueKey, SpecQueue] = {}
+        self._queues: dict[QueueKey, PendingQueue] = {}
         self._unapplied: deque[_Unapplied] = deque()
         self._names: Counter[Name] = Counter()
         """Names of accepted, unapplied records."""
@@ -205,23 +205,23 @@ class Spec:
         """Accepted records that are not applied."""
         return len(self._unapplied)
 
-    def queue(self, key: QueueKey) -> SpecQueue | None:
+    def queue(self, key: QueueKey) -> PendingQueue | None:
         """The queue in spec, not yet part of the overlay if nothing uses it; None if unknown."""
-        spec = self._queues.get(key)
-        if spec is not None:
-            return None if spec.deleted else spec
+        pending = self._queues.get(key)
+        if pending is not None:
+            return None if pending.deleted else pending
         queue = self._state.queues.get(key)
         if queue is None:
             return None
         batch_bytes_max = queue.settings.batch_bytes_max
-        return SpecQueue(key, queue.log_end_offset, batch_bytes_max, queue.expired)
+        return PendingQueue(key, queue.log_end_offset, batch_bytes_max, queue.expired)
 
     def is_deleting(self, key: QueueKey) -> bool:
         """The end of the queue is accepted and not applied."""
-        spec = self._queues.get(key)
-        return spec is not None and spec.deleted
+        pending = self._queues.get(key)
+        return pending is not None and pending.deleted
 
-    def queue_or_deleting(self, key: QueueKey) -> SpecQueue | None:
+    def queue_or_deleting(self, key: QueueKey) -> PendingQueue | None:
         """The queue, also when its end is accepted already."""
         return self._queues.get(key) or self.queue(key)
 
@@ -230,18 +230,18 @@ class Spec:
         a split or by the beginning of a move. `queue` does not know it yet."""
         return key in self._names or key in self._state.moves.incoming
 
-    def row(self, queue: SpecQueue, producer_id: ProducerId) -> SpecRow:
+    def row(self, queue: PendingQueue, producer_id: ProducerId) -> PendingRow:
         """The row in spec, which may not exist; not yet part of the overlay if nothing uses it."""
         row = queue.rows.get(producer_id)
         if row is None:
-            row = SpecRow(producer_id, self._state.producers.find(queue.key, producer_id))
+            row = PendingRow(producer_id, self._state.producers.find(queue.key, producer_id))
         return row
 
     def use(
         self,
         kind: RecordUse,
-        queues: tuple[SpecQueue, ...],
-        rows: tuple[SpecRow, ...],
+        queues: tuple[PendingQueue, ...],
+        rows: tuple[PendingRow, ...],
         names: tuple[Name, ...] = (),
     ) -> None:
         """Counts on one accepted record until it is applied."""
@@ -255,7 +255,9 @@ class Spec:
             self._names.update(names)
         self._unapplied.append(_Unapplied(kind, queues, rows, names))
 
-    def use_pin(self, step: str, transaction_id: str, queues: tuple[SpecQueue, ...] = ()) -> None:
+    def use_pin(
+        self, step: str, transaction_id: str, queues: tuple[PendingQueue, ...] = ()
+    ) -> None:
         """A "pin", "drop_pin" or "publish" is accepted; a publication moves the queues' ends."""
         self.use(_PINNED[step], queues, (), (transaction_id,))
 
@@ -299,7 +301,7 @@ class Spec:
         new = (each for each in begun if isinstance(each, TransactionRow))
         return sum(each.transaction_id not in rows for each in new) - forgotten
 
-    def use_release(self, queue: SpecQueue) -> None:
+    def use_release(self, queue: PendingQueue) -> None:
         """A release is accepted that moves the queue's end."""
         self.use(RecordUse.RELEASE, (queue,), ())
 
@@ -362,7 +364,7 @@ class Spec:
             if not self._names[name]:
                 del self._names[name]
 
-    def _agrees(self, queue: SpecQueue, row: SpecRow) -> bool:
+    def _agrees(self, queue: PendingQueue, row: PendingRow) -> bool:
         applied = self._state.producers.find(queue.key, row.producer_id)
         if applied is None or not row.exists:
             return applied is None and not row.exists

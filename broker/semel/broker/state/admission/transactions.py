@@ -10,12 +10,12 @@ from typing import Final
 
 from semel.broker.state.admission.decisions import (
     Accepted,
-    BatchVerdict,
-    ControlVerdict,
+    BatchDecision,
+    ControlDecision,
     Duplicate,
     Refused,
 )
-from semel.broker.state.admission.pending import Spec
+from semel.broker.state.admission.pending import PendingState
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.splits import sealed_error
 from semel.broker.state.apply.transactions import Step, Transactions, messages_at_once
@@ -38,13 +38,13 @@ FORGET_MAX: Final = 1_000
 """One record forgets at most so many transaction ids."""
 
 
-def judge_staged(
+def admit_staged(
     transactions: Transactions,
     batch: BatchHeader,
     queue: QueueState | None,
     *,
     room_bytes: int,
-) -> BatchVerdict:
+) -> BatchDecision:
     """What is certain about a staged batch before it is proposed; the fold decides the rest."""
     key = batch.queue_key
     if queue is None:
@@ -69,15 +69,15 @@ def judge_staged(
     return Accepted()
 
 
-def judge_step(
+def admit_step(
     transactions: Transactions,
-    spec: Spec,
+    pending: PendingState,
     level: int,
     step: Step,
     *,
     stagers_max: int,
     rows_max: int,
-) -> ControlVerdict:
+) -> ControlDecision:
     """Whether a step may be proposed. A publication gets its offsets here, into the record."""
     if level < TRANSACTION_LEVEL:
         return Refused(lacking(TRANSACTION_LEVEL, level, "the broker group"))
@@ -86,11 +86,11 @@ def judge_step(
             stagers = transactions.staging.stagers
             if (
                 step.open_stager.stager_id not in stagers
-                and len(stagers) + spec.opening >= stagers_max
+                and len(stagers) + pending.opening >= stagers_max
             ):
                 return _full(f"{stagers_max:,} stagers")
-            spec.use_stager()
-        case "begin" if _is_new(transactions, step) and _rows(transactions, spec) >= rows_max:
+            pending.use_stager()
+        case "begin" if _is_new(transactions, step) and _rows(transactions, pending) >= rows_max:
             return _full(f"{rows_max:,} ids, and none of them can be forgotten")
         case "finish" if _is_pinned(transactions, step.finish):
             return Refused(
@@ -101,13 +101,13 @@ def judge_step(
                 )
             )
         case "begin" | "decide" | "abort" | "finish" as name:
-            spec.use_coordinator(name, (getattr(step, name).transaction_id,))
+            pending.use_coordinator(name, (getattr(step, name).transaction_id,))
         case "forget":
-            spec.use_coordinator("forget", step.forget.transaction_ids)
+            pending.use_coordinator("forget", step.forget.transaction_ids)
         case "pin":
-            spec.use_pin("pin", step.pin.transaction_id)
+            pending.use_pin("pin", step.pin.transaction_id)
         case "drop_pin":
-            spec.use_pin("drop_pin", step.drop_pin.transaction_id)
+            pending.use_pin("drop_pin", step.drop_pin.transaction_id)
         case "publish":
             record = step.publish
             pin = transactions.staging.pin_of(record.transaction_id, record.attempt)
@@ -118,7 +118,7 @@ def judge_step(
                         f" {record.transaction_id!r} is not pinned here (any more)"
                     )
                 )
-            if spec.changes_pin(record.transaction_id):
+            if pending.changes_pin(record.transaction_id):
                 return Refused(
                     Throttled(
                         f"not judged: transaction {record.transaction_id!r} is being pinned,"
@@ -129,7 +129,7 @@ def judge_step(
             del record.parts[:]
             queues = []
             for key, extents in transactions.staging.pinned_extents(pin).items():
-                queue = spec.queue(key)
+                queue = pending.queue(key)
                 if queue is None:
                     continue  # its end is accepted, and comes first
                 assert not queue.splitting, "a queue is not split while something is pinned for it"
@@ -141,7 +141,7 @@ def judge_step(
                 )
                 queue.log_end_offset += messages
                 queues.append(queue)
-            spec.use_pin("publish", record.transaction_id, tuple(queues))
+            pending.use_pin("publish", record.transaction_id, tuple(queues))
         case None:
             return Refused(
                 UnsupportedVersion("this version does not know that step of a transaction")
@@ -149,16 +149,18 @@ def judge_step(
     return Accepted()
 
 
-def judge_room(transactions: Transactions, spec: Spec, step: Step, *, rows_max: int) -> Step | None:
+def forget_before(
+    transactions: Transactions, pending: PendingState, step: Step, *, rows_max: int
+) -> Step | None:
     """What has to be forgotten before an id may be begun that is new here; already counted on:
     append it first. None when there is room, and for any other step."""
-    if not _is_new(transactions, step) or _rows(transactions, spec) < rows_max:
+    if not _is_new(transactions, step) or _rows(transactions, pending) < rows_max:
         return None
-    surplus = _rows(transactions, spec) + 1 - rows_max
-    names = transactions.coordination.oldest(min(surplus, FORGET_MAX), _Busy(spec))
+    surplus = _rows(transactions, pending) + 1 - rows_max
+    names = transactions.coordination.oldest(min(surplus, FORGET_MAX), _Busy(pending))
     if not names:
         return None
-    spec.use_coordinator("forget", names)
+    pending.use_coordinator("forget", names)
     return Step(forget=transaction_records_pb2.ForgetTransactions(transaction_ids=names))
 
 
@@ -179,19 +181,19 @@ def _is_pinned(
     return transactions.staging.pin_of(finish.transaction_id, row.decided_attempt) is not None
 
 
-def _rows(transactions: Transactions, spec: Spec) -> int:
+def _rows(transactions: Transactions, pending: PendingState) -> int:
     """The coordinator's rows, once all that is accepted is applied."""
-    return len(transactions.coordination.rows) + spec.rows_coming()
+    return len(transactions.coordination.rows) + pending.rows_coming()
 
 
 class _Busy:
     """Transactions whose rows something in flight changes."""
 
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
+    def __init__(self, pending: PendingState) -> None:
+        self._pending = pending
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._spec.coordinates(name)
+        return isinstance(name, str) and self._pending.coordinates(name)
 
 
 def _full(of: str) -> Refused:

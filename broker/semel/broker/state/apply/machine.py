@@ -53,7 +53,7 @@ from semel.broker.state.apply.results import (
     StateDiverged,
 )
 from semel.broker.state.apply.rows import Outcome, OutcomeKind, Row
-from semel.broker.state.apply.splits import children_of, split_trouble, unread_error
+from semel.broker.state.apply.splits import children_of, invalid_split_reason, unread_error
 from semel.broker.state.apply.transactions import Transactions
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
@@ -313,11 +313,11 @@ class State:
         if queue is None or queue.frozen or self.feature_level < SPLIT_LEVEL:
             raise StateDiverged(f"queue {key} cannot be split at level {self.feature_level}")
         if not queue.sealed or queue.children != children:
-            trouble = split_trouble(children, key.queue_id, queue.slot_start, queue.slot_end)
+            reason = invalid_split_reason(children, key.queue_id, queue.slot_start, queue.slot_end)
             keys = [QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children]
             bound = self.transactions.staging.is_pinned(key) or key in self.delays.queues
             taken = any(child in self.queues for child in keys)
-            if queue.sealed or trouble or taken or bound:
+            if queue.sealed or reason or taken or bound:
                 raise StateDiverged(f"queue {key} of {queue.children} cannot become {children}")
             queue.children = children
             made = [self._make_child(queue, child) for child in children]

@@ -223,7 +223,7 @@ class Moves:
         queue = home.queues.get(key)
         if queue is None:
             return self.absent(key)
-        error = self._over(record, key) or self.frozen(key) or move_trouble(home.queues, queue)
+        error = self._over(record, key) or self.frozen(key) or move_refusal(home.queues, queue)
         if error is None and (held := home.delays.held(key)) is not None:
             error = Throttled(f"not sealed: {held}; ask again", retry_after_ms=SEALED_RETRY_MS)
         if error is None and home.transactions.staging.is_pinned(key):
@@ -357,9 +357,9 @@ class Moves:
             found = read_slice(incoming.slice)
         except CorruptSegment as error:
             return InvalidRequest(f"the slice of queue {key.queue_id} cannot be read: {error}")
-        trouble = found.misfit(incoming.queue)
-        if trouble is not None:
-            return InvalidRequest(f"the copy of queue {key.queue_id} is not whole: {trouble}")
+        reason = found.misfit(incoming.queue)
+        if reason is not None:
+            return InvalidRequest(f"the copy of queue {key.queue_id} is not whole: {reason}")
         self._set(record, key, MoveState.READY)
         return None
 
@@ -463,7 +463,7 @@ _STEPS: Final[dict[int, _Step]] = {
 }
 
 
-def move_trouble(queues: dict[QueueKey, QueueState], queue: QueueState) -> SemelError | None:
+def move_refusal(queues: dict[QueueKey, QueueState], queue: QueueState) -> SemelError | None:
     """Why a queue cannot leave this group, whatever the job; None when it can.
 
     The order of a split is kept by the locks of one group: its parent and its children stay

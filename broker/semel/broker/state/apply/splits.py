@@ -37,7 +37,7 @@ def children_of(record: control_pb2.SplitQueue) -> tuple[Child, ...]:
     )
 
 
-def split_trouble(
+def invalid_split_reason(
     children: tuple[Child, ...], queue_id: int, slot_start: int, slot_end: int
 ) -> str | None:
     """Why queue `queue_id` with these slots cannot be split so; None when it can."""

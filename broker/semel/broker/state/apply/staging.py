@@ -269,9 +269,9 @@ class Staging:
                 return None if same else _other(record.transaction_id)
         free = present.winners if present is not None and level >= REPEAT_LEVEL else ()
         for winner in record.winners:
-            trouble = self._compare(record, winner, queues, free)
-            if trouble is not None:
-                return trouble
+            reason = self._compare(record, winner, queues, free)
+            if reason is not None:
+                return reason
         if len(set(winners)) != len(winners):
             return _other(record.transaction_id)
         if present is not None:
