@@ -139,7 +139,7 @@ class Group:
             slot_end=65_536,
             settings=common_pb2.TopicSettings(**settings),
         )
-        assert isinstance(self.admission.admit_create_queue(record), Accepted)
+        assert isinstance(self.admission.queues.admit_create_queue(record), Accepted)
         self.entry.append(control(create_queue=record))
         self.commit()
 

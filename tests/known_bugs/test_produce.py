@@ -450,7 +450,7 @@ def test_a_retry_meets_the_table_of_the_parent_or_of_the_child() -> None:
             control_pb2.ChildQueue(queue_id=6, slot_start=9, slot_end=65_536),
         ]
         split = control_pb2.SplitQueue(queue=ref(KEY), children=children)
-        assert isinstance(group.admission.admit_split(split), Accepted)
+        assert isinstance(group.admission.queues.admit_split(split), Accepted)
         group.entry.append(control(split_queue=split))
         group.commit()
         assert isinstance(group.produce(header(-1, last=9)), Duplicate)

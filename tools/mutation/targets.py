@@ -77,6 +77,7 @@ TARGETS: Final = {
             for name in (
                 "apply/producers",
                 "admission/admission",
+                "admission/queues",
                 "apply/results",
                 "admission/parking",
                 "apply/expired",

@@ -316,21 +316,21 @@ class Proposer:
         decision: ControlDecision = Accepted()
         match record.WhichOneof("record"):
             case "create_queue":
-                decision = self._admission.admit_create_queue(record.create_queue)
+                decision = self._admission.queues.admit_create_queue(record.create_queue)
             case "delete_queue":
-                decision = self._admission.admit_delete_queue(record.delete_queue)
+                decision = self._admission.queues.admit_delete_queue(record.delete_queue)
             case "split_queue":
-                decision = self._admission.admit_split(record.split_queue)
+                decision = self._admission.queues.admit_split(record.split_queue)
             case "move_queue":
-                decision = self._admission.admit_move(record.move_queue)
+                decision = self._admission.queues.admit_move(record.move_queue)
             case "delete_group":
                 decision = self._admission.admit_delete_group(record.delete_group)
             case "feature_level":
                 decision = self._admission.admit_feature_level(record.feature_level)
             case "alter_topic":
-                decision = self._admission.admit_alter_topic(record.alter_topic)
+                decision = self._admission.queues.admit_alter_topic(record.alter_topic)
             case "trim":
-                decision = self._admission.admit_trim(record.trim)
+                decision = self._admission.queues.admit_trim(record.trim)
             case "fence":
                 decision = self._admission.admit_fence(record.fence)
             case "transaction":

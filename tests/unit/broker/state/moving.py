@@ -59,7 +59,7 @@ class Home(Group):
             **fields,
         )
         self.commit()
-        decision = self.admission.admit_move(record)
+        decision = self.admission.queues.admit_move(record)
         if not isinstance(decision, Accepted):
             return decision.error
         self.entry.append(control(move_queue=record))

@@ -35,7 +35,7 @@ def raise_level(group: Group) -> None:
 def split(group: Group, record: control_pb2.SplitQueue | None = None, **how: Any) -> Any:
     """The verdict; the split is applied unless `commit` is false."""
     record = record or split_of()
-    verdict = group.admission.admit_split(record)
+    verdict = group.admission.queues.admit_split(record)
     if isinstance(verdict, Accepted):
         group.entry.append(control(split_queue=record))
         if how.get("commit", True):

@@ -278,7 +278,7 @@ def test_times_of_their_own_are_refused(group: Group) -> None:
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_queue_with_delayed_messages_is_not_split(group: Group, applied: bool) -> None:
     group.produce(late(-1, 30, last=4), commit=applied)
-    decision = group.admission.admit_split(split_record())
+    decision = group.admission.queues.admit_split(split_record())
     assert isinstance(decision, Refused)
     assert isinstance(decision.error, Throttled)
     if applied:
@@ -289,7 +289,7 @@ def test_a_queue_with_delayed_messages_is_not_split(group: Group, applied: bool)
     group.commit()
     group.now_us += 30 * SECOND_US
     group.release()
-    assert isinstance(group.admission.admit_split(split_record()), Accepted)
+    assert isinstance(group.admission.queues.admit_split(split_record()), Accepted)
 
 
 @pytest.mark.parametrize("applied", [False, True])
@@ -298,7 +298,7 @@ def test_a_queue_with_delayed_messages_is_not_sealed_for_a_move(
 ) -> None:
     group.produce(late(-1, 30), commit=applied)
     record = control_pb2.MoveQueue(queue=ref(), job=1, group_id=2, step=control_pb2.MOVE_STEP_SEAL)
-    decision = group.admission.admit_move(record)
+    decision = group.admission.queues.admit_move(record)
     assert isinstance(decision, Refused)
     assert isinstance(decision.error, Throttled)
     if applied:
@@ -313,7 +313,7 @@ def test_a_deleted_queue_takes_its_delayed_messages_along(group: Group) -> None:
     group.produce(late(-1, 1, key=OTHER))
     delete = control_pb2.DeleteQueue(queue=ref())
     group.now_us += SECOND_US
-    assert isinstance(group.admission.admit_delete_queue(delete), Accepted)
+    assert isinstance(group.admission.queues.admit_delete_queue(delete), Accepted)
     group.entry.append(control(delete_queue=delete))
     assert group.release(commit=False) is None, "its end is accepted"
     group.commit()
@@ -327,7 +327,7 @@ def test_a_release_before_the_deletion_in_the_log_is_harmless(group: Group) -> N
     group.now_us += SECOND_US
     assert group.release(commit=False) is not None
     delete = control_pb2.DeleteQueue(queue=ref())
-    assert isinstance(group.admission.admit_delete_queue(delete), Accepted)
+    assert isinstance(group.admission.queues.admit_delete_queue(delete), Accepted)
     group.entry.append(control(delete_queue=delete))
     group.commit()
     assert KEY not in group.state.queues

@@ -52,7 +52,7 @@ def test_what_is_staged_may_be_delayed_beyond_the_commit() -> None:
     assert published.parts[0].messages == 6
     assert crcs(group) == [1, 4]
     assert (group.state.delays.messages, group.state.transactions.staging.bytes) == (4, 0)
-    assert isinstance(group.admission.admit_split(split_record()), Refused)
+    assert isinstance(group.admission.queues.admit_split(split_record()), Refused)
     assert group.release() is None
     group.now_us = due_us
     group.release()

@@ -283,7 +283,7 @@ def test_parked_batches_come_back_when_their_row_ends(group: Group, end: str) ->
     assert isinstance(parked, Parked)
     assert group.admission.unpark(KEY, ONE) is None
     if end == "deleted":
-        group.admission.admit_delete_queue(control_pb2.DeleteQueue(queue=ref()))
+        group.admission.queues.admit_delete_queue(control_pb2.DeleteQueue(queue=ref()))
     else:
         group.admission.propose_expiry(KEY, now_us=group.now_us, idle_ms=0, rows_max=0)
     assert group.admission.unpark(KEY, ONE) == parked.park_key
@@ -300,14 +300,14 @@ def test_the_largest_ids_are_taken() -> None:
         record = control_pb2.CreateQueue(
             queue=common_pb2.QueueRef(topic_id=topic), topic="t", slot_end=65_536
         )
-        decision = group.admission.admit_create_queue(record)
+        decision = group.admission.queues.admit_create_queue(record)
         assert isinstance(decision, Accepted) == taken
 
 
 def test_a_queue_that_is_just_being_created_begins_at_offset_zero() -> None:
     group = Group(queues=())
     record = control_pb2.CreateQueue(queue=ref(), topic="orders", slot_end=65_536)
-    assert isinstance(group.admission.admit_create_queue(record), Accepted)
+    assert isinstance(group.admission.queues.admit_create_queue(record), Accepted)
     group.entry.append(control(create_queue=record))
     group.fence(commit=False)
     assert group.produce(header(-1, last=9)) == Accepted(Offset(0))
@@ -317,7 +317,9 @@ def test_a_queue_that_is_just_being_created_begins_at_offset_zero() -> None:
 def test_retention_has_one_negative_value(group: Group, field: str) -> None:
     for value, taken in ((-2, False), (-1, True), (1, True)):
         settings = common_pb2.TopicSettings(**{field: value})
-        decision = group.admission.admit_alter_topic(control_pb2.AlterTopic(settings=settings))
+        decision = group.admission.queues.admit_alter_topic(
+            control_pb2.AlterTopic(settings=settings)
+        )
         assert isinstance(decision, Accepted) == taken
 
 
@@ -325,9 +327,9 @@ def test_a_queue_can_be_trimmed_from_its_start_to_its_end(group: Group) -> None:
     group.produce(header(-1, last=9))
     for offset, taken in ((-1, False), (0, True), (10, True), (11, False)):
         record = control_pb2.Trim(queue=ref(), log_start_offset=offset)
-        assert isinstance(group.admission.admit_trim(record), Accepted) == taken
-    group.admission.admit_delete_queue(control_pb2.DeleteQueue(queue=ref()))
-    deleted = group.admission.admit_trim(control_pb2.Trim(queue=ref(), log_start_offset=0))
+        assert isinstance(group.admission.queues.admit_trim(record), Accepted) == taken
+    group.admission.queues.admit_delete_queue(control_pb2.DeleteQueue(queue=ref()))
+    deleted = group.admission.queues.admit_trim(control_pb2.Trim(queue=ref(), log_start_offset=0))
     assert error_of(deleted) is errors.UnknownQueue
 
 

@@ -206,7 +206,7 @@ def test_a_clock_that_is_behind_does_not_stop_the_new_group(source: Home, target
 def test_nothing_final_is_said_while_the_seal_may_be_lost(source: Home) -> None:
     assert isinstance(source.produce(header(19, last=29, crc=3), commit=False), Accepted)
     record = control_pb2.MoveQueue(queue=ref(), job=1, group_id=2, step=control_pb2.MOVE_STEP_SEAL)
-    assert isinstance(source.admission.admit_move(record), Accepted)
+    assert isinstance(source.admission.queues.admit_move(record), Accepted)
     assert isinstance(source.produce(header(19, last=29, crc=3), commit=False), DuplicateInFlight)
     assert isinstance(error_of(source.produce(header(29, crc=4))), errors.Throttled)
     assert isinstance(error_of(source.fence(session=1)), errors.Throttled)
@@ -227,8 +227,8 @@ def test_a_sealed_queue_answers_retries_and_takes_nothing_new(source: Home, targ
         source.produce(header(19, last=29, crc=3)),
         source.produce(header(29, last=39, crc=4)),
         source.fence(epoch=2),
-        source.admission.admit_trim(control_pb2.Trim(queue=ref(), log_start_offset=5)),
-        source.admission.admit_split(control_pb2.SplitQueue(queue=ref())),
+        source.admission.queues.admit_trim(control_pb2.Trim(queue=ref(), log_start_offset=5)),
+        source.admission.queues.admit_split(control_pb2.SplitQueue(queue=ref())),
         source.admission.admit_delete_group(control_pb2.DeleteGroup(group="g")),
     ):
         assert isinstance(error_of(refused), errors.Throttled)
@@ -308,7 +308,7 @@ def test_back_again(source: Home, target: Home) -> None:
 
 def seal(group: Stage) -> Any:
     record = control_pb2.MoveQueue(queue=ref(), job=1, group_id=2, step=control_pb2.MOVE_STEP_SEAL)
-    decision = group.admission.admit_move(record)
+    decision = group.admission.queues.admit_move(record)
     if isinstance(decision, Accepted):
         group.entry.append(control(move_queue=record))
         (result,) = group.commit()
@@ -405,7 +405,7 @@ def test_a_family_stays_together_while_the_parent_holds_messages(
             control_pb2.ChildQueue(queue_id=2, slot_start=100, slot_end=65_536),
         ],
     )
-    assert isinstance(source.admission.admit_split(split), Accepted)
+    assert isinstance(source.admission.queues.admit_split(split), Accepted)
     source.entry.append(control(split_queue=split))
     source.commit()
     parent = source.step("SEAL", 1, 2)
@@ -426,7 +426,9 @@ def test_a_family_stays_together_while_the_parent_holds_messages(
 def test_nothing_moves_before_every_member_knows_how() -> None:
     group = Group()
     record = control_pb2.MoveQueue(queue=ref(), job=1, step=control_pb2.MOVE_STEP_SEAL)
-    assert isinstance(error_of(group.admission.admit_move(record)), errors.UnsupportedVersion)
+    assert isinstance(
+        error_of(group.admission.queues.admit_move(record)), errors.UnsupportedVersion
+    )
     with pytest.raises(StateDiverged):
         group.apply(control(move_queue=record))
 

@@ -371,7 +371,7 @@ def test_unknown_deleted_and_too_large(group: Group) -> None:
     group.fence(keys=(small,))
     refusal(group.produce(header(-1, key=small, body=bytes(32))), errors.MessageTooLarge)
     record = control_pb2.DeleteQueue(queue=ref(OTHER))
-    assert isinstance(group.admission.admit_delete_queue(record), Accepted)
+    assert isinstance(group.admission.queues.admit_delete_queue(record), Accepted)
     group.entry.append(control(delete_queue=record))
     refusal(group.produce(header(-1, key=OTHER), commit=False), errors.UnknownQueue)
     group.commit()
@@ -385,18 +385,18 @@ def test_records_that_need_no_admission_pass_it_by(group: Group) -> None:
     acquire = control_pb2.AcquireLock(group="g", queue=ref(), member_id="m")
     group.produce(header(-1, last=9))
     refusal(
-        group.admission.admit_trim(control_pb2.Trim(queue=ref(), log_start_offset=11)),
+        group.admission.queues.admit_trim(control_pb2.Trim(queue=ref(), log_start_offset=11)),
         errors.OffsetOutOfRange,
     )
     unknown = common_pb2.QueueRef(topic_id=1)
-    refusal(group.admission.admit_trim(control_pb2.Trim(queue=unknown)), errors.UnknownQueue)
+    refusal(group.admission.queues.admit_trim(control_pb2.Trim(queue=unknown)), errors.UnknownQueue)
     negative = common_pb2.TopicSettings(retention_ms=-2)
     refusal(
-        group.admission.admit_alter_topic(control_pb2.AlterTopic(settings=negative)),
+        group.admission.queues.admit_alter_topic(control_pb2.AlterTopic(settings=negative)),
         errors.InvalidRequest,
     )
-    assert isinstance(group.admission.admit_trim(trim), Accepted)
-    assert isinstance(group.admission.admit_alter_topic(alter), Accepted)
+    assert isinstance(group.admission.queues.admit_trim(trim), Accepted)
+    assert isinstance(group.admission.queues.admit_alter_topic(alter), Accepted)
     group.entry += [control(trim=trim), control(alter_topic=alter), control(acquire_lock=acquire)]
     assert group.produce(header(9)) == Accepted(Offset(10))
     assert group.state.queues[KEY].log_start_offset == 3
@@ -411,22 +411,22 @@ def test_producer_ids_are_checked(group: Group, producer: int) -> None:
 @pytest.mark.parametrize(("start", "end"), [(5, 5), (6, 5), (0, 65_537)])
 def test_slots_are_checked(group: Group, start: int, end: int) -> None:
     record = control_pb2.CreateQueue(queue=ref(OTHER), slot_start=start, slot_end=end)
-    refusal(group.admission.admit_create_queue(record), errors.InvalidRequest)
+    refusal(group.admission.queues.admit_create_queue(record), errors.InvalidRequest)
 
 
 def test_creating_is_idempotent_but_waits_for_a_deletion(group: Group) -> None:
     create = control_pb2.CreateQueue(queue=ref(OTHER), topic="orders", slot_end=65_536)
     delete = control_pb2.DeleteQueue(queue=ref(OTHER))
     group.produce(header(-1, last=9, key=OTHER))
-    assert isinstance(group.admission.admit_create_queue(create), Accepted)
+    assert isinstance(group.admission.queues.admit_create_queue(create), Accepted)
     group.entry.append(control(create_queue=create))
     assert group.produce(header(9, key=OTHER)) == Accepted(Offset(10))
     for _ in range(2):
-        assert isinstance(group.admission.admit_delete_queue(delete), Accepted)
+        assert isinstance(group.admission.queues.admit_delete_queue(delete), Accepted)
         group.entry.append(control(delete_queue=delete))
-    refusal(group.admission.admit_create_queue(create), errors.Throttled)
+    refusal(group.admission.queues.admit_create_queue(create), errors.Throttled)
     group.commit()
-    assert isinstance(group.admission.admit_create_queue(create), Accepted)
+    assert isinstance(group.admission.queues.admit_create_queue(create), Accepted)
 
 
 def test_outcomes_inside_contiguous_batches(group: Group) -> None:

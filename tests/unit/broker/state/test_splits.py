@@ -103,7 +103,7 @@ def test_a_split_that_may_still_be_lost_refuses_nothing_for_good(group: Group) -
     for batch in (header(29, last=39, crc=4), header(39, last=49, crc=5)):
         assert isinstance(error_of(group.produce(batch)), errors.Throttled)
     assert isinstance(error_of(group.fence(session=1)), errors.Throttled)
-    assert isinstance(error_of(group.admission.admit_split(split_of())), errors.Throttled)
+    assert isinstance(error_of(group.admission.queues.admit_split(split_of())), errors.Throttled)
     group.new_master()  # the split and the batch before it are lost
     assert isinstance(group.produce(header(19, last=39, crc=6)), Accepted)
     assert not group.state.queues[KEY].sealed
@@ -242,7 +242,7 @@ def test_no_split_of_what_is_not_there_or_going(group: Group) -> None:
     nowhere = QueueKey(TopicId(8), QueueId(0))
     assert isinstance(error_of(split(group, split_of(nowhere))), errors.UnknownQueue)
     delete = control_pb2.DeleteQueue(queue=ref())
-    group.admission.admit_delete_queue(delete)
+    group.admission.queues.admit_delete_queue(delete)
     assert isinstance(error_of(split(group)), errors.UnknownQueue)
     group.entry.append(control(delete_queue=delete))
     group.commit()
@@ -253,7 +253,7 @@ def test_no_split_of_what_is_not_there_or_going(group: Group) -> None:
 def test_a_split_and_a_delete_in_one_entry(group: Group) -> None:
     split(group, commit=False)
     delete = control_pb2.DeleteQueue(queue=ref())
-    assert isinstance(group.admission.admit_delete_queue(delete), Accepted)
+    assert isinstance(group.admission.queues.admit_delete_queue(delete), Accepted)
     group.entry.append(control(delete_queue=delete))
     group.commit()
     assert sorted(group.state.queues) == [LEFT, RIGHT]

@@ -323,17 +323,17 @@ def test_a_queue_is_not_split_while_something_is_pinned_for_it() -> None:
     assert isinstance(group.admission.admit_transaction(record), Accepted)
     group.entry.append(control(transaction=record))
     for _ in ("in flight", "applied"):
-        refused = group.admission.admit_split(split_record())
+        refused = group.admission.queues.admit_split(split_record())
         assert isinstance(refused, Refused)
         assert isinstance(refused.error, errors.Throttled)
         group.commit()
     group.publish()
-    assert isinstance(group.admission.admit_split(split_record()), Accepted)
+    assert isinstance(group.admission.queues.admit_split(split_record()), Accepted)
 
 
 def test_a_split_before_the_pin_aborts_the_commit_with_a_reason() -> None:
     group, first = group_with(1)
-    assert isinstance(group.admission.admit_split(split_record()), Accepted)
+    assert isinstance(group.admission.queues.admit_split(split_record()), Accepted)
     group.entry.append(control(split_queue=split_record()))
     refused = group.pin(first)
     assert isinstance(refused, errors.TransactionAborted)
@@ -356,7 +356,7 @@ def test_a_deleted_queue_takes_what_was_meant_for_it_along() -> None:
     group.stage(one), group.stage(two)
     group.pin(winner(A, {KEY: [one], OTHER: [two]}))
     delete = control_pb2.DeleteQueue(queue=ref())
-    group.admission.admit_delete_queue(delete)
+    group.admission.queues.admit_delete_queue(delete)
     group.entry.append(control(delete_queue=delete))
     published = group.publish()  # judged while the deletion is in flight
     assert isinstance(published, Published)
@@ -368,7 +368,7 @@ def test_a_deleted_queue_takes_what_was_meant_for_it_along() -> None:
 def test_a_queue_that_was_deleted_before_the_pin_aborts_the_commit() -> None:
     group, first = group_with(1)
     delete = control_pb2.DeleteQueue(queue=ref())
-    group.admission.admit_delete_queue(delete)
+    group.admission.queues.admit_delete_queue(delete)
     group.entry.append(control(delete_queue=delete))
     group.commit()
     assert isinstance(group.pin(first), errors.TransactionAborted)

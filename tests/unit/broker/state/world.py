@@ -128,7 +128,7 @@ class World:
         self.building.append(control(feature_level=level))
         for key in KEYS:
             record = control_pb2.CreateQueue(queue=ref(key), topic="t", slot_end=65_536)
-            assert isinstance(self.admission.admit_create_queue(record), Accepted)
+            assert isinstance(self.admission.queues.admit_create_queue(record), Accepted)
             self.building.append(control(create_queue=record))
         self.commit(99)
         for producer in PRODUCERS:

@@ -55,7 +55,7 @@ from semel.broker.state.admission.decisions import (
     out_of_order,
     retry_later,
 )
-from semel.broker.state.admission.delays import delay_refusal, held_by_delays, propose_release
+from semel.broker.state.admission.delays import delay_refusal, propose_release
 from semel.broker.state.admission.parking import Parking
 from semel.broker.state.admission.pending import (
     InFlight,
@@ -64,20 +64,17 @@ from semel.broker.state.admission.pending import (
     PendingState,
     RecordUse,
 )
+from semel.broker.state.admission.queues import QueueAdmission
 from semel.broker.state.admission.transactions import admit_staged, admit_step, forget_before
 from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX
-from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.machine import State
-from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.results import ApplyResult, Staged
 from semel.broker.state.apply.rows import WINDOW_BATCHES, OutcomeKind
-from semel.broker.state.apply.splits import children_of, invalid_split_reason, sealed_error
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
 from semel.protos.delays import is_delayed
 from semel.protos.errors import (
     InvalidRequest,
     MessageTooLarge,
-    OffsetOutOfRange,
     OutOfOrderSequence,
     PartialOverlap,
     SemelError,
@@ -87,11 +84,9 @@ from semel.protos.ids import (
     NO_SEQUENCE,
     Offset,
     ProducerId,
-    QueueId,
     QueueKey,
     Term,
 )
-from semel.protos.levels import MOVE_LEVEL, SPLIT_LEVEL, lacking
 from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
@@ -118,6 +113,7 @@ class Admission:
         assert state.applied_term == term, f"term {term} begins, {state.applied_term} is applied"
         self._state = state
         self._pending = PendingState(state)
+        self.queues = QueueAdmission(state, self._pending)
         self._parking = Parking(park_ms=park_ms, bytes_max=park_bytes_max)
         self._staged_bytes_max = staged_bytes_max
         self._stagers_max = stagers_max
@@ -149,7 +145,7 @@ class Admission:
         queue = self._pending.queue(key)
         if queue is None:
             return Refused(self._state.absent(key))
-        if header.batch_length > queue.batch_bytes_max and self._sealed(key) is None:
+        if header.batch_length > queue.batch_bytes_max and self.queues.sealed(key) is None:
             return Refused(
                 MessageTooLarge(
                     f"batch of {header.batch_length} bytes; queue {key.queue_id} takes"
@@ -163,45 +159,8 @@ class Admission:
         if not row.exists or header.epoch != row.epoch or header.session != row.session:
             return Refused(_incarnation_error(header, queue, row))
         if header.previous_sequence == row.last:
-            return self._ended(queue) or self._accept(header, queue, row)
+            return self.queues.ended(queue) or self._accept(header, queue, row)
         return self._decide_unchained(header, row, now_ms)
-
-    def _sealed(self, key: QueueKey) -> QueueState | None:
-        """The queue, if it is split for certain."""
-        queue = self._state.queues.get(key)
-        return queue if queue is not None and queue.sealed else None
-
-    def _taken(self, key: QueueKey) -> Refused | None:
-        """The refusal of a new queue under a name that there is here, or was before it moved away;
-        final only once that is certain."""
-        if key in self._state.queues or key in self._state.moves.places:
-            return Refused(InvalidRequest(f"queue {key.queue_id} exists already"))
-        if self._pending.is_coming(key) or self._pending.queue_or_deleting(key) is not None:
-            return retry_later(f"queue {key.queue_id} is being made or deleted")
-        return None
-
-    def _ended(self, queue: PendingQueue) -> Refused | None:
-        """The refusal of what a split queue does not hold; None for a queue that goes on. Final
-        only once the split is applied: until then it may be lost, and the queue go on."""
-        sealed = self._sealed(queue.key)
-        if sealed is not None:
-            return Refused(sealed_error(sealed))
-        if queue.splitting:
-            return retry_later("the queue is being split")
-        return self._moving(queue)
-
-    def _moving(self, queue: PendingQueue) -> Refused | None:
-        """The refusal of what would change a queue that a move has sealed: never final."""
-        if queue.sealing:
-            return retry_later("the queue is being sealed for a move")
-        frozen = self._state.moves.frozen(queue.key)
-        return None if frozen is None else Refused(frozen)
-
-    def _bound(self, queue: PendingQueue) -> Refused | None:
-        """The refusal of what would leave stored messages behind that have no offsets yet."""
-        if self._pending.may_pin or self._state.transactions.staging.is_pinned(queue.key):
-            return retry_later("a transaction is being committed to the queue")
-        return held_by_delays(self._state.delays, queue)
 
     def _accept(self, header: BatchHeader, queue: PendingQueue, row: PendingRow) -> BatchDecision:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
@@ -227,7 +186,7 @@ class Admission:
         if header.base_sequence <= row.last:
             return self._decide_in_flight(header, row)
         queue = self._pending.queue(header.queue_key)
-        ended = None if queue is None else self._ended(queue)
+        ended = None if queue is None else self.queues.ended(queue)
         if ended is not None:
             return ended
         if header.previous_sequence > row.last:
@@ -345,8 +304,8 @@ class Admission:
             ):
                 # One life knew, took an empty row and ended; this one would take it for the truth.
                 return Refused(expired(queue, producer_id))
-            ended = self._ended(queue)
-            asks = row.exists and record.epoch == row.epoch and self._sealed(key) is not None
+            ended = self.queues.ended(queue)
+            asks = row.exists and record.epoch == row.epoch and self.queues.sealed(key) is not None
             if ended is not None and not asks:
                 # A new incarnation has nothing to write here. That of the row may ask, once the
                 # split is applied, what became of its batches.
@@ -357,71 +316,6 @@ class Admission:
             row.epoch, row.session = record.epoch, record.session
         queues = tuple(queue for queue, _ in chosen.values())
         self._pending.use(RecordUse.FENCE, queues, tuple(row for _, row in chosen.values()))
-        return Accepted()
-
-    def admit_create_queue(self, record: control_pb2.CreateQueue) -> ControlDecision:
-        """Idempotent; refused when malformed, or while its number is somebody else's."""
-        key = queue_key_of(record.queue)
-        if not 0 <= record.slot_start < record.slot_end <= SLOTS or key.topic_id >> 63:
-            return Refused(
-                InvalidRequest(
-                    f"queue {key} cannot own slots {record.slot_start} to {record.slot_end}"
-                )
-            )
-        queue = self._pending.queue(key)
-        if queue is None:
-            if self._pending.is_deleting(key):
-                return retry_later("the queue is being deleted")
-            if self._pending.is_coming(key):
-                return retry_later("the queue is being made by a split or a move")
-            if key in self._state.moves.places:
-                return Refused(self._state.absent(key))
-            settings = QueueSettings.from_message(record.settings)
-            queue = PendingQueue(key, 0, settings.batch_bytes_max, Expired())
-        self._pending.use(RecordUse.CREATE, (queue,), ())
-        return Accepted()
-
-    def admit_delete_queue(self, record: control_pb2.DeleteQueue) -> ControlDecision:
-        """Idempotent; from now on the queue is unknown to everything judged."""
-        key = queue_key_of(record.queue)
-        queue = self._pending.queue_or_deleting(key) or PendingQueue(key, 0, 0, Expired())
-        queue.deleted = True
-        self._pending.use(RecordUse.DELETE, (queue,), ())
-        return Accepted()
-
-    def admit_split(self, record: control_pb2.SplitQueue) -> ControlDecision:
-        """Idempotent once it is applied; refused when malformed, or split in another way."""
-        key = queue_key_of(record.queue)
-        queue, children = self._pending.queue(key), children_of(record)
-        names = tuple(QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children)
-        if queue is None:
-            return Refused(self._state.absent(key))
-        if (moving := self._moving(queue)) is not None:
-            return moving
-        if self._state.feature_level < SPLIT_LEVEL:
-            return Refused(lacking(SPLIT_LEVEL, self._state.feature_level, "the broker group"))
-        applied = self._state.queues.get(key)
-        if queue.splitting and (applied is None or not applied.sealed):
-            return retry_later("the queue is being split")
-        if applied is None:
-            return retry_later("the queue is being created")
-        if not applied.sealed and (bound := self._bound(queue)) is not None:
-            return bound
-        if applied.sealed:
-            if applied.children != children:
-                return Refused(sealed_error(applied))
-            names = ()
-        else:
-            reason = invalid_split_reason(
-                children, key.queue_id, applied.slot_start, applied.slot_end
-            )
-            if reason is not None:
-                return Refused(InvalidRequest(f"queue {key.queue_id}: {reason}"))
-            for child in names:
-                if (taken := self._taken(child)) is not None:
-                    return taken
-        queue.splitting = True
-        self._pending.use(RecordUse.SPLIT, (queue,), (), names)
         return Accepted()
 
     def admit_staged(self, header: BatchHeader) -> BatchDecision:
@@ -468,30 +362,6 @@ class Admission:
         """The queue has more producers' rows than it may: `judge_expire` has to end some."""
         return self._state.producers.count(queue_key) > self.producers_max
 
-    def admit_move(self, record: control_pb2.MoveQueue) -> ControlDecision:
-        """Decided at apply; but once a seal is accepted, nothing more is that would change the
-        queue."""
-        key = queue_key_of(record.queue)
-        if self._state.feature_level < MOVE_LEVEL:
-            return Refused(lacking(MOVE_LEVEL, self._state.feature_level, "the broker group"))
-        if record.step == control_pb2.MOVE_STEP_SEAL:
-            queue = self._pending.queue(key)
-            if queue is None:
-                return Refused(self._state.absent(key))
-            if queue.splitting and self._sealed(key) is None:
-                return retry_later("the queue is being split")
-            if queue.sealing:
-                return retry_later("the queue is being sealed already")
-            if (bound := self._bound(queue)) is not None:
-                return bound
-            if (error := self._state.moves.seal_refusal(record, key, self._state)) is not None:
-                return Refused(error)
-            queue.sealing = True
-            self._pending.use(RecordUse.SEAL, (queue,), ())
-        elif record.step == control_pb2.MOVE_STEP_BEGIN:
-            self._pending.use(RecordUse.BEGIN, (), (), (key,))
-        return Accepted()
-
     def admit_delete_group(self, record: control_pb2.DeleteGroup) -> ControlDecision:
         """Not while a sealed queue's slice goes over: it would come back with that. What moves
         before or after that, the caller has to notice by the digest of moves in the answer."""
@@ -509,31 +379,6 @@ class Admission:
             )
         return Accepted()
 
-    def admit_alter_topic(self, record: control_pb2.AlterTopic) -> ControlDecision:
-        """Settings bind from the moment they are applied."""
-        settings = QueueSettings.from_message(record.settings)
-        if settings.retention_ms < -1 or settings.retention_bytes < -1:
-            return Refused(InvalidRequest("retention is -1 (no limit) or a positive number"))
-        return Accepted()
-
-    def admit_trim(self, record: control_pb2.Trim) -> ControlDecision:
-        """A queue can be trimmed up to its end as it is applied."""
-        key = queue_key_of(record.queue)
-        queue, pending = self._state.queues.get(key), self._pending.queue(key)
-        if queue is None or pending is None:
-            return Refused(self._state.absent(key))
-        if (moving := self._moving(pending)) is not None:
-            return moving
-        if not 0 <= record.log_start_offset <= queue.log_end_offset:
-            return Refused(
-                OffsetOutOfRange(
-                    f"queue {key.queue_id} cannot start at {record.log_start_offset}",
-                    log_start_offset=queue.log_start_offset,
-                    log_end_offset=queue.log_end_offset,
-                )
-            )
-        return Accepted()
-
     def propose_expiry(
         self, queue_key: QueueKey, *, now_us: int, idle_ms: int, rows_max: int, spare_ms: int = 0
     ) -> control_pb2.ExpireProducers | None:
@@ -543,7 +388,7 @@ class Admission:
         the rest is left to the next call.
         """
         queue = self._pending.queue(queue_key)
-        if queue is None or self._moving(queue) is not None:
+        if queue is None or self.queues.moving(queue) is not None:
             return None
         producers = self._state.producers
         found = producers.expirable(queue_key, now_us, idle_ms, rows_max, spare_ms)
@@ -566,7 +411,7 @@ class Admission:
         """The record that gives offsets to what is due, already counted on: append it to an entry
         of that time. None when nothing is, or not now."""
         queue = self._pending.queue(queue_key)
-        if queue is None or self._ended(queue) is not None:
+        if queue is None or self.queues.ended(queue) is not None:
             return None
         return propose_release(self._state.delays, self._pending, queue, now_us, batches_max)
 

@@ -1,0 +1,179 @@
+"""The master's decisions about queues: making, deleting, splitting, moving and trimming them.
+
+Not here: batches and fences (`admission.py`), what is accepted and not applied (`pending.py`), how
+the records are applied (`state/apply/machine.py`, `state/apply/moves.py`).
+"""
+
+from __future__ import annotations
+
+from semel.broker.state.admission.decisions import Accepted, ControlDecision, Refused, retry_later
+from semel.broker.state.admission.delays import held_by_delays
+from semel.broker.state.admission.pending import PendingQueue, PendingState, RecordUse
+from semel.broker.state.apply.expired import Expired
+from semel.broker.state.apply.machine import State
+from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
+from semel.broker.state.apply.splits import children_of, invalid_split_reason, sealed_error
+from semel.protos.errors import InvalidRequest, OffsetOutOfRange
+from semel.protos.ids import QueueId, QueueKey
+from semel.protos.levels import MOVE_LEVEL, SPLIT_LEVEL, lacking
+from semel.protos.queue_refs import queue_key_of
+from semel.protos.v1 import control_pb2
+
+
+class QueueAdmission:
+    """Decides about queues as they will be when everything accepted is applied."""
+
+    def __init__(self, state: State, pending: PendingState) -> None:
+        self._state = state
+        self._pending = pending
+
+    def sealed(self, key: QueueKey) -> QueueState | None:
+        """The queue, if it is split for certain."""
+        queue = self._state.queues.get(key)
+        return queue if queue is not None and queue.sealed else None
+
+    def ended(self, queue: PendingQueue) -> Refused | None:
+        """The refusal of what a split queue does not hold; None for a queue that goes on. Final
+        only once the split is applied: until then it may be lost, and the queue go on."""
+        sealed = self.sealed(queue.key)
+        if sealed is not None:
+            return Refused(sealed_error(sealed))
+        if queue.splitting:
+            return retry_later("the queue is being split")
+        return self.moving(queue)
+
+    def moving(self, queue: PendingQueue) -> Refused | None:
+        """The refusal of what would change a queue that a move has sealed: never final."""
+        if queue.sealing:
+            return retry_later("the queue is being sealed for a move")
+        frozen = self._state.moves.frozen(queue.key)
+        return None if frozen is None else Refused(frozen)
+
+    def admit_create_queue(self, record: control_pb2.CreateQueue) -> ControlDecision:
+        """Idempotent; refused when malformed, or while its number is somebody else's."""
+        key = queue_key_of(record.queue)
+        if not 0 <= record.slot_start < record.slot_end <= SLOTS or key.topic_id >> 63:
+            return Refused(
+                InvalidRequest(
+                    f"queue {key} cannot own slots {record.slot_start} to {record.slot_end}"
+                )
+            )
+        queue = self._pending.queue(key)
+        if queue is None:
+            if self._pending.is_deleting(key):
+                return retry_later("the queue is being deleted")
+            if self._pending.is_coming(key):
+                return retry_later("the queue is being made by a split or a move")
+            if key in self._state.moves.places:
+                return Refused(self._state.absent(key))
+            settings = QueueSettings.from_message(record.settings)
+            queue = PendingQueue(key, 0, settings.batch_bytes_max, Expired())
+        self._pending.use(RecordUse.CREATE, (queue,), ())
+        return Accepted()
+
+    def admit_delete_queue(self, record: control_pb2.DeleteQueue) -> ControlDecision:
+        """Idempotent; from now on the queue is unknown to everything judged."""
+        key = queue_key_of(record.queue)
+        queue = self._pending.queue_or_deleting(key) or PendingQueue(key, 0, 0, Expired())
+        queue.deleted = True
+        self._pending.use(RecordUse.DELETE, (queue,), ())
+        return Accepted()
+
+    def admit_split(self, record: control_pb2.SplitQueue) -> ControlDecision:
+        """Idempotent once it is applied; refused when malformed, or split in another way."""
+        key = queue_key_of(record.queue)
+        queue, children = self._pending.queue(key), children_of(record)
+        names = tuple(QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children)
+        if queue is None:
+            return Refused(self._state.absent(key))
+        if (refused := self.moving(queue)) is not None:
+            return refused
+        if self._state.feature_level < SPLIT_LEVEL:
+            return Refused(lacking(SPLIT_LEVEL, self._state.feature_level, "the broker group"))
+        applied = self._state.queues.get(key)
+        if queue.splitting and (applied is None or not applied.sealed):
+            return retry_later("the queue is being split")
+        if applied is None:
+            return retry_later("the queue is being created")
+        if not applied.sealed and (bound := self._bound(queue)) is not None:
+            return bound
+        if applied.sealed:
+            if applied.children != children:
+                return Refused(sealed_error(applied))
+            names = ()
+        else:
+            reason = invalid_split_reason(
+                children, key.queue_id, applied.slot_start, applied.slot_end
+            )
+            if reason is not None:
+                return Refused(InvalidRequest(f"queue {key.queue_id}: {reason}"))
+            for child in names:
+                if (taken := self._taken(child)) is not None:
+                    return taken
+        queue.splitting = True
+        self._pending.use(RecordUse.SPLIT, (queue,), (), names)
+        return Accepted()
+
+    def admit_move(self, record: control_pb2.MoveQueue) -> ControlDecision:
+        """Decided at apply; but once a seal is accepted, nothing more is that would change the
+        queue."""
+        key = queue_key_of(record.queue)
+        if self._state.feature_level < MOVE_LEVEL:
+            return Refused(lacking(MOVE_LEVEL, self._state.feature_level, "the broker group"))
+        if record.step == control_pb2.MOVE_STEP_SEAL:
+            queue = self._pending.queue(key)
+            if queue is None:
+                return Refused(self._state.absent(key))
+            if queue.splitting and self.sealed(key) is None:
+                return retry_later("the queue is being split")
+            if queue.sealing:
+                return retry_later("the queue is being sealed already")
+            if (bound := self._bound(queue)) is not None:
+                return bound
+            if (error := self._state.moves.seal_refusal(record, key, self._state)) is not None:
+                return Refused(error)
+            queue.sealing = True
+            self._pending.use(RecordUse.SEAL, (queue,), ())
+        elif record.step == control_pb2.MOVE_STEP_BEGIN:
+            self._pending.use(RecordUse.BEGIN, (), (), (key,))
+        return Accepted()
+
+    def admit_trim(self, record: control_pb2.Trim) -> ControlDecision:
+        """A queue can be trimmed up to its end as it is applied."""
+        key = queue_key_of(record.queue)
+        queue, pending = self._state.queues.get(key), self._pending.queue(key)
+        if queue is None or pending is None:
+            return Refused(self._state.absent(key))
+        if (refused := self.moving(pending)) is not None:
+            return refused
+        if not 0 <= record.log_start_offset <= queue.log_end_offset:
+            return Refused(
+                OffsetOutOfRange(
+                    f"queue {key.queue_id} cannot start at {record.log_start_offset}",
+                    log_start_offset=queue.log_start_offset,
+                    log_end_offset=queue.log_end_offset,
+                )
+            )
+        return Accepted()
+
+    def admit_alter_topic(self, record: control_pb2.AlterTopic) -> ControlDecision:
+        """Settings bind from the moment they are applied."""
+        settings = QueueSettings.from_message(record.settings)
+        if settings.retention_ms < -1 or settings.retention_bytes < -1:
+            return Refused(InvalidRequest("retention is -1 (no limit) or a positive number"))
+        return Accepted()
+
+    def _taken(self, key: QueueKey) -> Refused | None:
+        """The refusal of a new queue under a name that there is here, or was before it moved away;
+        final only once that is certain."""
+        if key in self._state.queues or key in self._state.moves.places:
+            return Refused(InvalidRequest(f"queue {key.queue_id} exists already"))
+        if self._pending.is_coming(key) or self._pending.queue_or_deleting(key) is not None:
+            return retry_later(f"queue {key.queue_id} is being made or deleted")
+        return None
+
+    def _bound(self, queue: PendingQueue) -> Refused | None:
+        """The refusal of what would leave stored messages behind that have no offsets yet."""
+        if self._pending.may_pin or self._state.transactions.staging.is_pinned(queue.key):
+            return retry_later("a transaction is being committed to the queue")
+        return held_by_delays(self._state.delays, queue)
