@@ -1,4 +1,10 @@
-"""What the log means: the replicated state machine, and the master's judge. Pure; no I/O."""
+"""What the log means: the replicated state machine, the master's admission and `semel verify`.
+
+How it works. `apply` turns committed entries into the replicated state; `admission` decides about a
+request before it is proposed; `verify` recomputes the exactly-once promise from the log alone.
+`admission` and `verify` import `apply`, and `apply` imports neither. All of it is pure: no I/O, no
+clock, no random numbers.
+"""
 
 from semel.broker.state.admission.admission import Admission, batch_record_parts
 from semel.broker.state.admission.decisions import (

@@ -1,1 +1,1 @@
-"""The replicated state machine: a pure fold of committed records, the same on every node."""
+"""The replicated state machine: applies committed records, with the same result on every node."""

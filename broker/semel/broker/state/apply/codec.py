@@ -1,8 +1,8 @@
-"""Reading and writing the pieces of the state's canonical bytes: integers, texts, runs of bytes.
+"""Reads and writes the pieces of the state's canonical bytes: integers, texts, runs of bytes.
 
 Format. Everything is little-endian; a text is a u32 length and UTF-8. See docs/formats/state.md.
 
-Not here: which fields exist, in which order: each class writes its own (`machine.py` begins).
+Not here: which fields exist and in which order. Each class writes its own; `machine.py` begins.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def pack_text(text: str) -> bytes:
-    """A text with its length in front."""
+    """The text in UTF-8, preceded by its length."""
     raw = text.encode()
     return _LENGTH.pack(len(raw)) + raw
 
 
 def pack_bytes(data: bytes) -> bytes:
-    """Any bytes, behind their length."""
+    """The bytes, preceded by their length."""
     return _LENGTH.pack(len(data)) + data
 
 
 class Reader:
-    """Walks over one buffer. Every method raises CorruptSegment when the bytes do not suffice."""
+    """Walks over one buffer. Every method raises CorruptSegment when too few bytes are left."""
 
     __slots__ = ("_at", "_data")
 
@@ -37,11 +37,11 @@ class Reader:
 
     @property
     def at(self) -> int:
-        """Bytes taken so far."""
+        """How many bytes were taken so far."""
         return self._at
 
     def between(self, start: int, end: int) -> bytes:
-        """What was taken from there to there, once more."""
+        """The bytes `[start, end)` again, all of which were taken before."""
         assert 0 <= start <= end <= self._at
         return bytes(self._data[start:end])
 
@@ -67,11 +67,11 @@ class Reader:
             raise CorruptSegment(f"state holds a text that is not UTF-8: {error}") from error
 
     def bytes(self) -> bytes:
-        """The next bytes that have their length before them."""
+        """The next run of bytes that is preceded by its length."""
         (length,) = self.unpack(_LENGTH)
         return self.take(length).tobytes()
 
     def finish(self) -> None:
-        """Asserts that nothing is left."""
+        """Raises CorruptSegment if any bytes are left."""
         if self._at != len(self._data):
             raise CorruptSegment(f"state has {len(self._data) - self._at} bytes too many")

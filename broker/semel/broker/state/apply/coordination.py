@@ -1,23 +1,26 @@
-"""Transactions as their coordinator knows them: whose they are, and how far.
+"""Transactions on their coordinator: who owns each transaction id, and how far its epochs are.
 
-How it works. One row a transaction id. BEGIN gives out an *attempt*, a number that never comes
-again in this group; from then on no older attempt can be decided, so whatever those had pinned may
-be thrown away. DECIDE for the newest attempt is the commit. The next epoch begins only once the
-decided one is published on every participant.
+How it works. Each transaction id has one row. BEGIN gives out an *attempt*, a number that this
+broker group uses only once. From then on no older attempt can be decided, so whatever older
+attempts had pinned may be dropped. DECIDE for the newest attempt is the commit. The next epoch
+begins only after the decided one is published on every participant.
 
-    open attempt   begin: a new one         decide: committed     abort: none is open
-    none open      begin: a new one         decide: aborted       abort: stays so
-    not published  begin: come back         decide: stays so      abort: says "committed"
+    state of the row   begin          decide       abort
+    open attempt       new attempt    committed    no open attempt
+    no open attempt    new attempt    aborted      unchanged
+    not published      retry later    unchanged    unchanged; answers "committed"
 
 Invariants
 1. `epoch` never falls, and at most one attempt of each epoch is ever decided.
-2. While `published` is False nothing begins, and the row is not forgotten.
-3. There are never more rows than the master allows: whoever begins under a new id beyond that has
-   the longest idle one forgotten by an entry before its own (`oldest`; the judge).
+2. While `published` is False no attempt begins, and the row is not forgotten.
+3. There are never more rows than the master allows. If a BEGIN under a new id would exceed the
+   limit, an earlier record of the log forgets the longest idle row (`oldest`, and
+   `state/admission/transactions.py`).
 
 Format. docs/formats/state.md.
 
-Not here: data (`staging.py`), asking and telling the participants (the node).
+Not here: staged data (`staging.py`), messages to the participants
+(`semel.broker.background.transactions`).
 """
 
 from __future__ import annotations
@@ -49,36 +52,36 @@ RETRY_MS: Final = 50
 
 
 class Begun(NamedTuple):
-    """What BEGIN found or made."""
+    """The result of a BEGIN that was granted."""
 
     epoch: int
-    """The one that was asked for."""
+    """The epoch that was asked for."""
     attempt: int
-    """0: the epoch is committed already."""
+    """0 if the epoch is committed already."""
     last_epoch: int
-    """Newest committed one; -1 for none."""
+    """The newest committed epoch; -1 if there is none."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One transaction id."""
+    """The state of one transaction id."""
 
     query_id: str
     epoch: int = NO_EPOCH
-    """Newest decided one."""
+    """The newest decided epoch."""
     decided_attempt: int = 0
     begun_epoch: int = NO_EPOCH
     attempt: int = 0
-    """The open one; 0 for none."""
+    """The open attempt; 0 if there is none."""
     changed_us: int = 0
     published: bool = True
-    """Of `epoch`, on every participant."""
+    """Whether `epoch` is published on every participant."""
     participants: tuple[int, ...] = ()
-    """Broker groups of `epoch`."""
+    """The broker groups that take part in `epoch`."""
 
 
 class Coordination:
-    """All transactions that one broker group decides."""
+    """All transactions that one broker group coordinates."""
 
     __slots__ = ("_closed", "_open", "forgotten_epoch", "next_attempt", "rows", "unpublished")
 
@@ -86,18 +89,18 @@ class Coordination:
         self.rows: dict[str, Row] = {}
         self.next_attempt = 1
         self.forgotten_epoch = NO_EPOCH
-        """Highest epoch of all rows that were ever forgotten."""
+        """The highest epoch of all rows that were ever forgotten."""
         self.unpublished: dict[str, None] = {}
-        """Those of `rows` whose epoch is not published everywhere, in the order of decision."""
+        """Ids whose epoch is not published everywhere, in the order of their decisions."""
         self._closed: OrderedDict[str, None] = OrderedDict()
-        """Published ones without an open attempt, the longest idle first."""
+        """Published ids without an open attempt, the longest idle first."""
         self._open: OrderedDict[str, None] = OrderedDict()
-        """Published ones with an open attempt, the longest idle first."""
+        """Published ids with an open attempt, the longest idle first."""
 
     def begin(
         self, record: transaction_records_pb2.BeginTransaction, now_us: int
     ) -> Begun | SemelError:
-        """A new attempt, or why not."""
+        """Begins a new attempt, or returns why it cannot."""
         name = record.transaction_id
         row = self.rows.get(name)
         asked = record.epoch if record.HasField("epoch") else None
@@ -138,7 +141,7 @@ class Coordination:
     def decide(
         self, record: transaction_records_pb2.DecideTransaction, now_us: int
     ) -> SemelError | None:
-        """Commits, or says why not. The same decision again changes nothing."""
+        """Commits, or returns why it cannot. Repeating a decision changes nothing."""
         name = record.transaction_id
         row = self.rows.get(name)
         if row is not None and (row.epoch, row.decided_attempt) == (record.epoch, record.attempt):
@@ -155,8 +158,8 @@ class Coordination:
             )
         if (row.begun_epoch, row.attempt) != (record.epoch, record.attempt):
             return TransactionFenced(
-                f"somebody has begun transaction {name!r} anew after attempt {record.attempt} at"
-                f" epoch {record.epoch}. Nothing of that is stored"
+                f"a newer attempt of transaction {name!r} has begun since attempt {record.attempt}"
+                f" at epoch {record.epoch}. Nothing of the older attempt is stored"
             )
         row.epoch, row.decided_attempt = record.epoch, record.attempt
         row.attempt = 0
@@ -169,7 +172,7 @@ class Coordination:
         return None
 
     def abort(self, record: transaction_records_pb2.AbortTransaction, now_us: int) -> bool:
-        """Whether the attempt is committed; if not, it never will be."""
+        """Ends an open attempt. True if the attempt is committed; if not, it never will be."""
         row = self.rows.get(record.transaction_id)
         if row is None:
             return False
@@ -180,7 +183,7 @@ class Coordination:
         return bool(record.attempt) and row.decided_attempt == record.attempt
 
     def finish(self, record: transaction_records_pb2.FinishTransaction) -> None:
-        """Every participant has published."""
+        """Records that every participant has published."""
         row = self.rows.get(record.transaction_id)
         if row is not None and row.epoch == record.epoch:
             row.published = True
@@ -188,14 +191,14 @@ class Coordination:
             self._touch(record.transaction_id, row)
 
     def _touch(self, name: str, row: Row) -> None:
-        """The row has changed: it is idle from now on."""
+        """Records that the row has changed: its idle time starts now."""
         self._closed.pop(name, None)
         self._open.pop(name, None)
         if row.published:
             (self._open if row.attempt else self._closed)[name] = None
 
     def idle(self, now_us: int, idle_us: int, count_max: int) -> list[str]:
-        """Rows that may be forgotten because they were idle for too long."""
+        """Ids of rows that may be forgotten because they were idle for `idle_us`."""
         found = (name for name, row in self.rows.items() if row.published)
         idle = sorted(
             (row.changed_us, name)
@@ -205,14 +208,16 @@ class Coordination:
         return [name for _, name in idle[:count_max]]
 
     def oldest(self, count: int, busy: Container[str]) -> list[str]:
-        """So many rows that may be forgotten to make room for others, the longest idle first; those
-        with an open attempt only when there are no others, `busy` ones never. An attempt whose row
-        is forgotten cannot be decided: its commit is told that it is aborted."""
+        """Up to `count` ids whose rows may be forgotten to make room, the longest idle first.
+
+        Rows with an open attempt come after all others, and `busy` rows never come. An attempt
+        whose row is forgotten cannot be decided any more: its commit is told that it is aborted.
+        """
         names = (name for name in chain(self._closed, self._open) if name not in busy)
         return list(islice(names, count))
 
     def forget(self, names: Iterable[str]) -> None:
-        """Ends rows, but no unpublished one. An open attempt can not be decided afterwards."""
+        """Removes published rows. Their open attempts cannot be decided any more."""
         for name in names:
             row = self.rows.get(name)
             if row is not None and row.published:
@@ -222,7 +227,7 @@ class Coordination:
                 self._open.pop(name, None)
 
     def parts(self) -> list[bytes]:
-        """Canonical bytes, rows by transaction id."""
+        """Canonical bytes; rows are ordered by transaction id."""
         parts = [HEAD.pack(self.next_attempt, self.forgotten_epoch, len(self.rows))]
         for name in sorted(self.rows):
             row = self.rows[name]

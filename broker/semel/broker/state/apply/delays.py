@@ -1,28 +1,28 @@
-"""Delayed batches: stored, without offsets until they are due.
+"""Delayed batches: they are stored, and have no offsets until they are due.
 
-How it works. The fold of a delayed batch, or the publication of a staged one, adds a *delayed
-extent* to its queue. A RELEASE takes the first of them and appends them to the queue by reference:
-their offsets begin where the queue ends. Which ones these are, every node finds alike: they are
-ordered by due time, then by *ordinal*, a number that the group gives each as it is added. The
-master names how many, and below which ordinal, so that what is added between its judgement and the
-fold changes nothing in what was judged.
+How it works. When a delayed batch is applied, or a staged one is published, it becomes a *delayed
+extent* of its queue. A RELEASE record takes the first extents and appends them to the queue by
+reference: their offsets begin where the queue ends. Every node takes the same ones, because they
+are ordered by due time, then by *ordinal*, a number that the broker group gives each extent when it
+is added. The master names how many to take, and below which ordinal. So extents that are added
+between its decision and the apply do not change what is released.
 
-Extents of one queue stand packed in blocks, in their order: a million of them are 36 MB, and a
-checkpoint takes them as they are. Queues stand in a heap by their first due time, so that finding
-what is due costs nothing for queues where nothing is.
+The extents of one queue are packed in blocks, in their order: a million of them take 36 MB, and a
+checkpoint takes them as they are. Queues are in a heap by their first due time, so that a search
+for due batches costs nothing for queues that have none.
 
 Invariants
-1. Extents of a queue rise strictly by (due_us, ordinal); ordinals never come again.
-2. `bytes`, `messages` and `batches` are the sums over all extents; each is live for cleaning, kept
-   files and snapshots.
-3. A queue has an entry here exactly while something of it is delayed.
-4. A queue with something delayed is neither split nor moved (judge and fold see to it).
-5. Blocks and heap follow from the extents; how they are cut never shows in the bytes.
+1. The extents of a queue rise strictly by (due_us, ordinal); an ordinal is used only once.
+2. `bytes`, `messages` and `batches` are the sums over all extents. Each extent is live for
+   cleaning, kept files and snapshots.
+3. A queue has an entry here if and only if it has delayed batches.
+4. A queue with delayed batches is neither split nor moved (checked at admission and at apply).
+5. Blocks and heap follow from the extents; where blocks are cut never shows in the bytes.
 
 Format. docs/formats/state.md.
 
-Not here: when a release is proposed (`state/admission/admission.py`,
-`semel.broker.background.delayed_release`), offsets (`queues.py`).
+Not here: whether a batch may be delayed and what a release takes (`state/admission/delays.py`),
+when a release is proposed (`semel.broker.background.delayed_release`), offsets (`queues.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
 
 RELEASE_BATCHES_MAX: Final = 1_000
-"""One entry releases at most so many, of all queues together: no more than it stores at once."""
+"""One entry releases at most this many batches of all queues: no more than it can store."""
 COLUMN_FLAG: Final = BatchFlags.DELIVER_AT
 HEAD: Final = struct.Struct("<QI")
 DELAYED_QUEUE: Final = struct.Struct("<QII")
@@ -55,44 +55,44 @@ _HEAP_SLACK: Final = 1_024
 
 
 class DelayedExtent(NamedTuple):
-    """One delayed batch, in the log and without offsets."""
+    """One delayed batch: in the log, and without offsets."""
 
     due_us: int
     ordinal: int
-    """Of all that were ever delayed in this group."""
+    """Its number among all batches that were ever delayed in this broker group."""
     entry: int
     """Index of the entry that holds it."""
     position: int
     length: int
-    """Of the record's payload: broker header and batch."""
+    """Length of the record's payload: broker header and batch."""
     messages: int
 
 
 class DelayedQueue:
-    """What is delayed of one queue, at least one batch."""
+    """The delayed batches of one queue, at least one."""
 
     __slots__ = ("_blocks", "batches", "bytes", "messages")
 
     def __init__(self) -> None:
         self._blocks: list[bytearray] = []
-        """Packed extents in order; none is empty."""
+        """Packed extents in order; no block is empty."""
         self.batches = 0
         self.messages = 0
         self.bytes = 0
 
     @property
     def first_due_us(self) -> int:
-        """When the first is due."""
+        """When the first batch is due."""
         return _due(self._blocks[0])
 
     @property
     def last_due_us(self) -> int:
-        """When the last is due."""
+        """When the last batch is due."""
         block = self._blocks[-1]
         return int(_DUE.unpack_from(block, len(block) - DELAYED_EXTENT.size)[0])
 
     def add(self, extent: DelayedExtent) -> None:
-        """One more; its ordinal is the highest ever."""
+        """Adds an extent; its ordinal must be the highest so far."""
         blocks = self._blocks
         if not blocks:
             blocks.append(bytearray())
@@ -111,7 +111,7 @@ class DelayedQueue:
         self._count(extent, 1)
 
     def first(self, until_us: int, below_ordinal: int, batches_max: int) -> list[DelayedExtent]:
-        """The first so many that are due by then, of those below the ordinal."""
+        """The first `batches_max` extents below the ordinal that are due at `until_us`."""
         found: list[DelayedExtent] = []
         for extent in self:
             if extent.due_us > until_us or len(found) >= batches_max:
@@ -121,7 +121,7 @@ class DelayedQueue:
         return found
 
     def remove(self, extents: list[DelayedExtent]) -> None:
-        """Takes out what `first` has found."""
+        """Removes extents that `first` has returned."""
         gone = {extent.ordinal for extent in extents}
         while gone:
             block = self._blocks[0]
@@ -137,7 +137,7 @@ class DelayedQueue:
                 else:
                     kept += DELAYED_EXTENT.pack(*extent)
             kept += block[end:]
-            if gone and kept:  # something newer than the judge knew stands before the rest
+            if gone and kept:  # a newer extent than the master knew precedes the rest
                 self._merge(kept)
             elif kept:
                 self._blocks[0] = kept
@@ -145,7 +145,7 @@ class DelayedQueue:
                 del self._blocks[0]
 
     def _merge(self, kept: bytearray) -> None:
-        """The first block's rest goes to the front of the second one."""
+        """Replaces the first block: its rest goes to the front of the second one."""
         del self._blocks[0]
         self._blocks[0][:0] = kept
 
@@ -179,7 +179,7 @@ class DelayedQueue:
 
 
 class Delays:
-    """All that is delayed in one broker group."""
+    """All delayed batches of one broker group."""
 
     __slots__ = ("_heap", "batches", "bytes", "messages", "next_ordinal", "queues")
 
@@ -190,14 +190,14 @@ class Delays:
         self.messages = 0
         self.bytes = 0
         self._heap: list[tuple[int, QueueKey]] = []
-        """First due time of each queue; and times that are not the first any more."""
+        """(first due time, queue); also holds stale times, which `_counts` tells apart."""
 
-    # --- the fold ---------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------
 
     def add(
         self, key: QueueKey, due_us: int, entry: int, position: int, length: int, messages: int
     ) -> None:
-        """A stored batch is due then."""
+        """Adds a stored batch that is due at `due_us`."""
         queue = self.queues.get(key)
         first_us = None if queue is None else queue.first_due_us
         if queue is None:
@@ -215,7 +215,7 @@ class Delays:
         index: int,
         now_us: int,
     ) -> DelayedReleased:
-        """What a record names becomes the queue's end. Raises StateDiverged."""
+        """Appends the batches that the record names to the queue. Raises StateDiverged."""
         key = queue_key_of(record.queue)
         found = self.first(key, record.until_us, record.below_ordinal, record.batches)
         messages = sum(extent.messages for extent in found)
@@ -249,7 +249,7 @@ class Delays:
     def first(
         self, key: QueueKey, until_us: int, below_ordinal: int, batches_max: int
     ) -> list[DelayedExtent]:
-        """What a release takes that names these bounds, in the order of the offsets it gives."""
+        """The batches that a release with these bounds takes, in the order of their offsets."""
         queue = self.queues.get(key)
         return [] if queue is None else queue.first(until_us, below_ordinal, batches_max)
 
@@ -268,7 +268,7 @@ class Delays:
         self._prune()
 
     def remove_queue(self, key: QueueKey) -> None:
-        """The queue is deleted, with all that was to come."""
+        """Removes a deleted queue with its delayed batches."""
         queue = self.queues.pop(key, None)
         if queue is not None:
             self._sum(-queue.batches, -queue.messages, -queue.bytes)
@@ -296,7 +296,7 @@ class Delays:
     # --- questions --------------------------------------------------------------------------
 
     def due(self, now_us: int, count_max: int) -> list[QueueKey]:
-        """Queues with something due, those that have waited longest first."""
+        """Up to `count_max` queues with due batches, the longest overdue first."""
         found: dict[QueueKey, None] = {}
         heap = self._heap
         near = [(*heap[0], 0)] if heap else []
@@ -309,7 +309,7 @@ class Delays:
         return list(found)
 
     def held(self, key: QueueKey) -> str | None:
-        """What keeps a queue from being split or moved, for people; None when nothing does."""
+        """A text that says what prevents a split or move of the queue; None if nothing does."""
         queue = self.queues.get(key)
         if queue is None:
             return None
@@ -346,7 +346,7 @@ class Delays:
             topic_id, queue_id, batches = reader.unpack(DELAYED_QUEUE)
             queue = DelayedQueue.read(bytes(reader.take(batches * DELAYED_EXTENT.size)))
             if not batches:
-                raise CorruptSegment(f"state says that nothing is delayed of queue {queue_id}")
+                raise CorruptSegment(f"state lists queue {queue_id} without a delayed batch")
             delays.queues[QueueKey(TopicId(topic_id), QueueId(queue_id))] = queue
             delays._sum(queue.batches, queue.messages, queue.bytes)
         delays._heap = [(queue.first_due_us, key) for key, queue in delays.queues.items()]

@@ -1,21 +1,22 @@
-"""What a queue remembers of rows that expired: whom it must not mistake for a new producer.
+"""What a queue remembers of expired rows, so that it mistakes no known producer for a new one.
 
-How it works. The epochs of the 256 expired rows with the highest epochs are kept by producer; what
-falls out leaves only a *floor* and a *ceiling*: the highest epoch and the highest producer id among
-them. A producer without a row may open one if it cannot be one of those that expired, or if it
-comes with a higher epoch than the one that did. If that row had stored something, it must also say
-that it knows (`after_expiry`): a loader that starts again would take "nothing stored yet" for true
-and store everything twice.
+How it works. The queue keeps the epochs of the 256 expired rows with the highest epochs, by
+producer. Rows beyond those leave only a *floor* and a *ceiling* behind: their highest epoch and
+their highest producer id. A producer without a row may open one if none of its rows can have
+expired, or if its epoch is higher than that of its expired row. If the expired row had stored
+something, the producer must also state that it knows about the expiry (`after_expiry`). Otherwise a
+loader that restarts would believe "nothing stored yet" and store everything twice.
 
-Why not one floor for all: epochs are counted a producer, so the expiry of a busy one (epoch 50)
-would lock out a quiet one (epoch 2) that never wrote to this queue.
+Rejected: one floor for all producers. Each producer counts its own epochs, so the expiry of a busy
+one (epoch 50) would lock out a quiet one (epoch 2) that never wrote to this queue.
 
 Invariants
-1. Nobody who had a row that expired passes with an epoch that row had, or a lower one.
-2. `floor` and `ceiling` never fall. Producers that opened once only (epoch 1) fall out first, so in
-   practice the floor stays 1, and opening once more is enough.
+1. A producer whose row expired opens no new one at the epoch of that row or at a lower one.
+2. `floor` and `ceiling` never fall. Producers that opened only once (epoch 1) are dropped first, so
+   in practice the floor stays 1, and it is enough to open once more.
 
-Not here: choosing the rows (`producers.py`), refusing (`state/admission/admission.py`).
+Not here: choosing which rows expire (`producers.py`), refusing a producer
+(`state/admission/admission.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ EXPIRED: Final = struct.Struct("<QII")
 
 
 class Expired:
-    """Producers whose row on one queue expired."""
+    """The producers whose row on one queue expired."""
 
     __slots__ = ("ceiling", "epochs", "floor", "stored")
 
@@ -40,12 +41,12 @@ class Expired:
         self.floor = 0
         self.ceiling = 0
         self.epochs: dict[int, int] = {}
-        """Epoch of the newest expired row, by producer id, also of producers that came back."""
+        """Epoch of the newest expired row by producer id, also for producers that came back."""
         self.stored: set[int] = set()
-        """Those of `epochs` of whom an expired row knew a stored message."""
+        """The producers in `epochs` that have an expired row which knew of a stored message."""
 
     def add(self, producer_id: int, epoch: int, *, stored: bool) -> None:
-        """A row expires, which knew of something `stored` or not."""
+        """Records that a row expires; `stored` says whether it knew of a stored message."""
         if stored or self.may_have_stored(producer_id):
             self.stored.add(producer_id)
         self.epochs[producer_id] = epoch
@@ -56,34 +57,37 @@ class Expired:
             self.raise_floor(lowest_epoch, lowest_id)
 
     def raise_floor(self, epoch: int, producer_id: int) -> None:
-        """Producers up to this id with an epoch up to this one are not new."""
+        """Raises the floor to this epoch and the ceiling to this producer id, if they are lower."""
         self.floor = max(self.floor, epoch)
         self.ceiling = max(self.ceiling, producer_id)
 
     def floor_of(self, producer_id: int) -> int:
-        """The highest epoch with which this producer may have had a row; 0 when it had none."""
+        """The highest epoch at which this producer may have had a row; 0 if it had none."""
         known = self.epochs.get(producer_id, 0)
         return max(known, self.floor) if producer_id <= self.ceiling else known
 
     def may_open(self, producer_id: int, epoch: int, *, after_expiry: bool) -> bool:
-        """Whether a producer without a row may get one; `after_expiry`: also without its memory."""
+        """Whether a producer without a row may get one.
+
+        `after_expiry` means that the producer accepts that its stored sequences were forgotten.
+        """
         floor = self.floor_of(producer_id)
         if not floor:
             return True
         return epoch > floor and (after_expiry or not self.may_have_stored(producer_id))
 
     def may_have_stored(self, producer_id: int) -> bool:
-        """Whether a row of this producer expired that knew of something stored."""
+        """Whether this producer may have an expired row that knew of a stored message."""
         if producer_id in self.epochs:
             return producer_id in self.stored
-        return producer_id <= self.ceiling  # of who fell out nobody knows
+        return producer_id <= self.ceiling  # nothing is known of dropped ones
 
     def highest_epoch(self) -> int:
-        """Of all rows that ever expired here."""
+        """The highest epoch of all rows that ever expired here; 0 without any."""
         return max(self.floor, *self.epochs.values(), 0)
 
     def copy(self) -> Expired:
-        """One that changes by itself."""
+        """An independent copy."""
         made = Expired()
         made.floor, made.ceiling = self.floor, self.ceiling
         made.epochs, made.stored = dict(self.epochs), set(self.stored)

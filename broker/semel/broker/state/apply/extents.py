@@ -1,22 +1,23 @@
-"""Which log records a queue consists of: columns of extents in chunks.
+"""The extents of a queue: which records of the log it consists of, kept as columns in chunks.
 
-How it works. An extent says: offsets from `base_offset` on are rows `[first_row, …)` of the stored
-batch at (index, position). Its count is the distance to the next extent, for offsets are dense.
-Extents stand in columns, 36 bytes each. The newest ones are in growing arrays; 1,024 of them make
-a *sealed chunk*: one immutable `bytes` which is read in place and goes into a checkpoint as it is.
+How it works. An extent says that offsets from `base_offset` on are rows `[first_row, …)` of the
+stored batch at (index, position). Offsets are dense, so its count is the distance to the next
+extent. Extents are kept in columns, 36 bytes each. The newest ones are in growing arrays. As soon
+as there are 1,024 of them they become a *sealed chunk*: one immutable `bytes` that is read in place
+and goes into a checkpoint as it is.
 
 Invariants
 1. Base offsets rise strictly; append times never fall.
-2. Chunk k holds the extents with ordinals [1024 k, 1024 (k + 1)), counted from the queue's first
-   one ever, so that its bytes depend on the log only.
-3. `first` is the ordinal of the first live extent; chunks wholly below it are dropped.
+2. Chunk k holds the extents with ordinals [1024 k, 1024 (k + 1)). Ordinals count from the first
+   extent that the queue ever had, so the bytes of a chunk depend on the log only.
+3. `first` is the ordinal of the first live extent. Chunks that lie wholly below it are dropped.
 
 Format of a sealed chunk. base_offset i64[1024], index i64[1024], place i64[1024]
 (position << 32 | length), append_time_us i64[1024], first_row u32[1024], then lowest index,
 highest index and sum of lengths, i64 each. An open chunk of n: the five columns of n, no sums.
 
-Rejected: a dict or an object an extent (ten times the memory), and rebuilding checkpoint bytes
-from arrays each time (it stalls the loop at a million extents).
+Rejected: one dict or object for each extent (ten times the memory), and rebuilding the bytes of a
+checkpoint from arrays each time (this stalls the loop at a million extents).
 """
 
 from __future__ import annotations
@@ -43,27 +44,27 @@ SEALED_BYTES: Final = CHUNK * EXTENT_BYTES + _SUMS.size
 _LENGTH_MASK: Final = 0xFFFFFFFF
 
 assert sys.byteorder == "little", (
-    "the columns are read in place; big-endian machines are not served"
+    "the columns are read in place, which needs a little-endian machine"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Offsets `[base_offset, base_offset + count)`: rows from `first_row` of one stored batch."""
+    """Offsets `[base_offset, base_offset + count)`, which are rows of one stored batch."""
 
     base_offset: int
     count: int
     first_row: int
     index: int
     position: int
-    """Of the record in its frame."""
+    """Byte position of the record in its frame."""
     length: int
-    """Of the record's payload: broker header and batch."""
+    """Length of the record's payload: broker header and batch."""
     append_time_us: int
 
 
 class _Sealed:
-    """1,024 extents that never change again."""
+    """1,024 extents that no longer change."""
 
     __slots__ = ("data", "highest_index", "lowest_index", "quads", "rows", "total_bytes")
 
@@ -96,7 +97,7 @@ class Extents:
         self.first = 0
         """Ordinal of the first live extent."""
         self.total = 0
-        """Ordinal of the next extent; extents appended in the queue's whole life."""
+        """Ordinal of the next extent: how many were appended in the queue's whole life."""
         self._sealed: list[_Sealed] = []
         self._open()
 
@@ -154,7 +155,7 @@ class Extents:
         )
 
     def find_offset(self, offset: int) -> int:
-        """Ordinal of the last live extent with base_offset <= offset, at least `first`."""
+        """Ordinal of the last live extent with base_offset <= offset, but at least `first`."""
         chunk = bisect_right(self._sealed, offset, key=_first_base) - 1
         if self._bases and self._bases[0] <= offset:
             chunk, at = len(self._sealed), bisect_right(self._bases, offset) - 1
@@ -165,7 +166,7 @@ class Extents:
         return max(self.first, (self.first // CHUNK + chunk) * CHUNK + at)
 
     def find_time(self, time_us: int) -> int:
-        """Ordinal of the first live extent appended at `time_us` or later; `total` if none."""
+        """Ordinal of the first live extent appended at `time_us` or later; `total` without any."""
         chunk = bisect_left(self._sealed, time_us, key=_last_time)
         if chunk < len(self._sealed):
             at = bisect_left(self._sealed[chunk].quads, time_us, _TIME_AT, _TIME_AT + CHUNK)
@@ -175,7 +176,7 @@ class Extents:
         return max(self.first, (self.first // CHUNK + chunk) * CHUNK + at)
 
     def base_offset(self, ordinal: int) -> int:
-        """Of an extent that exists."""
+        """Base offset of an existing extent."""
         return self._at(ordinal)[0]
 
     def read(self, ordinal: int, log_end_offset: int) -> Iterator[Extent]:
@@ -208,8 +209,10 @@ class Extents:
         return total
 
     def find_excess(self, excess_bytes: int) -> int:
-        """The lowest ordinal below which live extents of `excess_bytes` or more lie; at most the
-        newest extent's."""
+        """The lowest ordinal below which the live extents have `excess_bytes` or more.
+
+        It is at most that of the newest extent.
+        """
         at = self.first
         while excess_bytes > 0 and at < self.total - 1:
             chunk = at // CHUNK - self.first // CHUNK
@@ -246,7 +249,7 @@ class Extents:
                 yield index, place >> 32, place & _LENGTH_MASK
 
     def parts(self) -> list[bytes]:
-        """Sealed chunks, then the open one's columns."""
+        """Canonical bytes: the sealed chunks, then the columns of the open one."""
         return [*(sealed.data for sealed in self._sealed), *self._columns()]
 
     @classmethod

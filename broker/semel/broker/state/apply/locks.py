@@ -1,19 +1,19 @@
-"""Consumer groups: progress and fenced locks, one for each (group, queue).
+"""Consumer groups: the progress and the fenced lock of each (group, queue).
 
-How it works. All is decided here, at apply, the same on every node: who owns a queue, which token
-is current, which commit counts. No clock: that an owner is gone arrives as a ReleaseLock record,
-which the master proposes (`state/lock_clock.py`).
+How it works. Everything is decided here, at apply, with the same result on every node: who holds
+the lock of a queue, which token is current, which commit counts. There is no clock here. The master
+notices that an owner is gone and proposes a ReleaseLock record (`state/lock_clock.py`).
 
 Invariants
-1. Tokens of a (group, queue) only rise, also across a deleted and re-created group: every grant and
-   every reset raises the token.
-2. A commit counts only under the current token while that lock is held.
-3. Progress falls by a reset only.
-4. Metadata is what the newest commit under the newest token said, by the owner's own numbers: a
-   commit that was under way for long takes nothing back. It outlives a reset: what it
-   tells of is done or under way, wherever the group goes on.
+1. The tokens of a (group, queue) only rise, also if the group is deleted and created again. Every
+   grant and every reset raises the token.
+2. A commit counts only under the current token, and only while that lock is held.
+3. Only a reset lowers the progress.
+4. Metadata is that of the newest commit under the newest token, by the owner's own version numbers,
+   so a commit that arrives late does not replace newer metadata. Metadata outlives a reset: the
+   work that it describes is done or under way, wherever the group continues.
 
-Not here: membership and assignment (the controller), timeouts (`state/lock_clock.py`).
+Not here: members and assignment (the controller), timeouts (`state/lock_clock.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from semel.protos.levels import METADATA_LEVEL
 from semel.protos.v1 import control_pb2
 
 METADATA_ONLY: Final = -1
-"""Instead of an offset: the commit is about metadata alone."""
+"""Stands in place of the offset in a commit that is about metadata alone."""
 _FIXED: Final = struct.Struct("<QIqQQII")
 _VERSION: Final = struct.Struct("<Q")
 _COUNT: Final = struct.Struct("<I")
@@ -55,22 +55,22 @@ _COUNT: Final = struct.Struct("<I")
 
 @dataclass(slots=True, kw_only=True)
 class GroupQueue:
-    """One group on one queue. Changed by `ConsumerGroups` only."""
+    """The state of one group on one queue. Only `ConsumerGroups` changes it."""
 
     committed_offset: int = -1
-    """Next offset to read; -1 when the group never committed here."""
+    """The next offset to read; -1 if the group never committed here."""
     token: int
-    """The newest token given; current as long as `owner` is set."""
+    """The newest token that was given out; it is current while `owner` is set."""
     owner: str = ""
-    """Member that holds the lock; empty when unlocked."""
+    """The member that holds the lock; empty if nobody does."""
     generation: int = 0
-    """The highest one that was granted the lock."""
+    """The highest generation that was granted the lock."""
     lock_ms: int = 0
     session_ms: int = 0
     metadata: bytes = b""
-    """What the group keeps beside the offset."""
+    """What the group stores beside the offset."""
     metadata_version: int = 0
-    """The owner's number of it; 0 for what an earlier owner left."""
+    """The owner's version number of the metadata; 0 if it is from an earlier owner."""
 
 
 class ConsumerGroups:
@@ -82,26 +82,26 @@ class ConsumerGroups:
         self._groups: dict[str, dict[QueueKey, GroupQueue]] = {}
 
     def lookup(self, group: str, key: QueueKey) -> GroupQueue | None:
-        """The live state of one group on one queue; not to be changed."""
+        """The live state of one group on one queue, to read only."""
         return self._groups.get(group, {}).get(key)
 
     def names(self) -> list[str]:
-        """Groups that have any state here, sorted."""
+        """The groups that have any state here, sorted."""
         return sorted(self._groups)
 
     def states(self, group: str | None = None) -> Iterator[tuple[str, QueueKey, GroupQueue]]:
-        """All states, or one group's, by group, then queue."""
+        """The states of all groups, or of one group, by group, then queue."""
         for name in self.names() if group is None else [group]:
             queues = self._groups.get(name, {})
             for key in sorted(queues):
                 yield name, key, queues[key]
 
     def copy_of(self, group: str) -> list[tuple[QueueKey, GroupQueue]]:
-        """One group's states in no order: cheap, and safe to walk while the state changes."""
+        """The states of one group in no particular order, safe to walk while the state changes."""
         return list(self._groups.get(group, {}).items())
 
     def held(self) -> Iterator[tuple[str, QueueKey, GroupQueue]]:
-        """States whose lock somebody holds."""
+        """The states whose lock somebody holds."""
         return (state for state in self.states() if state[2].owner)
 
     def _at(self, group: str, queue: QueueState) -> GroupQueue:
@@ -111,8 +111,10 @@ class ConsumerGroups:
         return queues[queue.key]
 
     def inherit(self, key: QueueKey, children: list[QueueState]) -> None:
-        """A queue is split: groups that have read it begin its children at their start, whatever
-        they would do with a queue they never heard of."""
+        """Prepares the children of a split for the groups that have read the parent.
+
+        They begin the children at their start, however they begin queues that are new to them.
+        """
         for group, queues in self._groups.items():
             if key in queues:
                 for child in children:
@@ -126,8 +128,11 @@ class ConsumerGroups:
         unread: ParentUnread | None,
         barred: SemelError | None = None,
     ) -> LockGranted | LockRefused:
-        """Grants an unlocked queue, or one that the member holds already, under a new token; not
-        one that is `unread` further up, or `barred` by a move."""
+        """Grants the lock under a new token if it is free, or if the member holds it already.
+
+        Refuses with `barred` if a move prevents it, and with `unread` if an ancestor of the queue
+        is not read to its end.
+        """
         error = barred
         state = self.lookup(record.group, key)
         if error is not None:
@@ -170,7 +175,7 @@ class ConsumerGroups:
         )
 
     def release(self, record: control_pb2.ReleaseLock, key: QueueKey) -> Released:
-        """Unlocks if the token is the current one and held."""
+        """Releases the lock if it is held under this token."""
         state = self.lookup(record.group, key)
         released = state is not None and bool(state.owner) and state.token == record.token
         if state is not None and released:
@@ -187,7 +192,7 @@ class ConsumerGroups:
         moved: bool = False,
         level: int = METADATA_LEVEL,
     ) -> CommitOutcome:
-        """Stores progress of the lock's holder. A queue that was `moved` away has no holder."""
+        """Stores the progress of the lock's holder. A queue that was `moved` away has no holder."""
         token, offset = commit.token, commit.offset
         state = self.lookup(group, key)
         error: SemelError | None = None
@@ -220,7 +225,7 @@ class ConsumerGroups:
     def reset(
         self, record: control_pb2.ResetOffset, key: QueueKey, queue: QueueState | None
     ) -> OffsetReset:
-        """Moves progress anywhere, unlocks, and raises the token so that the owner is fenced."""
+        """Sets the progress to any offset, unlocks, and raises the token to fence the owner."""
         error: SemelError | None = None
         token = 0
         if queue is None:
@@ -236,21 +241,23 @@ class ConsumerGroups:
         return OffsetReset(group=record.group, queue_key=key, token=token, error=error)
 
     def remove_group(self, group: str, queues: dict[QueueKey, QueueState]) -> int:
-        """Forgets a group, on how many queues; a group of that name begins above the tokens this
-        one had."""
+        """Deletes a group and returns how many queues knew it.
+
+        A new group of the same name starts above the tokens of this one.
+        """
         states = self._groups.pop(group, {})
         for key, state in states.items():
             queues[key].token_floor = max(queues[key].token_floor, state.token)
         return len(states)
 
     def release_all(self, key: QueueKey) -> None:
-        """Ends every lock of a queue; the tokens stay."""
+        """Releases every lock of a queue; the tokens stay as they are."""
         for queues in self._groups.values():
             if key in queues:
                 queues[key].owner = ""
 
     def only(self, key: QueueKey) -> ConsumerGroups:
-        """The states of one queue; shared."""
+        """The groups of one queue; it shares their states."""
         made = ConsumerGroups()
         made._groups = {
             group: {key: queues[key]} for group, queues in self._groups.items() if key in queues
@@ -258,13 +265,13 @@ class ConsumerGroups:
         return made
 
     def adopt(self, key: QueueKey, other: ConsumerGroups) -> None:
-        """A queue that was moved here brings its states."""
+        """Takes over the states of a queue that was moved here."""
         for group, queues in other._groups.items():
             if key in queues:
                 self._groups.setdefault(group, {})[key] = queues[key]
 
     def remove_queue(self, key: QueueKey) -> None:
-        """Forgets a queue."""
+        """Removes a queue from all groups."""
         for group in list(self._groups):
             self._groups[group].pop(key, None)
             if not self._groups[group]:
@@ -272,11 +279,11 @@ class ConsumerGroups:
 
     @property
     def has_metadata(self) -> bool:
-        """Something in it needs the bytes of `METADATA_LEVEL`."""
+        """Whether any group has metadata, which needs the format of `METADATA_LEVEL`."""
         return any(state.metadata for _, _, state in self.states())
 
     def parts(self, *, metadata: bool) -> list[bytes]:
-        """Canonical bytes, by group, then queue; with `metadata` from version 6 of the state on."""
+        """Canonical bytes by group, then queue; `metadata` is in them from version 6 on."""
         states = list(self.states())
         parts = [_COUNT.pack(len(states))]
         for group, key, state in states:
@@ -318,7 +325,7 @@ class ConsumerGroups:
 
 
 def unknown_queue(key: QueueKey) -> UnknownQueue:
-    """The error for a queue that this group does not have."""
+    """The error for a queue that this broker group does not have."""
     return UnknownQueue(f"queue {key.queue_id} of topic {key.topic_id:#x} is not here")
 
 

@@ -1,24 +1,25 @@
-"""The replicated state machine: folds committed frames, one after the other, into one state.
+"""The replicated state machine: applies committed frames, one after the other, to one state.
 
-How it works. `apply_frame` walks over the records of one Raft entry. Batches and fences were
-decided by the master's judge before they were proposed, and so were releases of delayed batches;
-here they are re-checked (incarnation, chain, offset, time) and a mismatch is `StateDiverged`, which
-halts the node. Locks, commits and resets are decided here. Nothing else enters the state: no
-clock, no file, no random number, no message.
+How it works. `apply_frame` walks over the records of one Raft entry. The master's admission has
+decided about batches, fences and releases of delayed batches before they were proposed. Here they
+are checked again (incarnation, chain, offset, time), and a mismatch is `StateDiverged`, which halts
+the node. Locks, commits and resets are decided here. Nothing else enters the state: no clock, no
+file, no random number, no message.
 
 Invariants
 1. Two states that applied the same frames have the same canonical bytes, whether they replayed all
-   of them or began with `from_bytes` somewhere. Dict order never shows.
+   frames or started with `from_bytes` at some index. The order of dicts never shows.
 2. `applied_index` rises by one with each frame; `log_time_us` and `applied_term` never fall.
-3. A record is applied whole or the node halts.
+3. A record is applied completely, or the node halts.
 
 Format. docs/formats/state.md.
 
-It is one file because the fold and the canonical bytes of the whole state change together: a record
-that is folded in one place and forgotten in the other would be lost at the next checkpoint.
+It is one long file because applying records and writing the canonical bytes of the whole state
+change together: whatever is applied in one place and forgotten in the other would be lost at the
+next checkpoint.
 
-Not here: deciding about batches (`state/admission/admission.py`); where bytes lie on disk (the
-log).
+Not here: deciding about batches (`state/admission/admission.py`), where bytes lie on disk
+(`semel.broker.log`).
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 STATE_MAGIC: Final = b"SMST"
 _STORED: Final = struct.Struct("<qqQ8x6xHI8xIQIIQIIqqq16xq24x")
-"""What the fold needs of both headers of a stored batch. Their CRCs were checked with the frame,
-and a dataclass of all fields would double the cost of a batch."""
+"""The fields of both headers of a stored batch that are needed here. Their CRCs were checked with
+the frame, and a dataclass of all fields would double the cost of a batch."""
 _HEAD: Final = struct.Struct("<4sIQQqI")
 _MEMBERS: Final = struct.Struct("<QII")
 _COUNT: Final = struct.Struct("<I")
@@ -111,7 +112,7 @@ class State:
     )
 
     def __init__(self, level_max: int = LEVEL_MAX) -> None:
-        """`level_max` is the highest level whose rules this node knows; no part of the state."""
+        """`level_max`, the highest level whose rules this node knows, is no part of the state."""
         self.level_max = level_max
         self.applied_index = Index(0)
         self.applied_term = Term(0)
@@ -143,12 +144,12 @@ class State:
             "release_delayed": self._release_delayed,
         }
 
-    # --- the fold ---------------------------------------------------------------------------
+    # --- entries ----------------------------------------------------------------------------
 
     def apply_frame(self, frame: bytes) -> list[ApplyResult]:
-        """Folds the next frame; one result for each of its records.
+        """Applies the next frame and returns one result for each of its records.
 
-        The frame was checked by the log (`check_frame`). Raises StateDiverged.
+        The log has checked the frame (`check_frame`). Raises StateDiverged.
         """
         try:
             header = decode_frame_header(frame)
@@ -209,7 +210,7 @@ class State:
             due_us,
         ) = _STORED.unpack_from(payload)
         if self.feature_level < DELAY_LEVEL:
-            flags = due_us = 0  # a program that knew nothing of delivery times has taken it
+            flags = due_us = 0  # it was admitted by a program that did not know delivery times
         queue = self.queues.get((topic_id, queue_id))  # type: ignore[call-overload]
         row = None if queue is None else self.producers.change(queue.key, producer_id)
         length = len(payload)
@@ -227,7 +228,7 @@ class State:
             or queue.frozen
             or term != frame.term
             or append_time_us < queue.last_append_us
-            # A queue that was moved here may have later batches than this group's clock knows.
+            # A queue that was moved here may have batches that are later than this group's clock.
             or (append_time_us > frame.time_us and append_time_us != queue.last_append_us)
             or length != BROKER_HEADER_BYTES + HEADER_BYTES + body_length
         ):
@@ -477,7 +478,7 @@ class State:
     # --- questions --------------------------------------------------------------------------
 
     def outcome(self, key: QueueKey, producer_id: ProducerId, sequence: int) -> Outcome:
-        """The fate of one sequence; TOO_OLD when the row may have expired."""
+        """The fate of one sequence; TOO_OLD if the row may have expired."""
         queue = self.queues.get(key)
         if (
             queue is not None
@@ -488,9 +489,11 @@ class State:
         return self.producers.outcome(key, producer_id, sequence)
 
     def live_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
-        """(index, position, length) of every record in entries `[lo_index, hi_index)` that some
-        queue still needs, by queue, then offset, that transactions have staged, or that is delayed.
-        `length` is the payload's."""
+        """(index, position, length) of every live record in entries `[lo_index, hi_index)`.
+
+        First come the records of queues, by queue, then offset; then staged ones, then delayed
+        ones. `length` is that of the payload.
+        """
         for queue in self.stored_queues():
             yield from queue.live_records(lo_index, hi_index)
         yield from self.transactions.staging.live_records(lo_index, hi_index)
@@ -498,12 +501,12 @@ class State:
 
     @property
     def live_bytes(self) -> int:
-        """Stored bytes that queues and transactions still need, or will."""
+        """Total length of the batches of queues, and of staged and delayed batches."""
         on_hold = self.transactions.staging.bytes + self.delays.bytes
         return sum(queue.bytes for queue in self.stored_queues()) + on_hold
 
     def stored_queues(self) -> Iterator[QueueState]:
-        """Every queue whose batches are needed, also those on their way here."""
+        """Every queue whose batches are live, including incoming ones of moves."""
         yield from (self.queues[key] for key in sorted(self.queues))
         yield from self.moves.stored()
 
@@ -514,7 +517,7 @@ class State:
     # --- canonical bytes --------------------------------------------------------------------
 
     def to_parts(self) -> list[bytes]:
-        """Canonical bytes in parts; the last one is the CRC of all others."""
+        """Canonical bytes in parts; the last part is the CRC of all others."""
         members = self.membership
         version = _version_of(self.feature_level)
         parts = [
@@ -549,7 +552,7 @@ class State:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, level_max: int = LEVEL_MAX) -> State:
-        """The state whose parts, joined, are `data`. Raises CorruptSegment."""
+        """The state whose joined parts are `data`. Raises CorruptSegment."""
         data = bytes(data)
         if len(data) < _HEAD.size + _CRC.size or data[:4] != STATE_MAGIC:
             raise CorruptSegment(f"not a replicated state: {len(data)} bytes, {data[:4]!r}")
@@ -595,6 +598,9 @@ class State:
 
 
 def _version_of(level: int) -> int:
-    """Version of the bytes at a feature level: what nodes of both versions of the program keep must
-    be the same until the group has agreed on the newer rules."""
+    """Version of the canonical bytes at a feature level.
+
+    Nodes with an older and a newer program must keep the same bytes until the broker group has
+    agreed on the newer rules.
+    """
     return max(1, level)

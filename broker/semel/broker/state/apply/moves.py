@@ -1,30 +1,32 @@
-"""Moving queues between broker groups: what each group knows of it, and every step, at apply.
+"""Moves of queues between broker groups: what each group knows, and how each step is applied.
 
-How it works. A move is a job with a number; the controllers drive it and decide it. The *source*
-has the queue, the *target* gets it. Each group keeps one *place* a queue that ever took part:
+How it works. A move is a job with a number. The controllers decide on it and drive it. The *source*
+has the queue, the *target* gets it. Each broker group keeps one *place* for each queue that ever
+took part in a move:
 
     target   BEGIN → INCOMING   hidden: takes COPY records and pieces of the slice
-             INGEST → READY     copies and slice are whole and fit each other
+             INGEST → READY     copies and slice are complete and fit each other
              ACTIVATE → HERE    an ordinary queue, with rows, windows, offsets and tokens
-             ABORT → AWAY       what came is dropped
-    source   SEAL → FROZEN      nothing changes any more; the locks have ended
-             FORWARD → AWAY     dropped; whoever asks is sent to the target
-             UNSEAL → HERE      goes on as if nothing had been
+             ABORT → AWAY       the copies and the slice are dropped
+    source   SEAL → FROZEN      nothing changes any more; the locks are released
+             FORWARD → AWAY     the queue is dropped; requests are sent to the target
+             UNSEAL → HERE      the queue continues as if it had never been sealed
 
-Everything is granted or refused here, the same on every node, and each step may come again. So no
-request that is late, repeated, or of a controller that was replaced can do harm.
+Each step is granted or refused here, with the same result on every node, and may be repeated. So a
+request that is late or repeated, or that comes from a replaced controller, does no harm.
 
 Invariants
-1. Of one queue, jobs only rise: a step of a job that is over, or older, changes nothing.
-2. A queue that is FROZEN has the same slice until it is forwarded or goes on.
-3. FORWARD is granted to a FROZEN queue only, ACTIVATE to a READY one only; that only one of
-   FORWARD and UNSEAL, and only one of ACTIVATE and ABORT, is ever asked for is the decision of the
-   controllers' store.
-4. An incoming queue is in no other table: nobody reads, writes, locks or splits it.
+1. The jobs of a queue only rise: a step of a job that is over, or of an older job, changes nothing.
+2. A FROZEN queue has the same slice until it is forwarded or unsealed.
+3. Only a FROZEN queue is forwarded, and only a READY one is activated. The controllers' store
+   ensures that of FORWARD and UNSEAL only one is ever requested, and the same for ACTIVATE and
+   ABORT.
+4. An incoming queue is in no other table: nobody can read, write, lock or split it.
 
 Format. docs/formats/state.md.
 
-Not here: the slice (`slices.py`), when to do what (the controller), fetching (`../moving.py`).
+Not here: the slice (`slices.py`), the admission of a SEAL (`state/admission/queues.py`), the order
+of the steps (the controller), fetching copies (`semel.broker.background.queue_copy`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.results import MoveApplied
-from semel.broker.state.apply.slices import Slice, read_slice
+from semel.broker.state.apply.slices import read_slice
 from semel.broker.state.apply.splits import ancestors
 from semel.broker.state.apply.transactions import Transactions
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header, decode_header
@@ -58,33 +60,33 @@ from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
 
 SEALED_RETRY_MS: Final = 25
-"""About as long as a sealed queue needs to reach its new group."""
+"""About the time that a sealed queue takes to reach its new group."""
 _PLACE: Final = struct.Struct("<QIIIQ")
 _COUNT: Final = struct.Struct("<I")
 
 
 class MoveState(IntEnum):
-    """What a group is to a queue that takes, or took, part in a move."""
+    """How a broker group relates to a queue that takes part, or took part, in a move."""
 
     HERE = 1
-    """The job is over and the queue lives here."""
+    """The job is over, and the queue lives here."""
     AWAY = 2
-    """The job is over and the queue lives at the other group."""
+    """The job is over, and the queue lives on the other group."""
     FROZEN = 3
-    """Source: sealed, its fate is not known here."""
+    """Source: the queue is sealed, and this group does not know yet where it will live."""
     INCOMING = 4
-    """Target: copies come."""
+    """Target: copies arrive."""
     READY = 5
-    """Target: everything is here."""
+    """Target: everything has arrived."""
 
 
 class Place(NamedTuple):
-    """One queue's newest job, as one group knows it."""
+    """The newest job of a queue, as one broker group knows it."""
 
     state: MoveState
     job: int
     group_id: int
-    """The other group."""
+    """The other broker group."""
 
 
 class Incoming:
@@ -94,13 +96,13 @@ class Incoming:
 
     def __init__(self, queue: QueueState) -> None:
         self.queue = queue
-        """With the extents of the copies."""
+        """Holds the extents of the copies."""
         self.slice = b""
-        """What came of the serialized slice."""
+        """The part of the serialized slice that has arrived."""
 
 
 class Home(Protocol):
-    """The replicated state, as a step needs it."""
+    """The parts of the replicated state that a step needs."""
 
     queues: dict[QueueKey, QueueState]
     producers: SequenceTable
@@ -111,7 +113,7 @@ class Home(Protocol):
 
 
 class Moves:
-    """All that one broker group knows of moves."""
+    """Everything that one broker group knows about moves."""
 
     __slots__ = ("incoming", "places")
 
@@ -122,11 +124,11 @@ class Moves:
     # --- questions --------------------------------------------------------------------------
 
     def absent(self, key: QueueKey) -> SemelError:
-        """The error for a queue that this group does not have: gone elsewhere, or never here."""
+        """The error for a queue that is not here: it moved away, or it never was here."""
         place = self.places.get(key)
         if place is None or place.state in (MoveState.HERE, MoveState.FROZEN):
             return unknown_queue(key)
-        # Until it is activated here, the group that it comes from answers for it.
+        # Until the queue is activated here, its source answers for it.
         return QueueMoved(
             f"queue {key.queue_id} lives on broker group {place.group_id}; ask there",
             topic_id=key.topic_id,
@@ -135,7 +137,7 @@ class Moves:
         )
 
     def frozen(self, key: QueueKey) -> Throttled | None:
-        """Why nothing may change in the queue while it moves; None when it may."""
+        """Why the queue must not change now: a move has sealed it. None if none has."""
         place = self.places.get(key)
         if place is None or place.state is not MoveState.FROZEN:
             return None
@@ -145,25 +147,25 @@ class Moves:
         )
 
     def barred(self, key: QueueKey, queue: QueueState | None) -> SemelError | None:
-        """Why a consumer group cannot have a queue; None when a move is no reason."""
+        """Why a move bars consumer groups from the queue; None if no move does."""
         if queue is not None:
             return self.frozen(key)
         return self.absent(key) if key in self.places else None
 
     @property
     def frozen_count(self) -> int:
-        """Queues that are sealed now."""
+        """How many queues are sealed now."""
         return sum(place.state is MoveState.FROZEN for place in self.places.values())
 
     @property
     def settling(self) -> bool:
-        """Some slice is fixed, or on its way here: consumer groups cannot be forgotten now."""
+        """Whether any slice is fixed or on its way here; then no consumer group can be deleted."""
         return self.frozen_count > 0 or any(incoming.slice for incoming in self.incoming.values())
 
-    # --- the fold ---------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------
 
     def apply(self, record: control_pb2.MoveQueue, home: Home) -> MoveApplied:
-        """One step. The caller has made sure that the group knows the rules."""
+        """Applies one step. The caller has checked the feature level."""
         key = queue_key_of(record.queue)
         step = _STEPS.get(record.step)
         error: SemelError | None
@@ -180,7 +182,7 @@ class Moves:
         )
 
     def _over(self, record: control_pb2.MoveQueue, key: QueueKey) -> InvalidRequest | None:
-        """Why a job cannot begin here; None when it is newer than all that were."""
+        """Why a job cannot begin here; None if it is newer than every job so far."""
         place = self.places.get(key)
         if place is None or record.job > place.job:
             return None
@@ -203,7 +205,7 @@ class Moves:
     def _set(self, record: control_pb2.MoveQueue, key: QueueKey, state: MoveState) -> None:
         self.places[key] = Place(state, record.job, record.group_id)
 
-    # The source.
+    # Steps at the source.
 
     def _seal(self, record: control_pb2.MoveQueue, key: QueueKey, home: Home) -> SemelError | None:
         error = self.seal_refusal(record, key, home)
@@ -216,8 +218,10 @@ class Moves:
     def seal_refusal(
         self, record: control_pb2.MoveQueue, key: QueueKey, home: Home
     ) -> SemelError | None:
-        """Why the job cannot seal the queue; None if it can, or has. For the judge, too, so that
-        hardly any SEAL is in the log that was refused."""
+        """Why the job cannot seal the queue; None if it can, or if it has done so.
+
+        The admission asks, too, so that the log holds hardly any refused SEAL.
+        """
         if self._is(record, key, MoveState.FROZEN):
             return None
         queue = home.queues.get(key)
@@ -239,11 +243,11 @@ class Moves:
         if self._is(record, key, MoveState.AWAY):
             return self._wrong(record, key)
         if self._over(record, key) and not self._is(record, key, MoveState.FROZEN):
-            return None  # it goes on already, or a later move is on
+            return None  # it was unsealed before, or a later move is under way
         queue = home.queues.get(key)
         if queue is None:
             return None  # deleted
-        # Also of a job whose SEAL never came: it may be late, and is refused then.
+        # The SEAL of this job may not have come yet. If it comes later, it is refused.
         queue.frozen = False
         self._set(record, key, MoveState.HERE)
         return None
@@ -258,11 +262,11 @@ class Moves:
         del home.queues[key]
         home.producers.remove_queue(key)
         home.groups.remove_queue(key)
-        home.transactions.staging.remove_queue(key)  # nothing is pinned: it is begun again
+        home.transactions.staging.remove_queue(key)  # nothing is pinned; stagers begin again
         self._set(record, key, MoveState.AWAY)
         return None
 
-    # The target.
+    # Steps at the target.
 
     def _begin(self, record: control_pb2.MoveQueue, key: QueueKey, home: Home) -> SemelError | None:
         if self._is(record, key, MoveState.INCOMING, MoveState.READY):
@@ -296,7 +300,7 @@ class Moves:
         return None
 
     def copy(self, index: int, position: int, payload: memoryview) -> MoveApplied:
-        """A COPY record: the next batch of an incoming queue; any other changes nothing.
+        """Applies a COPY record: the next batch of an incoming queue. Any other changes nothing.
 
         Raises CorruptBatch.
         """
@@ -389,19 +393,22 @@ class Moves:
         running = self._is(record, key, MoveState.INCOMING, MoveState.READY)
         if not running and (self._over(record, key) or key in home.queues):
             return None
-        # Also of a job whose BEGIN never came: it may be late, and is refused then.
+        # The BEGIN of this job may not have come yet. If it comes later, it is refused.
         self.incoming.pop(key, None)
         self._set(record, key, MoveState.AWAY)
         return None
 
     def forget(self, key: QueueKey) -> None:
-        """The queue is deleted, wherever it is."""
+        """Forgets a queue that was deleted, wherever it lived."""
         self.places.pop(key, None)
         self.incoming.pop(key, None)
 
     def digest(self) -> bytes:
-        """Of all places: another one after each step that brings a queue, seals or drops it. Jobs
-        only rise, and a job does not come back to a state, so no digest ever comes again."""
+        """SHA-256 of all places.
+
+        It changes with each step that brings, seals or drops a queue. Jobs only rise and a job
+        never returns to an earlier state, so no digest occurs twice.
+        """
         places = (self._pack(key) for key in sorted(self.places))
         return hashlib.sha256(b"".join(places)).digest()
 
@@ -412,7 +419,7 @@ class Moves:
     # --- canonical bytes --------------------------------------------------------------------
 
     def parts(self) -> list[bytes]:
-        """Canonical bytes: places by queue, each followed by what is on its way."""
+        """Canonical bytes: places by queue, each followed by its incoming queue if it has one."""
         parts = [_COUNT.pack(len(self.places))]
         for key in sorted(self.places):
             parts.append(self._pack(key))
@@ -424,7 +431,7 @@ class Moves:
 
     @classmethod
     def read_parts(cls, reader: Reader, queues: dict[QueueKey, QueueState]) -> Moves:
-        """The inverse of `parts`; marks `queues` that are frozen. Raises CorruptSegment."""
+        """The inverse of `parts`; also marks the frozen ones of `queues`. Raises CorruptSegment."""
         moves = cls()
         for _ in range(reader.unpack(_COUNT)[0]):
             topic_id, queue_id, state, group_id, job = reader.unpack(_PLACE)
@@ -445,7 +452,7 @@ class Moves:
         return moves
 
     def stored(self) -> Iterator[QueueState]:
-        """Incoming queues, by number: their copies are needed."""
+        """The incoming queues by number; their copies are live records."""
         return (self.incoming[key].queue for key in sorted(self.incoming))
 
 
@@ -464,25 +471,22 @@ _STEPS: Final[dict[int, _Step]] = {
 
 
 def move_refusal(queues: dict[QueueKey, QueueState], queue: QueueState) -> SemelError | None:
-    """Why a queue cannot leave this group, whatever the job; None when it can.
+    """Why a queue cannot leave this broker group, whatever the job; None if it can.
 
-    The order of a split is kept by the locks of one group: its parent and its children stay
-    together as long as the parent holds messages.
+    The locks of one broker group keep the order of reading after a split, so parent and children
+    stay together as long as the parent holds messages.
     """
     number = queue.key.queue_id
     if queue.children:
         return InvalidRequest(
-            f"queue {number} of {queue.topic!r} was split; it stays until retention has emptied"
-            " it. Move what was split off, once this one is empty"
+            f"queue {number} of {queue.topic!r} was split and cannot move. Move its children once"
+            " retention has emptied it"
         )
     for parent in ancestors(queues, queue):
         if parent.log_start_offset < parent.log_end_offset:
             return InvalidRequest(
-                f"queue {number} of {queue.topic!r} came of queue {parent.key.queue_id}, which"
-                f" still holds {parent.log_end_offset - parent.log_start_offset} messages that are"
-                " read before it. Move it once retention has emptied that one"
+                f"queue {number} of {queue.topic!r} is a child of queue {parent.key.queue_id};"
+                f" that one still holds {parent.log_end_offset - parent.log_start_offset} messages,"
+                " which are read first. Move the child once retention has emptied its parent"
             )
     return None
-
-
-__all__ = ["Incoming", "MoveState", "Moves", "Place", "Slice"]

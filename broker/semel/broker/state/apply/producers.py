@@ -1,14 +1,14 @@
 """The sequence table: what each producer has stored in each queue, and where.
 
-How it works. One row for each (queue, producer), by queue (`rows.py`). Rows are created by a fence
-and by nothing else, live on when the messages are trimmed, and end by an entry only.
+How it works. The table has one row for each (queue, producer), by queue (`rows.py`). Only a fence
+creates a row. A row outlives a trim of its messages, and only an entry of the log ends it.
 
 Invariants
-1. A name is kept once, as long as a row of its producer exists.
-2. The canonical bytes follow from the rows alone, whatever is kept of earlier ones.
+1. A name is kept once, and as long as its producer has a row.
+2. The canonical bytes follow from the rows alone, whatever packed bytes blocks keep.
 
-Format. u32 names, each producer_id u64 and a text; u32 queues, each topic_id u64, queue_id u32, u32
-rows and the rows, all in rising order.
+Format. u32 count of names, for each producer_id u64 and a text; u32 count of queues, for each
+topic_id u64, queue_id u32, u32 count of rows and the rows. All are in rising order.
 
 Not here: a row and its format (`rows.py`), whether a new batch is accepted
 (`state/admission/admission.py`), floors of expired rows (`queues.py`).
@@ -47,17 +47,17 @@ class SequenceTable:
         self.row_count = 0
 
     def find(self, key: QueueKey, producer_id: int) -> Row | None:
-        """The live row itself, to look at."""
+        """The live row itself, to read only."""
         rows = self._queues.get(key)
         return None if rows is None else rows.find(producer_id)
 
     def change(self, key: QueueKey, producer_id: int) -> Row | None:
-        """The live row itself, to change now; only the fold does."""
+        """The live row itself, to change now; only the state machine does so."""
         rows = self._queues.get(key)
         return None if rows is None else rows.change(producer_id)
 
     def create(self, key: QueueKey, producer_id: int, row: Row) -> None:
-        """A row begins."""
+        """Adds a row."""
         rows = self._queues.get(key)
         if rows is None:
             rows = self._queues[key] = QueueRows()
@@ -69,7 +69,7 @@ class SequenceTable:
         self.row_count += 1
 
     def remove(self, key: QueueKey, producer_id: int) -> Row | None:
-        """A row ends, and with its last row the producer's name."""
+        """Removes a row, and with the producer's last row its name."""
         rows = self._queues.get(key)
         row = None if rows is None else rows.remove(producer_id)
         if rows is None or row is None:
@@ -80,12 +80,12 @@ class SequenceTable:
         return row
 
     def inherit(self, key: QueueKey, child: QueueKey) -> None:
-        """A new queue begins with the rows of its parent."""
+        """Gives a child of a split the rows of its parent."""
         for producer_id, row in self._items(key):
             self.create(child, producer_id, row.inherited())
 
     def only(self, key: QueueKey) -> SequenceTable:
-        """A table with the rows of one queue, which are shared, and their producers' names."""
+        """A table of one queue's rows and their producers' names; it shares the rows."""
         table = SequenceTable()
         for producer_id, row in self._items(key):
             table.create(key, producer_id, row)
@@ -93,18 +93,18 @@ class SequenceTable:
         return table
 
     def adopt(self, key: QueueKey, other: SequenceTable) -> None:
-        """A queue that was moved here brings its rows."""
+        """Takes over the rows of a queue that was moved here."""
         for producer_id, row in other._items(key):
             self.create(key, producer_id, row)
             self.set_name(ProducerId(producer_id), other._names.get(producer_id, ""))
 
     def _items(self, key: QueueKey) -> list[tuple[int, Row]]:
-        """Producers and rows of a queue, as they are now."""
+        """Producers and rows of a queue as they are now."""
         rows = self._queues.get(key)
         return [] if rows is None else list(rows.items())
 
     def remove_queue(self, key: QueueKey) -> None:
-        """All rows of a queue end."""
+        """Removes all rows of a queue."""
         for producer_id, _ in self._items(key):
             self._forget(producer_id)
         self._queues.pop(key, None)
@@ -117,7 +117,7 @@ class SequenceTable:
             self._names.pop(producer_id, None)
 
     def set_name(self, producer_id: int, name: str) -> None:
-        """Remembers the durable name of a producer that has a row; an empty one changes nothing."""
+        """Keeps the durable name of a producer that has a row; an empty name changes nothing."""
         if name and producer_id in self._rows_of:
             self._names[producer_id] = name
 
@@ -127,7 +127,7 @@ class SequenceTable:
         return None if row is None else self._copy(key, producer_id, row)
 
     def rows(self, key: QueueKey | None = None) -> Iterator[ProducerState]:
-        """Copies of the rows of one queue or of all, by queue, then producer."""
+        """Copies of the rows of one queue, or of all queues, by queue, then producer."""
         for queue_key in sorted(self._queues) if key is None else [key]:
             for producer_id, row in sorted(self._items(queue_key)):
                 yield self._copy(queue_key, producer_id, row)
@@ -145,15 +145,17 @@ class SequenceTable:
         )
 
     def outcome(self, key: QueueKey, producer_id: int, sequence: int) -> Outcome:
-        """The fate of one sequence; without a row NOT_COMMITTED. See `State.outcome`, which also
-        knows of expired rows."""
+        """The fate of one sequence; NOT_COMMITTED without a row.
+
+        `State.outcome` also considers expired rows.
+        """
         row = self.find(key, producer_id)
         if row is None:
             return Outcome(OutcomeKind.NOT_COMMITTED, -1, NO_SEQUENCE)
         return row.outcome(sequence)
 
     def count(self, key: QueueKey) -> int:
-        """Rows of a queue."""
+        """How many rows a queue has."""
         rows = self._queues.get(key)
         return 0 if rows is None else len(rows)
 
@@ -162,8 +164,8 @@ class SequenceTable:
     ) -> list[ProducerId]:
         """Producers whose row should end, in rising order.
 
-        Idle for `idle_ms` of log time, and of the rest the longest idle beyond `rows_max`, unless
-        they have changed in the last `spare_ms`.
+        These are the rows that were idle for `idle_ms` of log time. If more than `rows_max` rows
+        remain, the longest idle of them are added, except rows that changed in the last `spare_ms`.
         """
         rows = self._queues.get(key)
         if rows is None:
@@ -193,7 +195,7 @@ class SequenceTable:
         for key in sorted(self._queues):
             rows = self._queues[key]
             parts.append(_QUEUE.pack(key.topic_id, key.queue_id, len(rows)))
-            # One part for all rows: whoever writes parts pays for each of them.
+            # All rows are one part, because each part has a cost for whoever writes them.
             parts.append(rows.pack())
         return parts
 
@@ -220,7 +222,7 @@ class SequenceTable:
 
 
 def row_message(state: ProducerState, *, window: bool = True) -> broker_pb2.ProducerRow:
-    """A row as the protocol sends it, with its window unless told otherwise."""
+    """The row as the protocol sends it, with or without its window."""
     entries = state.window if window else ()
     return broker_pb2.ProducerRow(
         queue=queue_ref(state.queue_key),

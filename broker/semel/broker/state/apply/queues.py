@@ -1,12 +1,12 @@
-"""One queue as the log defines it: where it starts and ends, its settings, its extents.
+"""One queue as the log defines it: its bounds, its settings and its extents.
 
 Invariants
-1. Offsets are dense: the next batch begins at `log_end_offset`, whatever was trimmed.
-2. `log_start_offset` and `log_end_offset` never fall; start <= end.
-3. Trimming never touches the sequence table: a retry of a trimmed batch is still a duplicate.
-4. A queue with children is sealed: `log_end_offset` stays where it is.
+1. Offsets are dense: the next batch begins at `log_end_offset`, even after a trim.
+2. `log_start_offset` and `log_end_offset` never fall; the start is never above the end.
+3. A trim never touches the sequence table: a retry of a trimmed batch is still a duplicate.
+4. A queue with children is sealed: its `log_end_offset` no longer changes.
 
-Not here: the columns (`extents.py`), what is known of expired rows (`expired.py`), the rows of the
+Not here: the columns of extents (`extents.py`), expired rows (`expired.py`), the rows of the
 sequence table (`producers.py`).
 """
 
@@ -32,7 +32,7 @@ _CHILD: Final = struct.Struct("<III")
 
 
 class Child(NamedTuple):
-    """A queue that a split made."""
+    """A queue that a split creates."""
 
     queue_id: int
     slot_start: int
@@ -41,17 +41,17 @@ class Child(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """A topic's settings with the defaults filled in."""
+    """The settings of a topic, with the defaults filled in."""
 
     retention_ms: int = -1
-    """-1 keeps everything: nothing is deleted that nobody asked to delete."""
+    """-1 keeps everything: without a request nothing is deleted."""
     retention_bytes: int = -1
     message_bytes_max: int = MESSAGE_BYTES_MAX
     batch_bytes_max: int = BATCH_BYTES_DEFAULT
 
     @classmethod
     def from_message(cls, message: common_pb2.TopicSettings) -> QueueSettings:
-        """Zero, protobuf's "absent", means the default."""
+        """Reads the message; zero, which protobuf uses for "absent", means the default."""
         return cls(
             retention_ms=message.retention_ms or -1,
             retention_bytes=message.retention_bytes or -1,
@@ -97,21 +97,21 @@ class QueueState:
         self.log_start_offset = 0
         self.log_end_offset = 0
         self.bytes = 0
-        """Stored bytes of the live extents."""
+        """Total length of the live extents."""
         self.last_append_us = 0
         self.expired = Expired()
         self.token_floor = 0
-        """Fencing tokens of a group that begins anew are above this."""
+        """The fencing tokens of a consumer group that starts anew here are above this."""
         self.extents = Extents()
         self.parent: int | None = None
-        """Number of the queue that was split to make this one."""
+        """Number of the queue whose split created this one."""
         self.children: tuple[Child, ...] = ()
-        """What a split made of it, by rising slot."""
+        """The queues that a split created from this one, by rising slot."""
         self.frozen = False
-        """Sealed by a move (`moves.py`): nothing changes until the move ends."""
+        """A move has sealed the queue (`moves.py`): nothing changes until the move ends."""
 
     def bare(self) -> QueueState:
-        """All of it but the extents."""
+        """A copy without the extents."""
         made = QueueState(self.key, self.topic, self.slot_start, self.slot_end, self.settings)
         made.log_start_offset, made.log_end_offset = self.log_start_offset, self.log_end_offset
         made.bytes, made.last_append_us = self.bytes, self.last_append_us
@@ -121,25 +121,28 @@ class QueueState:
 
     @property
     def sealed(self) -> bool:
-        """It was split: nothing is appended any more."""
+        """The queue was split, so nothing is appended to it any more."""
         return bool(self.children)
 
     def append_time_us(self, now_us: int) -> int:
-        """When what is appended at log time `now_us` counts as appended: not before the newest
-        batch. A queue that was moved here may have batches that another group's clock dated."""
+        """The append time of a batch that is appended at log time `now_us`.
+
+        It is never before that of the newest batch: a queue that was moved here may have batches
+        whose times come from another group's clock.
+        """
         return max(now_us, self.last_append_us)
 
     def append(
         self, count: int, index: int, position: int, length: int, append_time_us: int
     ) -> None:
-        """A stored batch of `count` messages, all its rows, becomes the queue's end."""
+        """Appends a stored batch of `count` messages, with all its rows, to the queue."""
         self.extents.append(self.log_end_offset, 0, index, position, length, append_time_us)
         self.log_end_offset += count
         self.bytes += length
         self.last_append_us = append_time_us
 
     def trim(self, log_start_offset: int) -> None:
-        """Raises the start; never lowers it. An extent that is trimmed in part stays whole."""
+        """Raises the start, never lowers it. A partly trimmed extent stays whole."""
         if log_start_offset <= self.log_start_offset:
             return
         assert log_start_offset <= self.log_end_offset
@@ -153,10 +156,11 @@ class QueueState:
         extents.trim(ordinal)
 
     def extents_from(self, offset: int, max_bytes: int) -> list[Extent]:
-        """Extents that cover `offset` and what follows, at least one if there is any, else as many
-        as `max_bytes` hold. The first may begin below `offset`, even below the queue's start.
+        """The extent that covers `offset` and those after it, as many as fit into `max_bytes`.
 
-        Raises OffsetOutOfRange outside `[log_start_offset, log_end_offset]`.
+        There is at least one unless `offset` is the end. The first one may begin below `offset`,
+        and even below the queue's start. Raises OffsetOutOfRange outside
+        `[log_start_offset, log_end_offset]`.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(
@@ -176,7 +180,7 @@ class QueueState:
         return found
 
     def offset_for_time(self, time_us: int) -> Offset:
-        """The first offset appended at `time_us` or later; the end offset when there is none."""
+        """The first offset appended at `time_us` or later; the end offset if there is none."""
         return Offset(self._offset_of(self.extents.find_time(time_us)))
 
     def _offset_of(self, ordinal: int) -> int:
@@ -185,9 +189,10 @@ class QueueState:
         return max(self.extents.base_offset(ordinal), self.log_start_offset)
 
     def retention_target(self, now_us: int) -> Offset | None:
-        """Where the queue should start by its settings at log time `now_us`; None: as it is.
+        """The new start that the settings demand at log time `now_us`; None to leave it as it is.
 
-        By age everything may go; by size the newest batch stays. Whole batches only.
+        Retention by age may remove everything; retention by size keeps the newest batch. Both
+        remove whole batches only.
         """
         target = self.log_start_offset
         settings = self.settings
@@ -199,11 +204,11 @@ class QueueState:
         return Offset(target) if target > self.log_start_offset else None
 
     def live_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
-        """(index, position, length) of records in entries `[lo_index, hi_index)` still needed."""
+        """(index, position, length) of the live records in entries `[lo_index, hi_index)`."""
         return self.extents.records(lo_index, hi_index)
 
     def parts(self, *, lineage: bool) -> list[bytes]:
-        """Canonical bytes, with parent and children from version 2 of the state on."""
+        """Canonical bytes; `lineage` adds parent and children (from version 2 of the state on)."""
         settings = self.settings
         fixed = _FIXED.pack(
             self.key.topic_id,

@@ -1,11 +1,11 @@
-"""What applying one log record did: the answers that waiting callers get.
+"""Results of applied log records: the answers that waiting callers get.
 
-One result for each record of a frame, in the record's order. Results say *granted* or *refused*
-where a record is decided at apply (locks, commits); a batch or a fence is decided before it is
-proposed (`state/admission/admission.py`), so applying it cannot be refused: a mismatch is
-`StateDiverged`.
+How it works. Each record of a frame has one result, in the order of the records. If a record is
+decided at apply (locks, commits), its result says *granted* or *refused*. A batch or a fence is
+decided before it is proposed (`state/admission/admission.py`), so apply cannot refuse it: a
+mismatch is `StateDiverged`.
 
-Not here: verdicts on requests that are not in the log yet (`state/admission/decisions.py`).
+Not here: decisions about requests that are not in the log yet (`state/admission/decisions.py`).
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _NODE: Final = struct.Struct("<I")
 class StateDiverged(Exception):
     """The log and the state contradict each other: this node must halt.
 
-    No `SemelError`, so that nothing which handles requests catches it. Either memory or disk is
-    damaged, or two versions disagree about a rule; going on would spread the damage.
+    This is no `SemelError`, so that no handler of requests catches it. Either memory or disk is
+    damaged, or two versions disagree about a rule. If the node went on, it would spread the damage.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class WindowEntry:
-    """One batch that the window remembers; `count` 0 is a position mark, or what was inherited."""
+    """One batch of a window. If `count` is 0, it is a position mark or an inherited entry."""
 
     base_sequence: Sequence
     last_sequence: Sequence
     base_offset: Offset
-    """-1 in an inherited entry, and of a delayed batch, also once it is released."""
+    """-1 for an inherited entry and for a delayed batch, also after its release."""
     count: int
     content_crc: int
 
     @property
     def inherited(self) -> bool:
-        """It stands for everything that the parent had stored when it was split."""
+        """The entry stands for everything that the parent had stored when it was split."""
         return self.base_offset < 0 and not self.count
 
 
@@ -58,15 +58,15 @@ class ProducerState:
     session: int
     last_sequence: Sequence
     last_time_us: int
-    """Log time of the last change."""
+    """Log time of the last change of the row."""
     name: str
     window: tuple[WindowEntry, ...]
-    """Oldest first; at most 64."""
+    """At most 64 entries, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRef:
-    """One replica, as the membership names it."""
+    """One replica as the membership names it."""
 
     node_id: NodeId
     address: str
@@ -74,7 +74,7 @@ class NodeRef:
 
     @classmethod
     def of(cls, message: NodeAddress) -> Self:
-        """From a record of the log."""
+        """Reads it from a record of the log."""
         return cls(node_id=NodeId(message.node_id), address=message.address, rack=message.rack)
 
     @classmethod
@@ -99,7 +99,10 @@ class Membership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Applied, nothing to tell. `what` is the record's name in control.proto, or "noop"."""
+    """The record was applied and has no further result.
+
+    `what` is the record's name in control.proto, or "noop".
+    """
 
     what: str
     queue_key: QueueKey | None = None
@@ -107,17 +110,17 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDeleted:
-    """A consumer group is forgotten on all queues that are here."""
+    """A consumer group was deleted from all queues of this broker group."""
 
     queues: int
-    """On so many it was known."""
+    """How many queues knew it."""
     moves_digest: bytes
-    """Of `Moves` at this point: it differs whenever a queue has come or gone since."""
+    """Digest of `Moves` at this point. It changes whenever a queue comes or goes."""
 
 
 @value
 class BatchApplied:
-    """A batch is stored at `[base_offset, base_offset + count)`; at -1 when it is delayed."""
+    """A batch is stored at `[base_offset, base_offset + count)`, or at -1 if it is delayed."""
 
     queue_key: QueueKey
     producer_id: ProducerId
@@ -130,32 +133,35 @@ class BatchApplied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceApplied:
-    """The rows as they are now; nothing of an older incarnation can land after them."""
+    """The rows after a fence. No batch of an older incarnation can be stored after it."""
 
     rows: tuple[ProducerState, ...]
-    """One for each queue of the record, in its order."""
+    """One row for each queue of the record, in its order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockGranted:
-    """The member owns the queue under `token`."""
+    """The member now holds the lock of the queue, under `token`."""
 
     group: str
     queue_key: QueueKey
     member_id: str
     token: int
     committed_offset: int
-    """-1: the group never committed here."""
+    """-1 if the group never committed here."""
     lock_ms: int
     session_ms: int
     metadata: bytes = b""
-    """What an earlier owner left beside the offset."""
+    """The metadata that an earlier owner stored beside the offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRefused:
-    """The member does not own the queue: QueueLocked, StaleGeneration, ParentUnread or
-    UnknownQueue."""
+    """The member did not get the lock of the queue.
+
+    `error` is QueueLocked, StaleGeneration, ParentUnread, UnknownQueue, InvalidRequest, or that of
+    a move: Throttled or QueueMoved.
+    """
 
     group: str
     queue_key: QueueKey
@@ -163,11 +169,14 @@ class LockRefused:
 
 
 class CommitOutcome(NamedTuple):
-    """Stored if `error` is None; else LockLost, OffsetOutOfRange, InvalidRequest, UnknownQueue."""
+    """What became of one commit: stored if `error` is None.
+
+    Else `error` is LockLost, OffsetOutOfRange, InvalidRequest or UnknownQueue.
+    """
 
     queue_key: QueueKey
     offset: int
-    """-1: it was about metadata alone."""
+    """-1 if the commit was about metadata alone."""
     token: int
     error: SemelError | None
 
@@ -182,7 +191,7 @@ class CommitApplied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """`released` is False when the token was not the current one (any more)."""
+    """A ReleaseLock was applied; `released` is False if its token was not current."""
 
     group: str
     queue_key: QueueKey
@@ -192,40 +201,44 @@ class Released:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetReset:
-    """A group's progress was moved, or `error`: UnknownQueue, OffsetOutOfRange."""
+    """A group's progress was reset, or refused with `error`.
+
+    `error` is UnknownQueue, OffsetOutOfRange, or that of a move: Throttled or QueueMoved.
+    """
 
     group: str
     queue_key: QueueKey
     token: int
-    """The new token; nobody holds it."""
+    """The new token, which nobody holds."""
     error: SemelError | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A batch of a transaction is on hold, by this record or an earlier one, or `error`."""
+    """A batch of a transaction is staged, by this record or an earlier one, or refused."""
 
     queue_key: QueueKey
     length: int
-    """Of the record."""
+    """Length of the record's payload."""
     duplicate: bool
     error: SemelError | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionApplied:
-    """A step of a transaction was done, or refused with `error`."""
+    """A step of a transaction was applied, or refused with `error`."""
 
     step: str
-    """Its name in transaction_records.proto."""
+    """Name of the step in transaction_records.proto."""
     error: SemelError | None = None
     value: tuple[int, ...] = ()
-    """open_stager: last sequence of each queue. begin: epoch, attempt (0: committed already), last
-    committed epoch. abort: 1 if it is committed. drop_stagers: how many."""
+    """Depends on the step. open_stager: the last sequence of each queue. begin: epoch, attempt (0:
+    already committed), last committed epoch. abort: 1 if the attempt is committed. drop_stagers:
+    how many were dropped."""
 
 
 class PublishedPart(NamedTuple):
-    """What one queue got by a publication."""
+    """The messages that one queue got by a publication."""
 
     queue_key: QueueKey
     base_offset: int
@@ -234,7 +247,7 @@ class PublishedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A transaction's batches on this group became messages, all at once."""
+    """All batches of a transaction on this group became messages at once."""
 
     transaction_id: str
     attempt: int
@@ -243,32 +256,34 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedReleased:
-    """Delayed batches have become `[base_offset, base_offset + messages)` of their queue."""
+    """Delayed batches got the offsets `[base_offset, base_offset + messages)` of their queue."""
 
     queue_key: QueueKey
     base_offset: int
     messages: int
     batches: int
     late_us: int
-    """How long after its time the first of them came, by log time."""
+    """By how much log time the first of them came after it was due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveApplied:
-    """A step of a move was taken, or a copy; or refused with `error`: InvalidRequest, Throttled,
-    QueueMoved, UnknownQueue."""
+    """A step of a move, or a copy, was applied, or refused with `error`.
+
+    `error` is InvalidRequest, Throttled, QueueMoved or UnknownQueue.
+    """
 
     step: int
-    """control_pb2.MoveStep; 0 for a copy."""
+    """A control_pb2.MoveStep; 0 for a copy."""
     queue_key: QueueKey
     error: SemelError | None
     copied_offset: int
-    """End of the incoming queue; -1 without one."""
+    """End offset of the incoming queue; -1 if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipApplied:
-    """The group has these replicas from here on."""
+    """The broker group has these replicas from this entry on."""
 
     membership: Membership
 

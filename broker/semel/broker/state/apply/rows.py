@@ -1,29 +1,29 @@
-"""The rows of the sequence table: one producer on one queue, and all producers of a queue.
+"""The rows of the sequence table: one row for a producer on a queue, and all rows of a queue.
 
-How it works. A row is the incarnation (epoch, session) that may write, the last sequence, and the
-*window* of the newest 64 batches, packed into one bytearray of 32 bytes a batch. The window answers
-retries with the original offset; what is older is known only to be stored (at or below the last
-sequence).
+How it works. A row holds the incarnation (epoch, session) that may write, the last sequence, and
+the *window* of the newest 64 batches, packed into one bytearray with 32 bytes for each batch. The
+window answers retries with the original offset. Of an older batch (at or below the last sequence)
+the row knows only that it is stored.
 
-Rows of a queue whose producer ids are next to each other are a *block*. From one snapshot to the
-next a block keeps its canonical bytes until one of its rows changes: a snapshot stops the broker
-group while it takes the rows, and of a million of them nearly all are idle. What is kept tells
-when the longest idle of them was used, too, so that expiry need not look at each.
+Rows of a queue whose producer ids are close together form a *block*. A block keeps its canonical
+bytes from one snapshot to the next until one of its rows changes: a snapshot stops the broker group
+while it takes the rows, and nearly all of a million rows are idle. The kept bytes come with the
+time at which the longest idle row was used, so that expiry need not look at each row.
 
 Invariants
 1. Sequences in a window rise strictly; the last entry ends at the row's last sequence.
 2. A window with fewer than 64 entries holds everything the row ever stored.
-3. A row that a split copied begins with one *inherited* entry: sequences up to its last one were
-   decided at the parent, which knows their offsets; here they are stored, at offset -1. Its count
-   is 0; a delayed batch has offset -1 and its own count, for ever.
-4. What a block keeps are the bytes of its rows: a row is changed by whoever has it from `change`,
-   before anything else is asked of the queue's rows.
+3. A row that a split copied begins with one *inherited* entry. Sequences up to the entry's last one
+   were decided at the parent, which knows their offsets; here they count as stored, at offset -1.
+   The count of an inherited entry is 0. A delayed batch keeps offset -1 and its own count for ever.
+4. The bytes that a block keeps are those of its rows as they are now. So a row is changed only by
+   the caller that got it from `change`, and before anything else is asked of the queue's rows.
 
 Format of a row. producer_id u64, epoch u32, session u32, last_sequence i64, last_time_us i64,
 entries u32, then for each entry base_sequence i64, last_sequence i64, base_offset i64, count u32,
 content_crc u32.
 
-Not here: rows of all queues and their producers' names (`producers.py`), whether a new batch is
+Not here: the rows of all queues and the names of producers (`producers.py`), whether a new batch is
 accepted (`state/admission/admission.py`).
 """
 
@@ -44,8 +44,8 @@ ENTRY: Final = struct.Struct("<qqqII")
 WINDOW_BYTES: Final = WINDOW_BATCHES * ENTRY.size
 ROW: Final = struct.Struct("<QIIqqI")
 BLOCK_BITS: Final = 6
-"""A block is 64 producer ids: one busy producer costs a snapshot that many rows at most, and a
-million rows of neighbours are 16,000 pieces."""
+"""A block spans 64 producer ids: one busy producer costs a snapshot 64 rows at most, and a million
+rows with adjacent ids are 16,000 pieces."""
 _BASE: Final = struct.Struct("<q")
 
 
@@ -53,12 +53,13 @@ class OutcomeKind(Enum):
     """The fate of a sequence, as the table knows it."""
 
     COMMITTED = "committed"
-    """Stored, or inside the range of a stored batch that jumps: then the offset is -1, and the
-    chain makes sure that it can never be stored by another batch. A delayed batch's are -1, too."""
+    """Stored, or inside the range of a stored batch that skips sequences. Then the offset is -1,
+    and the chain ensures that no other batch can ever store the sequence. The offset is -1 also for
+    the sequences of a delayed batch."""
     NOT_COMMITTED = "not_committed"
-    """Not stored. Above the last sequence it may still come."""
+    """Not stored. If it is above the last sequence it may still be stored later."""
     TOO_OLD = "too_old"
-    """At or below the last sequence and older than the window, or the row has expired."""
+    """At or below the last sequence, but older than the window; or the row has expired."""
 
 
 class Outcome(NamedTuple):
@@ -66,9 +67,9 @@ class Outcome(NamedTuple):
 
     kind: OutcomeKind
     offset: int
-    """-1 when not known."""
+    """-1 if it is not known."""
     last_sequence: int
-    """-1 without a row."""
+    """-1 if there is no row."""
 
 
 class Row:
@@ -90,10 +91,10 @@ class Row:
         self.last_sequence = last_sequence
         self.last_time_us = last_time_us
         self.window: bytearray | bytes = window
-        """The newest entries, oldest first, as they are packed."""
+        """The newest entries in packed form, oldest first."""
 
     def fence(self, epoch: int, session: int, time_us: int) -> None:
-        """An incarnation may write from now on."""
+        """Makes this incarnation the one that may write from now on."""
         self.epoch = epoch
         self.session = session
         self.last_time_us = time_us
@@ -101,7 +102,7 @@ class Row:
     def append(
         self, base: int, last: int, base_offset: int, count: int, content_crc: int, time_us: int
     ) -> None:
-        """The batch `[base, last]` is stored at `base_offset`."""
+        """Records that the batch `[base, last]` is stored at `base_offset`."""
         window = self.window
         if not isinstance(window, bytearray):
             window = self.window = bytearray(window)
@@ -152,7 +153,7 @@ class Row:
         return Outcome(OutcomeKind.COMMITTED, offset, last)
 
     def inherited(self) -> Row:
-        """The row as a child's begins: it knows that all was stored, and not where."""
+        """A row for a child of a split: it knows that everything was stored, but not where."""
         last = self.last_sequence
         window = b"" if last == NO_SEQUENCE else ENTRY.pack(0, last, -1, 0, 0)
         return Row(self.epoch, self.session, self.last_time_us, last_sequence=last, window=window)
@@ -176,11 +177,11 @@ class Row:
 
 
 class _Packed(NamedTuple):
-    """What a block keeps while none of its rows changes."""
+    """The bytes that a block keeps while none of its rows changes."""
 
     data: bytes
     oldest_us: int
-    """Least `last_time_us`."""
+    """The lowest `last_time_us` of the rows."""
 
 
 class QueueRows:
@@ -191,31 +192,31 @@ class QueueRows:
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}
         self._sizes: dict[int, int] = {}
-        """Rows of each block that has any."""
+        """How many rows each block has; only blocks that have any."""
         self._packed: dict[int, _Packed] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[int]:
-        """Producer ids, in no order."""
+        """Iterates over the producer ids, in no particular order."""
         return iter(self._rows)
 
     def items(self) -> ItemsView[int, Row]:
-        """To look at."""
+        """Producer ids and rows, to read only."""
         return self._rows.items()
 
     def find(self, producer_id: int) -> Row | None:
-        """A row to look at."""
+        """The row, to read only."""
         return self._rows.get(producer_id)
 
     def change(self, producer_id: int) -> Row | None:
-        """A row to change."""
+        """The row, to change now; see invariant 4."""
         self._packed.pop(producer_id >> BLOCK_BITS, None)
         return self._rows.get(producer_id)
 
     def create(self, producer_id: int, row: Row) -> None:
-        """A row begins."""
+        """Adds a row."""
         assert producer_id not in self._rows
         block = producer_id >> BLOCK_BITS
         self._packed.pop(block, None)
@@ -223,7 +224,7 @@ class QueueRows:
         self._sizes[block] = self._sizes.get(block, 0) + 1
 
     def remove(self, producer_id: int) -> Row | None:
-        """A row ends."""
+        """Removes a row and returns it."""
         row = self._rows.pop(producer_id, None)
         if row is None:
             return None
@@ -249,13 +250,13 @@ class QueueRows:
         return packed
 
     def _ids(self, block: int) -> list[int]:
-        """Producer ids of a block's rows, rising."""
+        """The producer ids of a block's rows in rising order."""
         first = block << BLOCK_BITS
         return [each for each in range(first, first + (1 << BLOCK_BITS)) if each in self._rows]
 
     @classmethod
     def read(cls, reader: Reader, count: int) -> QueueRows:
-        """The inverse of `pack`, of so many rows. Raises CorruptSegment."""
+        """The inverse of `pack` for `count` rows. Raises CorruptSegment."""
         found = cls()
         block = before = -1
         began, oldest_us = reader.at, 0
@@ -282,7 +283,7 @@ class QueueRows:
             self._packed[block] = _Packed(data, oldest_us)
 
     def idle_since(self, limit_us: int) -> set[int]:
-        """Producer ids of rows that were last used at that time or before."""
+        """Producer ids of the rows that were last used at `limit_us` or earlier."""
         found: set[int] = set()
         for block in self._sizes:
             packed = self._packed.get(block)

@@ -1,15 +1,15 @@
-"""All that a sealed queue is besides its messages: what goes over with the queue when it moves.
+"""The slice of a queue: everything but its messages, as it is sent when the queue moves.
 
 How it works. A slice holds the queue without its extents, its rows with their windows, the names of
-their producers and its consumer groups, each in the state's own canonical bytes. The messages go
-over before, copied one by one; the slice says how many extents there are, how many bytes they have
-and where they begin and end, so that a copy that is not whole is noticed before it counts.
+their producers and its consumer groups, each in the canonical bytes of the state. The messages are
+copied before, batch by batch. The slice says how many extents there are, how many bytes they have
+and where they begin and end, so that an incomplete copy is noticed before it takes effect.
 
 Invariants
-1. A frozen queue gives the same bytes on every node of its group.
-2. What was read from a slice makes the same slice again.
+1. A frozen queue gives the same slice on every node of its group.
+2. A queue that was read from a slice gives the same slice again.
 
-Not here: when a queue is frozen, where a slice goes (`moves.py`).
+Not here: when a queue is frozen and what becomes of a slice (`moves.py`).
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from semel.protos.errors import CorruptSegment
 from semel.protos.v1 import control_pb2
 
 SLICE_VERSION: Final = 4
-"""Of the state's bytes in it."""
+"""Version of the state whose bytes it contains."""
 SLICE_WITH_METADATA: Final = 6
-"""The same, when a consumer group has left metadata: a group below that level does not read it."""
+"""The version if a consumer group has metadata; broker groups below level 6 cannot read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """What was read."""
+    """A slice that was read."""
 
     queue: QueueState
-    """Without extents; `bytes` is what they have."""
+    """The queue without its extents; its `bytes` is their total length."""
     producers: SequenceTable
     groups: ConsumerGroups
     extents: int
-    """How many."""
+    """How many extents the queue has."""
 
     def misfit(self, copied: QueueState) -> str | None:
-        """What a copy lacks, once it is cut off below the queue's start; None when it is whole.
+        """What is wrong with a copy after a trim to the queue's start; None if it is whole.
 
-        Copies are dense and each has its own CRC, so numbers and bounds say enough.
+        Copies are dense and each has its own CRC, so it is enough to compare counts and bounds.
         """
         queue = self.queue
         if copied.log_end_offset != queue.log_end_offset:

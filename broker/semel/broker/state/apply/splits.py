@@ -1,17 +1,17 @@
-"""Split queues: what a split must look like, and what a queue's ancestors mean for its readers.
+"""Rules of split queues: which splits are valid, and which children a consumer group may read.
 
-How it works. A split seals a queue, the *parent*, for ever and makes *children* in the same group
-that share its slots. What the parent holds stays there: it is read to its end, its sequence table
-answers retries that name it, retention trims it. What it does not hold at that moment belongs to
-the children; the error that says so carries the split, so that a producer can go on without asking
-anybody.
+How it works. A split seals a queue, the *parent*, for ever and makes *children* in the same broker
+group that share its slots. What the parent holds stays there: consumers read it to its end, its
+sequence table answers retries that name it, retention trims it. Whatever it does not hold at that
+moment belongs to the children. The error that says so carries the split, so that a producer can go
+on without asking anybody.
 
 Invariants
-1. Children stand by rising slot and own together exactly what the parent owned.
-2. A consumer group gets a child only once it has committed the end of every ancestor that still has
-   messages. So whoever reads one key reads its messages in the order in which they were stored.
+1. Children are in the order of their slots, and together they own exactly the parent's slots.
+2. A consumer group gets a child only after it has committed the end of every ancestor that still
+   has messages. So the messages of one key are read in the order in which they were stored.
 
-Not here: when to split (the controller), the fold itself (`machine.py`), inherited rows
+Not here: when to split (the controller), how a split is applied (`machine.py`), inherited rows
 (`producers.py`).
 """
 
@@ -31,7 +31,7 @@ UNREAD_RETRY_MS: Final = 100
 
 
 def children_of(record: control_pb2.SplitQueue) -> tuple[Child, ...]:
-    """The children that a record names, in its order."""
+    """The children that a record names, in the order of the record."""
     return tuple(
         Child(child.queue_id, child.slot_start, child.slot_end) for child in record.children
     )
@@ -40,15 +40,15 @@ def children_of(record: control_pb2.SplitQueue) -> tuple[Child, ...]:
 def invalid_split_reason(
     children: tuple[Child, ...], queue_id: int, slot_start: int, slot_end: int
 ) -> str | None:
-    """Why queue `queue_id` with these slots cannot be split so; None when it can."""
+    """Why queue `queue_id` with these slots cannot be split in this way; None if it can."""
     if len(children) < 2:
         return "a split makes two queues or more"
     if len({queue_id, *(child.queue_id for child in children)}) <= len(children):
-        return "the children of a split need numbers of their own"
+        return "each child of a split needs a queue number of its own"
     expected = slot_start
     for child in children:
         if child.slot_start != expected or child.slot_end <= child.slot_start:
-            return f"the children of a split must share slots {slot_start} to {slot_end} by rising"
+            return f"the children of a split must share slots {slot_start} to {slot_end} in order"
         expected = child.slot_end
     if expected != slot_end:
         return f"the children of a split must own all slots from {slot_start} to {slot_end}"
@@ -56,7 +56,7 @@ def invalid_split_reason(
 
 
 def split_record_of(queue: QueueState) -> control_pb2.SplitQueue:
-    """The record that sealed a queue."""
+    """The record of the split that sealed a queue."""
     assert queue.children
     return control_pb2.SplitQueue(
         queue=queue_ref(queue.key),
@@ -68,7 +68,7 @@ def split_record_of(queue: QueueState) -> control_pb2.SplitQueue:
 
 
 def sealed_error(queue: QueueState) -> QueueSealed:
-    """For whoever wants to add something to a sealed queue."""
+    """The error for a request that would append to a sealed queue."""
     numbers = ", ".join(str(child.queue_id) for child in queue.children)
     return QueueSealed(
         f"queue {queue.key.queue_id} of {queue.topic!r} was split into {numbers} and takes nothing"
@@ -78,7 +78,7 @@ def sealed_error(queue: QueueState) -> QueueSealed:
 
 
 def ancestors(queues: Mapping[QueueKey, QueueState], queue: QueueState) -> Iterator[QueueState]:
-    """The queues it descends from, as far as they still exist, the parent first."""
+    """The queues that it descends from and that still exist, the parent first."""
     while queue.parent is not None:
         parent = queues.get(QueueKey(queue.key.topic_id, QueueId(queue.parent)))
         if parent is None:
@@ -90,7 +90,7 @@ def ancestors(queues: Mapping[QueueKey, QueueState], queue: QueueState) -> Itera
 def unread_error(
     queues: Mapping[QueueKey, QueueState], groups: ConsumerGroups, group: str, queue: QueueState
 ) -> ParentUnread | None:
-    """Why a consumer group may not have the queue yet; None when it may."""
+    """Why a consumer group may not read the queue yet; None if it may."""
     for parent in ancestors(queues, queue):
         if parent.log_start_offset == parent.log_end_offset:
             continue

@@ -1,20 +1,22 @@
-"""Transactions as a participant knows them: what is staged for its queues, and what is pinned.
+"""Transactions on a participant: the batches that are staged for its queues, and the pins.
 
-How it works. A *stager* adds batches to queues of this group, which are stored in the log and have
-no offsets: extents on hold. A *pin* names the stagers that win, compares what it was told of them
-with what is here, and ends all others of the transaction. A pinned stager's time is not limited any
-more: only publication, or the coordinator's word that the attempt is aborted, ends it.
+How it works. A *stager* adds batches to queues of this broker group. They are stored in the log and
+have no offsets: extents on hold. A *pin* names the stagers that win, compares what the record says
+about them with what is here, and ends all other stagers of the transaction. A pinned stager no
+longer times out: only a publication ends it, or the coordinator's answer that the attempt is
+aborted.
 
 Invariants
-1. A stager's batches follow each other without a gap in each queue, each stored once.
-2. What is pinned does not change until it is published or dropped; a queue with something pinned is
-   not split (the judge sees to it, the fold checks it).
-3. `bytes` is the sum of all extents on hold; each of them is live for cleaning and for snapshots.
+1. In each queue the batches of a stager follow each other without a gap, and each is stored once.
+2. Pinned batches do not change until they are published or dropped. A queue with pinned batches is
+   not split (the admission prevents it, the state machine checks it).
+3. `bytes` is the total length of all extents on hold. Each of them is live for cleaning and for
+   snapshots.
 
 Format. docs/formats/state.md.
 
-Not here: who wins (`coordination.py`), offsets (`queues.py`), order of records (`transactions.py`),
-what is due later than it is published (`delays.py`).
+Not here: which attempt wins (`coordination.py`), offsets (`queues.py`), how records are applied
+(`transactions.py`), batches that are due after their publication (`delays.py`).
 """
 
 from __future__ import annotations
@@ -52,28 +54,28 @@ PIN: Final = struct.Struct("<QQIqI")
 _ID: Final = struct.Struct("<Q")
 _COUNT: Final = struct.Struct("<I")
 REPEAT_LEVEL: Final = 6
-"""The feature level from which on an attempt may pin what the attempt before has pinned: a commit
-that is repeated with the same receipts. Below it such a commit is aborted."""
+"""From this feature level on an attempt may pin what the attempt before it has pinned: a commit
+that is repeated with the same receipts. Below this level such a commit is aborted."""
 
 
 class StagedExtent(NamedTuple):
-    """One staged batch, in the log and without offsets."""
+    """One staged batch: in the log, and without offsets."""
 
     entry: int
     """Index of the entry that holds it."""
     position: int
     length: int
-    """Of the record's payload: broker header and batch."""
+    """Length of the record's payload: broker header and batch."""
     messages: int
     base_sequence: int
     content_crc: int
     due_us: int = 0
-    """When its messages are due once it is published; 0: at once."""
+    """When its messages are due after the publication; 0 if at once."""
 
 
 @dataclass(slots=True)
 class StagedQueue:
-    """What one stager has staged for one queue."""
+    """The batches that one stager has staged for one queue."""
 
     session: int
     last_sequence: int = NO_SEQUENCE
@@ -84,7 +86,7 @@ class StagedQueue:
 
 @dataclass(slots=True)
 class Stager:
-    """One writer's attempt at its part of one transaction."""
+    """One writer's attempt at its part of a transaction."""
 
     stager_id: int
     transaction_id: str
@@ -92,33 +94,33 @@ class Stager:
     writer: int
     ttl_us: int
     expires_us: int
-    """Log time at which it ends, unless it is pinned."""
+    """Log time at which it ends if it is not pinned."""
     pinned: bool = False
     queues: dict[QueueKey, StagedQueue] = field(default_factory=dict)
 
     @property
     def messages(self) -> int:
-        """In its batches."""
+        """How many messages its batches have."""
         return sum(queue.messages for queue in self.queues.values())
 
     @property
     def bytes(self) -> int:
-        """Of its stored batches."""
+        """Total length of its stored batches."""
         return sum(each.length for queue in self.queues.values() for each in queue.extents)
 
 
 @dataclass(slots=True)
 class Pin:
-    """The winners of one transaction, waiting for the coordinator's word."""
+    """The winners of one transaction, which wait for the coordinator's decision."""
 
     transaction_id: str
     epoch: int
     attempt: int
     coordinator: int
-    """Broker group that decides."""
+    """The broker group that decides."""
     pinned_us: int
     winners: tuple[int, ...]
-    """Stagers, in the order of publication."""
+    """Stager ids in the order of publication."""
 
 
 class Staging:
@@ -141,7 +143,7 @@ class Staging:
         queues: Mapping[QueueKey, QueueState],
         now_us: int,
     ) -> tuple[int, ...] | SemelError:
-        """The last sequence of each queue, or why not; then nothing has changed."""
+        """The last sequence of each queue; or why it cannot open, and then nothing has changed."""
         keys = tuple(keys)
         stager = self.stagers.get(record.stager_id)
         for key in keys:
@@ -165,8 +167,9 @@ class Staging:
                         current_session=staged.session,
                     )
         else:
-            # Also beside a pin of the same epoch: the program that pinned may be dead, and the next
-            # one need not wait until brokers have noticed. It adds nothing to what is pinned.
+            # A new stager may open beside a pin of the same epoch: the program that pinned may be
+            # dead, and the next one need not wait until brokers have noticed. The new stager adds
+            # nothing to the pin.
             stager = Stager(
                 record.stager_id,
                 record.transaction_id,
@@ -185,7 +188,7 @@ class Staging:
         return tuple(lasts)
 
     def check(self, batch: BatchHeader, queue: QueueState | None) -> SemelError | bool:
-        """False for a batch that is to be added, True for one that is here, or why it cannot be."""
+        """False if the batch is to be added, True if it is here already, or why it is refused."""
         key = batch.queue_key
         stager = self.stagers.get(batch.producer_id)
         staged = None if stager is None else stager.queues.get(key)
@@ -193,8 +196,8 @@ class Staging:
             return UnknownQueue(f"queue {key.queue_id} of topic {key.topic_id} is not here")
         if stager is None or staged is None or stager.pinned:
             return TransactionAborted(
-                "what was staged is committed, was given up, or its time is over: the batch is not"
-                " stored; begin the transaction again"
+                "the staged batches are committed, or were given up, or their time is over: the"
+                " batch is not stored; begin the transaction again"
             )
         if batch.session != staged.session:
             return ProducerFenced(
@@ -225,7 +228,7 @@ class Staging:
         now_us: int,
         due_us: int = 0,
     ) -> None:
-        """A batch for which `check` said False."""
+        """Adds a batch for which `check` returned False."""
         stager = self.stagers[batch.producer_id]
         staged = stager.queues[batch.queue_key]
         staged.extents.append(
@@ -248,13 +251,15 @@ class Staging:
         now_us: int,
         level: int = REPEAT_LEVEL,
     ) -> SemelError | None:
-        """Why not; then nothing has changed. A lower attempt can not be decided any more: what its
-        pin holds is there for this one, as if it stood no more."""
+        """Pins the winners, or returns why it cannot, and then nothing has changed.
+
+        A lower attempt can no longer be decided, so this attempt may pin the stagers of its pin.
+        """
         winners = tuple(winner.stager_id for winner in record.winners)
         present = self.pins.get(record.transaction_id)
         if present is not None:
             if present.coordinator != record.coordinator:
-                # Attempts of two coordinators cannot be compared, so neither may end the other's.
+                # Attempts of two coordinators cannot be compared, so neither may end the other one.
                 return TransactionConflict(
                     f"transaction {record.transaction_id!r} is being committed by broker group"
                     f" {present.coordinator}, group {record.coordinator} cannot decide about it"
@@ -306,8 +311,11 @@ class Staging:
         queues: Mapping[QueueKey, QueueState],
         free: Container[int],
     ) -> TransactionAborted | None:
-        """Whether what a winner claims to have staged is exactly what is here, and pinned by nobody
-        else: those that are `free` may be pinned by the attempt before."""
+        """Why a winner cannot be pinned; None if it can.
+
+        Its claim must equal what is staged here, and no other attempt may have pinned it. The
+        stagers in `free` may be pinned by the attempt before this one.
+        """
         stager = self.stagers.get(winner.stager_id)
         name = f"epoch {record.epoch} of transaction {record.transaction_id!r}"
         if (
@@ -316,8 +324,8 @@ class Staging:
             or (stager.transaction_id, stager.epoch) != (record.transaction_id, record.epoch)
         ):
             return TransactionAborted(
-                f"{name}: what a writer has staged is gone: its time was over, or it was given up."
-                " Nothing is stored; begin it again"
+                f"{name}: a writer's staged batches are gone: their time was over, or they were"
+                " given up. Nothing is stored; begin it again"
             )
         claimed = {queue_key_of(part.queue): part for part in winner.parts}
         held = {key for key, staged in stager.queues.items() if staged.extents}
@@ -349,12 +357,12 @@ class Staging:
         return None
 
     def pin_of(self, transaction_id: str, attempt: int) -> Pin | None:
-        """The pin of exactly this attempt."""
+        """The pin of exactly this attempt; None if there is none."""
         pin = self.pins.get(transaction_id)
         return pin if pin is not None and pin.attempt == attempt else None
 
     def pinned_extents(self, pin: Pin) -> dict[QueueKey, list[StagedExtent]]:
-        """By queue, in the order of publication."""
+        """The pinned batches by queue, in the order of publication."""
         found: dict[QueueKey, list[StagedExtent]] = {}
         for number in pin.winners:
             for key, staged in self.stagers[number].queues.items():
@@ -363,7 +371,7 @@ class Staging:
         return {key: found[key] for key in sorted(found)}
 
     def is_pinned(self, key: QueueKey) -> bool:
-        """Something is pinned for the queue."""
+        """Whether any batch is pinned for the queue."""
         return any(
             staged.extents
             for pin in self.pins.values()
@@ -374,8 +382,7 @@ class Staging:
     # --- ends -------------------------------------------------------------------------------
 
     def drop_pin(self, transaction_id: str, attempt: int) -> bool:
-        """Ends a pin with its stagers, whether they were published or not; False if there is no
-        such pin."""
+        """Ends a pin and its stagers, published or not; False if there is no such pin."""
         pin = self.pin_of(transaction_id, attempt)
         if pin is None:
             return False
@@ -385,7 +392,10 @@ class Staging:
         return True
 
     def drop_stagers(self, numbers: Iterable[int], *, expired_before_us: int | None) -> int:
-        """Ends those that are not pinned, with a time only if theirs is over; how many."""
+        """Ends the stagers that are not pinned, and returns how many.
+
+        With `expired_before_us` it ends only those whose time was over by then.
+        """
         dropped = 0
         for number in numbers:
             stager = self.stagers.get(number)
@@ -398,7 +408,7 @@ class Staging:
         return dropped
 
     def expired(self, now_us: int, count_max: int) -> list[int]:
-        """Stagers whose time is over."""
+        """Up to `count_max` stagers whose time is over."""
         found = (
             number
             for number, stager in self.stagers.items()
@@ -407,7 +417,7 @@ class Staging:
         return sorted(found)[:count_max]
 
     def remove_queue(self, key: QueueKey) -> None:
-        """The queue is deleted, with all that was meant for it."""
+        """Removes a deleted queue with everything that is staged for it."""
         for stager in self.stagers.values():
             self._release(stager, key)
 
@@ -423,7 +433,7 @@ class Staging:
     # --- questions and bytes ----------------------------------------------------------------
 
     def live_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
-        """(index, position, length) of records in entries `[lo_index, hi_index)` on hold."""
+        """(index, position, length) of staged records in entries `[lo_index, hi_index)`."""
         for number in sorted(self.stagers):
             stager = self.stagers[number]
             for key in sorted(stager.queues):
@@ -432,8 +442,10 @@ class Staging:
                         yield extent.entry, extent.position, extent.length
 
     def parts(self, *, dues: bool) -> list[bytes]:
-        """Canonical bytes: stagers by rising id, then pins by transaction id; with due times from
-        version 5 of the state on."""
+        """Canonical bytes: stagers by rising id, then pins by transaction id.
+
+        `dues` adds due times (from version 5 of the state on).
+        """
         parts = [_COUNT.pack(len(self.stagers))]
         for number in sorted(self.stagers):
             parts.append(_pack_stager(self.stagers[number], dues=dues))
@@ -466,7 +478,7 @@ class Staging:
 
 
 def _known(batch: BatchHeader, staged: StagedQueue) -> SemelError | bool:
-    """What becomes of a batch at or below the last sequence."""
+    """The answer to a batch at or below the last sequence: True, or a conflict."""
     for extent in reversed(staged.extents):
         if extent.base_sequence == batch.base_sequence:
             if (extent.messages, extent.content_crc) == (batch.count, batch.content_crc):

@@ -1,16 +1,18 @@
-"""Transactions in the replicated state: the fold of their records, and the judge's part.
+"""Transactions in the replicated state: how their records are applied.
 
-How it works. Nearly every step is granted or refused at apply, like locks, so that retries and
-races need no overlay: the order of the log decides. PUBLISH alone is decided by the judge, as it
-gives out offsets; the fold checks it and halts on a mismatch. A PIN in flight keeps the judge from
-splitting queues, and something pinned does, too: so what is pinned can always be published.
+How it works. Nearly every step is granted or refused at apply, like locks. So retries and races
+need no overlay: the order of the log decides. Only PUBLISH is decided by the admission, because it
+gives out offsets; apply checks it and halts on a mismatch. The admission splits no queue while a
+PIN is in flight or something is pinned, so pinned batches can always be published.
 
 Invariants
-1. A publication takes all of a pin or nothing, in one record: what is due later is delayed by it.
+1. A publication takes all of a pin or nothing, in one record. Batches that are due later become
+   delayed batches by it.
 2. A queue is never split while something is pinned for it.
 
-Not here: the rules of stagers and pins (`staging.py`) and of the coordinator (`coordination.py`);
-who asks whom (`semel.broker.background.transactions`).
+Not here: the admission of steps (`state/admission/transactions.py`), the rules of stagers and pins
+(`staging.py`) and of the coordinator (`coordination.py`), the calls between broker groups
+(`semel.broker.background.transactions`).
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Queues = dict[QueueKey, QueueState]
 
 
 class Transactions:
-    """The part of the replicated state that transactions have."""
+    """The part of the replicated state that belongs to transactions."""
 
     __slots__ = ("coordination", "staging")
 
@@ -51,7 +53,7 @@ class Transactions:
         self.staging = Staging()
         self.coordination = Coordination()
 
-    # --- the fold ---------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------
 
     def stage(
         self,
@@ -62,7 +64,7 @@ class Transactions:
         now_us: int,
         level: int,
     ) -> Staged:
-        """A STAGED record. Raises CorruptBatch."""
+        """Applies a STAGED record. Raises CorruptBatch."""
         batch = decode_header(payload, BROKER_HEADER_BYTES)
         length = len(payload)
         found = self.staging.check(batch, queues.get(batch.queue_key))
@@ -79,7 +81,7 @@ class Transactions:
     def apply(
         self, step: Step, queues: Queues, delays: Delays, index: int, now_us: int, level: int
     ) -> ApplyResult:
-        """A step that a control record holds. Raises StateDiverged."""
+        """Applies a step of a control record. Raises StateDiverged."""
         name = step.WhichOneof("step")
         staging, coordination = self.staging, self.coordination
         error: SemelError | None = None
@@ -159,7 +161,7 @@ class Transactions:
     # --- canonical bytes --------------------------------------------------------------------
 
     def parts(self, *, dues: bool) -> list[bytes]:
-        """Canonical bytes: staging, then coordination; with due times from version 5 on."""
+        """Canonical bytes: staging, then coordination; `dues` adds due times (version 5 on)."""
         return [*self.staging.parts(dues=dues), *self.coordination.parts()]
 
     @classmethod
@@ -172,7 +174,7 @@ class Transactions:
 
 
 def messages_at_once(extents: Iterable[StagedExtent]) -> int:
-    """What gets offsets with the publication; the rest is due later."""
+    """How many messages get offsets with the publication; the others are due later."""
     return sum(extent.messages for extent in extents if not extent.due_us)
 
 
