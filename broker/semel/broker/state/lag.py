@@ -1,11 +1,11 @@
-"""How far a consumer group is with each queue, and what waits for it there: counted once, here.
+"""Progress and lag of a consumer group on each queue, computed in this one place.
 
-How it works. A group has a row for every queue that it has read, or that a split made of one that
-it had read by then. What a later reader of a split queue has before it stands in the children too,
-without a row: a child is not given to it before the parent's end is committed
-(`state/apply/splits.py`). Those are counted as never committed.
+How it works. A group has a row for every queue that it has read, and for the children of a split if
+it had read the parent before. A group that began to read the parent later has no rows for the
+children, because it gets them only after it has committed the parent's end
+(`state/apply/splits.py`). Their messages count as never committed.
 
-Not here: who shows it (`server/group_offsets.py`, `probe.py`), rows (`state/apply/locks.py`).
+Not here: who shows it (`server/group_offsets.py`, `probe.py`), the rows (`state/apply/locks.py`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from semel.protos.ids import QueueId, QueueKey
 
 
 class Progress(NamedTuple):
-    """One group on one queue."""
+    """The progress of one group on one queue."""
 
     queue: QueueState
     row: GroupQueue
-    """Its row; one of a group that never was here when it has none."""
+    """The row of the group; if there is none, that of a group which never read the queue."""
 
     @property
     def lag(self) -> int:
-        """Messages that the group has not committed; without a commit all that the queue has."""
+        """How many messages the group has not committed; without a commit, all of the queue."""
         done = max(self.row.committed_offset, self.queue.log_start_offset)
         return self.queue.log_end_offset - done
 
@@ -35,9 +35,9 @@ class Progress(NamedTuple):
 def progress(
     queues: Mapping[QueueKey, QueueState], groups: ConsumerGroups, group: str
 ) -> Iterator[Progress]:
-    """All queues that the group has read or still has before it, each once, in no order.
+    """All queues that the group has read or has still to read, each once, in no particular order.
 
-    Safe to walk while the state changes: queues that are gone by then are left out.
+    It is safe to walk while the state changes: queues that are gone by then are left out.
     """
     rows = groups.copy_of(group)
     met = {key for key, _ in rows}

@@ -1,12 +1,13 @@
-"""When locks of consumer groups time out, by the master's monotonic clock.
+"""Timeouts of the locks of consumer groups, by the master's monotonic clock.
 
-How it works. The fold knows who holds which lock and nothing of time. The master's lock clock knows
-when each holder was heard of, and what it was given and has not committed. `expired` names tokens
-that the master then ends with a ReleaseLock record. A new master, or one whose loop stood still,
-calls `refresh_all`: every lock gets its full time again, so that expiry may come late, never early.
+How it works. The replicated state says who holds which lock, and knows no time. The master's lock
+clock knows when it last heard of each holder, and whether the holder has messages that it has not
+committed. `expired` names tokens, whose locks the master then releases with a ReleaseLock record. A
+new master starts with `restore`, and a master whose loop was stopped calls `refresh_all`: every
+lock gets its full time again, so a lock may expire late, never early.
 
-Two timeouts: the *session* ends when no heartbeat, delivery or commit came for `session_ms`; the
-*lock* ends when something is delivered and nothing was committed for `lock_ms`.
+There are two timeouts. The *session* ends if no heartbeat, delivery or commit came for
+`session_ms`. The *lock* ends if messages are delivered and nothing was committed for `lock_ms`.
 
 Not here: granting and releasing (`state/apply/locks.py`).
 """
@@ -29,7 +30,7 @@ from semel.broker.state.apply.results import (
 from semel.protos.ids import QueueKey
 
 REPEAT_MS: Final = 1_000
-"""An expired lock is named again after this, should its release have been lost."""
+"""An expired lock is named again after this time, in case its release was lost."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,15 +40,15 @@ class _Held:
     session_ms: int
     session_deadline_ms: float
     lock_deadline_ms: float | None = None
-    """None: nothing is delivered and uncommitted."""
+    """None if no delivered message is uncommitted."""
     delivered_end: int = -1
-    """End of what was delivered under this token."""
+    """End offset of the messages that were delivered under this token."""
     named_ms: float | None = None
-    """When `expired` named it."""
+    """When `expired` named the lock."""
 
 
 class LockClock:
-    """Deadlines of all held locks. `now_ms` is monotonic. Stale tokens change nothing."""
+    """The deadlines of all held locks. `now_ms` is monotonic. A stale token changes nothing."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, QueueKey], _Held] = {}
@@ -58,10 +59,10 @@ class LockClock:
         queues: Mapping[QueueKey, QueueState],
         now_ms: float,
     ) -> None:
-        """Begins anew from the replicated state (`ConsumerGroups.held`) with full fresh time.
+        """Starts anew from the replicated state (`ConsumerGroups.held`), with full time for all.
 
-        Whether something is delivered is not known then: it is assumed wherever there is something
-        uncommitted.
+        It is not known which messages were delivered. Wherever there are uncommitted messages, they
+        are taken for delivered.
         """
         self._held.clear()
         for group, key, state in held:
@@ -78,7 +79,7 @@ class LockClock:
                 self.on_delivered(group, key, state.token, end, now_ms)
 
     def on_applied(self, results: Iterable[ApplyResult], now_ms: float) -> None:
-        """What an entry did to locks."""
+        """Takes over what an entry did to locks."""
         for result in results:
             if isinstance(result, LockGranted):
                 self.on_granted(
@@ -123,8 +124,10 @@ class LockClock:
         )
 
     def on_renewed(self, group: str, key: QueueKey, token: int, now_ms: float) -> bool:
-        """A sign of life of the member; False when it does not hold the lock any more, or comes
-        after the lock was named as expired: its release is on the way."""
+        """The member is alive. False if it does not hold the lock any more.
+
+        Also False if the lock was named as expired, because its release is under way.
+        """
         held = self._current(group, key, token)
         if held is None or held.named_ms is not None:
             return False
@@ -134,7 +137,7 @@ class LockClock:
     def on_delivered(
         self, group: str, key: QueueKey, token: int, end_offset: int, now_ms: float
     ) -> None:
-        """Messages below `end_offset` left for the member."""
+        """Messages below `end_offset` were sent to the member."""
         held = self._current(group, key, token)
         if held is None:
             return
@@ -161,11 +164,11 @@ class LockClock:
             del self._held[group, key]
 
     def on_reset(self, group: str, key: QueueKey) -> None:
-        """A reset was applied, or the queue or the group is gone: nobody holds the lock."""
+        """A reset was applied, or the queue or the group was deleted: nobody holds the lock."""
         self._held.pop((group, key), None)
 
     def refresh_all(self, now_ms: float) -> None:
-        """Full fresh time for everybody whose release is not decided."""
+        """Gives full time to every holder whose lock was not named as expired."""
         for held in self._held.values():
             if held.named_ms is not None:
                 continue
@@ -174,7 +177,7 @@ class LockClock:
                 held.lock_deadline_ms = now_ms + held.lock_ms
 
     def expired(self, now_ms: float) -> list[tuple[str, QueueKey, int]]:
-        """Locks to release, as (group, queue, token)."""
+        """The locks to release, as (group, queue, token)."""
         found: list[tuple[str, QueueKey, int]] = []
         for (group, key), held in self._held.items():
             lock_deadline = held.lock_deadline_ms

@@ -1,16 +1,17 @@
-"""Log time: the one clock the log knows, told by the master in every entry.
+"""Log time: the clock of the log, which the master writes into every entry.
 
-How it works. A new master starts from the later of the log's last time and the time that a majority
-of the group's clocks has passed: each vote tells its voter's clock (`VoterClocks`), so one node
-whose clock is an hour ahead carries nobody along. From there log time follows the wall clock, but
-its speed is held within one percent of the monotonic clock: a wall clock set an hour forth or back
-bends it slowly instead of expiring everything or standing still.
+How it works. A new master starts from the later of two times: that of the log's last entry, and the
+time that a majority of the broker group's clocks has passed. Each vote carries its voter's clock
+(`VoterClocks`), so one node whose clock is an hour ahead does not move log time. From there log
+time follows the wall clock, but its speed stays within one percent of the monotonic clock. If the
+wall clock is set an hour forward or back, log time follows slowly, instead of expiring everything
+or standing still.
 
 Invariants
-1. `now` never falls, and is never below the log time it started from.
+1. `now` never falls, and is never below the log time that it started from.
 2. Between two calls it rises by 0.99 to 1.01 times the monotonic clock.
 
-Not here: reading clocks; both come in as arguments.
+Not here: reading clocks. Both clocks come in as arguments.
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ class LogClock:
 
 
 class VoterClocks:
-    """The wall clocks of the others, as their votes tell them."""
+    """The wall clocks of the other members, from their votes."""
 
     __slots__ = ("_heard",)
 
     def __init__(self) -> None:
         self._heard: dict[int, tuple[int, int, int]] = {}
-        """By node: term of the vote, its clock, and the own monotonic clock when it came."""
+        """By node: term of the vote, the voter's clock, the own monotonic clock at that time."""
 
     def on_vote(self, node: int, *, term: int, clock_us: int, monotonic_us: int) -> None:
-        """A vote has come; `clock_us` is 0 when the voter tells none."""
+        """A vote has arrived; `clock_us` is 0 if it carries no clock."""
         if clock_us:
             self._heard[node] = (term, clock_us, monotonic_us)
 
     def now(self, voters: Collection[int], *, term: int, wall_us: int, monotonic_us: int) -> int:
         """The time that a majority of `voters` has passed, for the master elected in `term`.
 
-        `wall_us` is its own clock, which counts alone when too few voters told theirs.
+        `wall_us` is its own clock, which alone counts if too few votes carried a clock.
         """
         clocks = [wall_us]
         for node in voters:
@@ -75,7 +76,7 @@ class VoterClocks:
 def majority_time_us(clocks_us: Sequence[int], members: int) -> int:
     """The latest time that a majority of `members` clocks has passed.
 
-    `clocks_us` are those that are known, at least a majority of them (asserted).
+    `clocks_us` are the known clocks, at least a majority of them (asserted).
     """
     majority = members // 2 + 1
     assert len(clocks_us) >= majority

@@ -1,1 +1,1 @@
-"""Recomputes exactly-once from the log alone, for `semel verify`."""
+"""Recomputes the exactly-once promise from the log alone, for `semel verify`."""

@@ -1,18 +1,18 @@
-"""Producers' chains as a queue's stored batches tell them, for `semel verify --exactly-once`.
+"""Producers' chains in the stored batches of a queue, for `semel verify --exactly-once`.
 
 How it works. Batches that got their offsets when they were stored come in the order of their
-sequences: each one's predecessor is the last one read. Between two of them sequences may lack that
-were *delayed*: those come later in the queue, or have no offsets yet. So a gap is noted, and
-whatever delayed batches do not fill of it in the end is missing. A delayed batch may come at any
-later offset; it was stored twice if it overlaps anything else of its producer.
+sequences: the predecessor of each one is the last one that was read. The sequences that are absent
+between two of them may be *delayed*: those come later in the queue, or have no offsets yet. So a
+gap is noted first, and what delayed batches have not filled in the end is missing. A delayed batch
+may come at any later offset. It was stored twice if it overlaps another batch of its producer.
 
 Invariants
-1. A sequence that was read twice is a duplicate, unless the producer's row may have expired in
-   between (the queue's floor says so) and it began anew.
-2. Everything between two batches that were read is there, and what lies below a delayed one.
-3. Without delayed batches nothing is put off but the telling of gaps.
+1. A sequence that is read twice is a duplicate, unless the producer's row may have expired in
+   between (which the queue's floor says) and the producer started anew.
+2. Every sequence between two batches that were read, or below a delayed batch, must be there.
+3. Without delayed batches only the reports of gaps are postponed to the end.
 
-Not here: offsets and check sums (`verify.py`), windows (`moves.py`).
+Not here: offsets and checksums (`verify.py`), windows (`moves.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from semel.protos.batch import BatchFlags, BatchHeader
 
 
 class Spans:
-    """Disjoint ranges `[first, last]` of sequences; neighbours are one."""
+    """Disjoint ranges `[first, last]` of sequences; adjacent ranges are merged."""
 
     __slots__ = ("_firsts", "_lasts")
 
@@ -36,11 +36,11 @@ class Spans:
 
     @property
     def highest(self) -> int:
-        """Of at least one."""
+        """The highest sequence; there must be one."""
         return self._lasts[-1]
 
     def add(self, first: int, last: int) -> None:
-        """Together with what it touches it becomes one range."""
+        """Adds a range and merges it with those that it touches."""
         lo = bisect_left(self._lasts, first - 1)
         hi = bisect_right(self._firsts, last + 1)
         if lo < hi:
@@ -48,7 +48,7 @@ class Spans:
         self._firsts[lo:hi], self._lasts[lo:hi] = [first], [last]
 
     def common(self, first: int, last: int) -> int:
-        """How many of these sequences are in it."""
+        """How many sequences of `[first, last]` are in the ranges."""
         found = 0
         for at in range(bisect_left(self._lasts, first), bisect_right(self._firsts, last)):
             found += min(last, self._lasts[at]) - max(first, self._firsts[at]) + 1
@@ -56,7 +56,7 @@ class Spans:
 
 
 class _Gap(NamedTuple):
-    """Sequences `[first, last]` that a batch of `epoch` says are stored, after one of `before`."""
+    """Sequences `[first, last]` are absent between batches of epochs `before` and `epoch`."""
 
     where: str
     first: int
@@ -66,7 +66,7 @@ class _Gap(NamedTuple):
 
 
 class _Twice(NamedTuple):
-    """A batch of `epoch` begins at or below the last sequence of one of `before`."""
+    """A batch of `epoch` that begins at or below the last sequence of one of epoch `before`."""
 
     where: str
     messages: int
@@ -76,36 +76,36 @@ class _Twice(NamedTuple):
 
 @dataclass(slots=True)
 class _Chain:
-    """One producer so far."""
+    """What was read of one producer so far."""
 
     incarnation: tuple[int, int] = (0, -1)
-    """The highest one that was read."""
+    """The highest incarnation that was read."""
     epoch: int = 0
-    """Of the newest batch that was not delayed."""
+    """Epoch of the newest batch that was not delayed."""
     last: int | None = None
-    """Its last sequence; None before there was one."""
+    """Last sequence of that batch; None if there was none yet."""
     whole: bool = True
-    """Everything since `last` was read, too."""
+    """Whether everything since `last` was read, too."""
     contiguous: bool = True
     spans: dict[int, Spans] = field(default_factory=dict)
-    """Everything that was read, by epoch."""
+    """All sequences that were read, by epoch."""
     late: Spans = field(default_factory=Spans)
-    """What was delayed."""
+    """The sequences of delayed batches."""
     late_of: dict[int, Spans] = field(default_factory=dict)
-    """The same by epoch."""
+    """The sequences of delayed batches, by epoch."""
     founded: set[int] = field(default_factory=set)
-    """Epochs in which a delayed batch began anew."""
+    """Epochs whose first batch was a delayed one."""
     gaps: list[_Gap] = field(default_factory=list)
     twice: list[_Twice] = field(default_factory=list)
 
 
 class Chains:
-    """All producers of one queue."""
+    """The chains of all producers of one queue."""
 
     def __init__(
         self, log_start_offset: int, floor: int, inherited: Mapping[int, tuple[int, int]]
     ) -> None:
-        """See `BatchVerifier`."""
+        """`inherited` is as in `BatchVerifier`; `floor` is the highest epoch of an expired row."""
         self._from_start = not log_start_offset
         self._floor = floor
         self._chains: dict[int, _Chain] = {}
@@ -117,8 +117,10 @@ class Chains:
                 chain.spans.setdefault(epoch, Spans()).add(0, last)
 
     def follow(self, where: str, batch: BatchHeader, *, delayed: bool) -> Iterator[str]:
-        """The next batch in the order of offsets, and those that have none at the end; what is
-        wrong with it for certain."""
+        """Reads the next batch, and yields what is certainly wrong with it.
+
+        Batches come in the order of their offsets; those without offsets come last.
+        """
         producer, epoch = batch.producer_id, batch.epoch
         chain = self._chains.setdefault(producer, _Chain())
         incarnation = epoch, batch.session
@@ -131,7 +133,7 @@ class Chains:
             yield from self._follow_last(chain, where, batch)
             chain.epoch = epoch
         chain.incarnation = max(chain.incarnation, incarnation)
-        # Nothing can be stored between a batch and its predecessor.
+        # No sequence can be stored between a batch and its predecessor.
         chain.spans.setdefault(epoch, Spans()).add(batch.previous_sequence + 1, batch.last_sequence)
 
     def _follow_last(self, chain: _Chain, where: str, batch: BatchHeader) -> Iterator[str]:
@@ -140,7 +142,7 @@ class Chains:
         late = sum(
             spans.common(previous + 1, batch.last_sequence)
             for epoch, spans in chain.late_of.items()
-            if epoch >= batch.epoch or epoch > self._floor  # else of a life that has ended since
+            if epoch >= batch.epoch or epoch > self._floor  # else of a row that has expired since
         )
         chain.last = batch.last_sequence
         if last is None:
@@ -154,7 +156,7 @@ class Chains:
                     f"{where}: producer {batch.producer_id} stored {base} to {batch.last_sequence}"
                     f" after {last}"
                 )
-                late = 0  # told already
+                late = 0  # reported below or at the end
                 if expired:
                     chain.twice.append(_Twice(text, twice, batch.epoch, before))
                 else:
@@ -189,12 +191,12 @@ class Chains:
             chain.founded.add(batch.epoch)
 
     def knows(self, producer: int, first: int, last: int) -> bool:
-        """All of these sequences were among delayed batches."""
+        """Whether all of these sequences were in delayed batches."""
         chain = self._chains.get(producer)
         return chain is not None and chain.late.common(first, last) == last - first + 1
 
     def finish(self) -> Iterator[str]:
-        """What is missing, and was stored twice, once every batch was told."""
+        """Yields what is missing or was stored twice, after every batch was read."""
         for producer, chain in self._chains.items():
             for text, count, epoch, before in chain.twice:
                 if not self._began_anew(chain, epoch, before):
@@ -205,22 +207,22 @@ class Chains:
                 if missing and not self._began_anew(chain, epoch, before):
                     self.missing += missing
                     yield (
-                        f"{where}: producer {producer} goes on after {last}, of {first} to {last}"
-                        f" {missing} are not stored"
+                        f"{where}: producer {producer} continues after {last}, but {missing} of"
+                        f" {first} to {last} are not stored"
                     )
 
     def _below_delayed(self, chain: _Chain) -> Iterator[_Gap]:
-        """What lies between the last batch that was not delayed and the last one that was."""
+        """The gap between the last batch that was not delayed and the last delayed one."""
         last = -1 if chain.last is None and self._from_start else chain.last
         tops = [
             spans.highest
             for epoch, spans in chain.late_of.items()
-            if epoch >= chain.epoch or epoch > self._floor  # else of a life that has ended since
+            if epoch >= chain.epoch or epoch > self._floor  # else of a row that has expired since
         ]
         if chain.contiguous and chain.whole and last is not None and max(tops, default=-1) > last:
             newest = max(chain.late_of)
             yield _Gap("what is delayed", last + 1, max(tops), newest, chain.epoch)
 
     def _began_anew(self, chain: _Chain, epoch: int, before: int) -> bool:
-        """The producer's row expired in between, and the first it stored then was delayed."""
+        """Whether the producer's row expired in between, and its next first batch was delayed."""
         return before <= self._floor and any(before < each <= epoch for each in chain.founded)

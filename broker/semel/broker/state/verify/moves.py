@@ -1,19 +1,18 @@
-"""What the log alone says of moved queues, for `semel verify --exactly-once`.
+"""Moved queues in the log, as `semel verify --exactly-once` needs them.
 
-How it works. `MovedTables` reads the steps of moves beside the table that is being rebuilt
-(`verify.py`): pieces of slices are put together again; when the queue is activated their rows are
-the queue's table from then on. A sealed queue must end where it ended when it is forwarded.
+How it works. `MovedTables` follows the steps of moves while `verify.py` rebuilds the table. It
+joins the pieces of a slice; when the queue is activated, the rows of the slice become the queue's
+table. A queue must still end where it was sealed when it is forwarded.
 
-A log holds steps that were refused, too: late ones, repeated ones, those of another job. So each
-step is told apart by its job here as well, and one that is not the present job's own takes nothing
-from it.
+A log also holds refused steps: late ones, repeated ones, those of another job. So each step is
+matched with its job here as well, and a step of another job does not affect the current one.
 
-`window_problems` holds a queue's windows against the batches that lie in its log, whichever group
-stored them: a queue that came with rows and without their windows would take its next retry for
-something new, and nothing else would show it.
+`window_problems` compares the windows of a queue with the batches in its log, whichever broker
+group stored them. A queue that arrived with rows but without their windows would take its next
+retry for a new batch, and no other check would show it.
 
-Not here: refusals that need more than the log tells of the queue (a child whose parent still holds
-messages, a copy that is not whole): the controllers take no later step of such a job.
+Not here: refusals that depend on more than the log says about the queue (a child whose parent still
+holds messages, an incomplete copy). The controllers take no later step of such a job.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ class _Coming:
 
 @dataclass(slots=True)
 class _Known:
-    """What a log has told of one queue's moves."""
+    """What the log has said so far about the moves of one queue."""
 
     job: int = 0
-    """The newest that changed anything; an older one changes nothing any more."""
+    """The newest job that changed anything; older jobs change nothing any more."""
     sealed_end: int | None = None
-    """Where the queue ended when this job sealed it."""
+    """End offset of the queue when this job sealed it."""
     coming: _Coming | None = None
-    """This job brings it here."""
+    """Set if this job brings the queue here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A queue that was sealed is dropped here."""
+    """A sealed queue is dropped here."""
 
     sealed_end: int
-    """Where it ended when it was sealed."""
+    """End offset of the queue when it was sealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Arrived:
 
 
 class MovedTables:
-    """Moves, as far as they change tables."""
+    """The moves of a log, as far as they change tables."""
 
     def __init__(self, start: State | None) -> None:
         self._known: dict[QueueKey, _Known] = {}
@@ -85,36 +84,36 @@ class MovedTables:
                 known.coming = _Coming(bytearray(incoming.slice), whole)
 
     def forget(self, key: QueueKey) -> None:
-        """The queue was deleted."""
+        """Forgets a deleted queue."""
         self._known.pop(key, None)
 
     def step(
         self, record: control_pb2.MoveQueue, key: QueueKey, end: int | None, *, split: bool
     ) -> Left | Arrived | None:
-        """The next step of a move in this log: what it means for the queue's table.
+        """Follows the next step of a move, and returns what it does to the queue's table.
 
-        `end` is where the queue ends now, None if it is not here; `split`: it has children, and
-        stays. Raises CorruptSegment.
+        `end` is the end offset of the queue, None if it is not here. `split` says that it has
+        children and therefore stays. Raises CorruptSegment.
         """
         known = self._known.setdefault(key, _Known())
         newer, its_own = record.job > known.job, record.job == known.job
         match record.step:
-            # The source.
+            # Steps at the source.
             case control_pb2.MOVE_STEP_SEAL:
                 if newer and end is not None and known.sealed_end is None and not split:
                     self._known[key] = _Known(record.job, sealed_end=end)
-            case control_pb2.MOVE_STEP_UNSEAL:  # also of a job whose SEAL comes late
+            case control_pb2.MOVE_STEP_UNSEAL:  # also if the SEAL of the job comes later
                 if end is not None and (newer or (its_own and known.sealed_end is not None)):
                     self._known[key] = _Known(record.job)
             case control_pb2.MOVE_STEP_FORWARD:
                 if its_own and known.sealed_end is not None:
                     self._known[key] = _Known(record.job)
                     return Left(known.sealed_end)
-            # The target.
+            # Steps at the target.
             case control_pb2.MOVE_STEP_BEGIN:
                 if newer and end is None:
                     self._known[key] = _Known(record.job, coming=_Coming())
-            case control_pb2.MOVE_STEP_ABORT:  # also of a job whose BEGIN comes late
+            case control_pb2.MOVE_STEP_ABORT:  # also if the BEGIN of the job comes later
                 if end is None and (newer or (its_own and known.coming is not None)):
                     self._known[key] = _Known(record.job)
             case _ if known.coming is not None and its_own:
@@ -124,7 +123,7 @@ class MovedTables:
     def _bring(
         self, record: control_pb2.MoveQueue, key: QueueKey, coming: _Coming
     ) -> Arrived | None:
-        """A step of the job that brings the queue here."""
+        """Follows a step of the job that brings the queue here."""
         match record.step:
             case control_pb2.MOVE_STEP_PART if not coming.whole:
                 if record.offset == len(coming.slice):
@@ -161,10 +160,10 @@ def window_problems(
     log_start_offset: int,
     ended: Mapping[int, int],
 ) -> Iterator[str]:
-    """What each producer's window and its newest stored batches (64, or all) do not agree about.
+    """Differences between each producer's window and its newest stored batches (64, or all).
 
-    `windows` are of producers that have a row. Up to its offset in `ended` nobody has to remember
-    what a producer stored: the row that did has expired, and a new one knows nothing of it.
+    `windows` are those of producers with a row. No window has to remember the batches of a producer
+    up to its offset in `ended`: their row has expired, and a new one does not know them.
     """
     for producer, window in sorted(windows.items()):
         entries = [entry for entry in window if entry[3] and entry[2] >= log_start_offset]

@@ -1,24 +1,27 @@
-"""Recomputing exactly-once from the log alone, for `semel verify --exactly-once`.
+"""Recomputes the exactly-once promise from the log alone, for `semel verify --exactly-once`.
 
-How it works. Two readers, both fed by the caller (a thread that reads the disk) and independent of
-the fold and the judge: plain dicts, no shared rules.
+How it works. There are two readers. The caller, a thread that reads the disk, feeds both. They are
+independent of apply and admission: they use plain dicts and share no rules with them.
 
-- `BatchVerifier` reads one queue's stored batches from its start to its end, also where the entries
-  around them are gone: offsets dense, every CRC good, each producer's sequences rising without a
-  repetition, contiguous ones without a gap, incarnations never going back. A child of a split is
-  read after what its parent had stored: whatever is in both was stored twice. What a transaction
-  published was stored without offsets; its stager's sequences begin at 0 in each queue. Delayed
-  batches were, too: they come late (and never early), or are told last, while they have none.
-- `TableVerifier` reads whole entries from a checkpoint's state (or the first one) on and rebuilds
-  the sequence table; its digests must equal `SequenceTable.queue_digest` at the same index. It also
-  follows position marks, which leave no batch behind, so it checks every link of every chain.
+- `BatchVerifier` reads the stored batches of one queue from its start to its end, even if the
+  entries around them are gone. It checks that offsets are dense, that every CRC is good, that each
+  producer's sequences rise without a repetition, contiguous ones without a gap, and that
+  incarnations never go back. For a child of a split it starts from what the parent had stored:
+  whatever is in both was stored twice. Batches that a transaction published were stored without
+  offsets, and the sequences of their stager begin at 0 in each queue. Delayed batches were stored
+  without offsets, too: they come late (and never early), or are fed last if they have none yet.
+- `TableVerifier` reads whole entries from the state of a checkpoint (or from the first entry) on,
+  and rebuilds the sequence table. Its digests must equal `SequenceTable.queue_digest` at the same
+  index. It also sees position marks, which leave no batch behind, so it checks every link of every
+  chain.
 
 Invariants
-1. A message counts as a duplicate when its sequence is not above the last one of its producer, and
-   the row in between cannot have expired (the queue's floor says so).
+1. A message counts as a duplicate if its sequence is not above the last one of its producer, and
+   the row cannot have expired in between (which the queue's floor says).
 2. `ok` means: no duplicate, nothing missing, no problem of any kind.
 
-Not here: reading files, comparing nodes (the node and the console do).
+Not here: chains of batches (`chains.py`), moved queues (`moves.py`), reading files
+(`semel.broker.server.verify`), comparing nodes (the console).
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ _WINDOW: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueReport:
-    """What reading one queue found."""
+    """The result of reading one queue."""
 
     queue_key: QueueKey
     log_start_offset: int
@@ -69,11 +72,11 @@ class QueueReport:
     missing: int
     """Offsets without a readable message, and sequences that a chain skips."""
     digest: bytes
-    """SHA-256 over each extent's offset (i64) and stored batch."""
+    """SHA-256 over the offset (i64) and the stored batch of each extent."""
     problems: tuple[str, ...]
-    """The first ones, for people."""
+    """The first problems, for people to read."""
     delayed: int = 0
-    """Messages that are stored and have no offsets yet; not among `messages`."""
+    """Messages that are stored and have no offsets yet; `messages` does not count them."""
 
     @property
     def ok(self) -> bool:
@@ -81,7 +84,7 @@ class QueueReport:
 
 
 class BatchVerifier:
-    """Reads one queue's extents in the order of their offsets."""
+    """Reads the extents of one queue in the order of their offsets."""
 
     def __init__(
         self,
@@ -92,8 +95,11 @@ class BatchVerifier:
         expired: Expired | None = None,
         inherited: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
-        """`expired`: the queue's own, or a copy. `inherited` says for a child with which epoch and
-        last sequence each producer's row in the parent ended."""
+        """`expired` is that of the queue, or a copy.
+
+        For a child of a split, `inherited` says with which epoch and last sequence the row of each
+        producer ended in the parent.
+        """
         self._key = key
         self._start = log_start_offset
         self._end = log_end_offset
@@ -107,9 +113,9 @@ class BatchVerifier:
         self._digest = hashlib.sha256()
         self._problems: list[str] = []
         self._newest: dict[int, deque[Entry]] = {}
-        """Each producer's newest batches, as many as a window holds."""
+        """The newest batches of each producer, as many as a window holds."""
         self._ended: dict[int, int] = {}
-        """Offset of each producer's newest batch that only a row which expired has to remember."""
+        """Offset of each producer's newest batch that only an expired row had to remember."""
 
     def feed(
         self,
@@ -119,8 +125,11 @@ class BatchVerifier:
         first_row: int = 0,
         append_time_us: int | None = None,
     ) -> None:
-        """The next extent: offsets `[offset, offset + count)`, its stored batch, and when it got
-        them. The first one may begin before the queue's start."""
+        """Reads the next extent: offsets `[offset, offset + count)` and its stored batch.
+
+        `append_time_us` says when it got the offsets. The first extent may begin below the queue's
+        start.
+        """
         self._digest.update(_OFFSET.pack(offset))
         self._digest.update(stored)
         begin = max(offset, self._start) if self._next == self._start else offset
@@ -141,7 +150,7 @@ class BatchVerifier:
         self._messages += offset + count - begin
         if batch.queue_key != self._key:
             self._problem(f"offset {offset} holds a batch of {batch.queue_key}")
-        # What a transaction published, or was delayed, was stored before it had offsets, and whole.
+        # Published and delayed batches were stored, as a whole, before they had offsets.
         delayed = is_delayed(batch)
         waited = head.base_offset == -1 and (delayed or batch.producer_id >= STAGER_ID_MIN)
         base = offset if waited and not first_row else head.base_offset
@@ -152,7 +161,7 @@ class BatchVerifier:
             )
         if batch.epoch <= self._expired.floor_of(batch.producer_id):
             self._ended[batch.producer_id] = offset
-        if not delayed:  # the table does not learn the offset that it gets
+        if not delayed:  # the table never learns the offset of a delayed batch
             self._newest.setdefault(batch.producer_id, deque(maxlen=_WINDOW)).append(
                 (batch.base_sequence, batch.last_sequence, offset, batch.count, batch.content_crc)
             )
@@ -162,7 +171,7 @@ class BatchVerifier:
             self._problem(problem)
 
     def feed_delayed(self, index: int, count: int, stored: bytes) -> None:
-        """A delayed batch without offsets, of entry `index`; after all extents."""
+        """Reads a delayed batch without offsets, of entry `index`; call it after all extents."""
         try:
             head = decode_broker_header(stored)
             batch = check_batch(stored, BROKER_HEADER_BYTES)
@@ -178,16 +187,16 @@ class BatchVerifier:
             self._problem(problem)
 
     def miss_delayed(self, index: int, count: int, why: str) -> None:
-        """A delayed batch that cannot be read."""
+        """Reports a delayed batch that cannot be read."""
         self._missing += count
         self._problem(f"entry {index}, {count} delayed messages: {why}")
 
     def hold_against(self, windows: Mapping[int, list[Entry]]) -> None:
-        """Compares the windows of the sequence table, once every extent was fed."""
+        """Compares with the windows of the sequence table, after every extent was fed."""
         for problem in window_problems(windows, self._newest, self._start, self._ended):
             self._problem(problem)
         if self._start:
-            return  # what was delayed may have been released and trimmed
+            return  # delayed batches may have been released and trimmed
         for producer, window in sorted(windows.items()):
             for base, last, offset, count, _ in window:
                 if offset < 0 and count and not self._chains.knows(producer, base, last):
@@ -202,7 +211,7 @@ class BatchVerifier:
             self._problems.append(text)
 
     def finish(self) -> QueueReport:
-        """The report, once every extent was fed."""
+        """The report, after every extent was fed."""
         if self._next < self._end:
             self._missing += self._end - self._next
             self._problem(f"offsets {self._next} to {self._end - 1} are missing")
@@ -225,7 +234,7 @@ class BatchVerifier:
 
 @dataclass(slots=True)
 class _TableRow:
-    """A row as this reader knows it."""
+    """A row as this reader rebuilds it."""
 
     epoch: int
     session: int
@@ -251,16 +260,16 @@ class TableVerifier:
     """Rebuilds the sequence table from entries."""
 
     def __init__(self, start: State | None = None) -> None:
-        """Begins with the table of `start` (copied), or with an empty group."""
+        """Starts with a copy of the table of `start`, or with an empty broker group."""
         self.index = start.applied_index if start else 0
-        """The last entry read; the table is the one as of this index."""
+        """The last entry that was read; the table is as of this index."""
         self.problems: list[str] = []
-        """Broken chains, writes of fenced incarnations, rows out of nowhere."""
+        """Broken chains, writes of fenced incarnations, batches without a row."""
         self._tables: dict[QueueKey, dict[int, _TableRow]] = {}
         self._ends: dict[QueueKey, int] = {}
         self._sealed: set[QueueKey] = set()
         self._delays = start is not None and start.feature_level >= DELAY_LEVEL
-        """Delivery times mean something."""
+        """Whether the log is at a level at which delivery times count."""
         self._moved = MovedTables(start)
         if start is not None:
             self._sealed = {key for key, queue in start.queues.items() if queue.sealed}
@@ -269,7 +278,7 @@ class TableVerifier:
                 self._tables.setdefault(row.queue_key, {})[row.producer_id] = _row_of(row)
 
     def feed(self, frame: bytes) -> None:
-        """The next entry. Raises CorruptSegment when it is not the next one, or damaged."""
+        """Reads the next entry. Raises CorruptSegment if it is not the next one, or damaged."""
         head = decode_frame_header(frame)
         if head.index != self.index + 1:
             raise CorruptSegment(f"entry {head.index} came after {self.index}")
@@ -340,7 +349,7 @@ class TableVerifier:
             self._tables.pop(queue_key_of(record.delete_queue.queue), None)
 
     def _publish(self, record: transaction_records_pb2.PublishTransaction) -> None:
-        """Staged batches get offsets; what they are, `BatchVerifier` reads in their place."""
+        """Staged batches get offsets; `BatchVerifier` reads the batches themselves."""
         for part in record.parts:
             key = queue_key_of(part.queue)
             where = f"entry {self.index + 1}, queue {key.queue_id}"
@@ -354,11 +363,11 @@ class TableVerifier:
             self._ends[key] = part.base_offset + part.messages
 
     def _release(self, record: control_pb2.ReleaseDelayed, time_us: int) -> None:
-        """Delayed batches get offsets; which ones these are, `BatchVerifier` reads."""
+        """Delayed batches get offsets; `BatchVerifier` reads the batches themselves."""
         key = queue_key_of(record.queue)
         where = f"entry {self.index + 1}, queue {key.queue_id}"
         if record.until_us > time_us:
-            self._problem(f"{where}: at {time_us} was released what is due by {record.until_us}")
+            self._problem(f"{where}: a release at {time_us} takes what is due by {record.until_us}")
         if key in self._sealed or record.base_offset != self._ends.get(key):
             self._problem(
                 f"{where}: delayed messages were released at {record.base_offset}, the end was"
@@ -367,7 +376,7 @@ class TableVerifier:
         self._ends[key] = record.base_offset + record.messages
 
     def _split(self, record: control_pb2.SplitQueue) -> None:
-        """Children begin with their parent's rows, which know that all was stored, not where."""
+        """Children start with the rows of their parent, which know no offsets."""
         key = queue_key_of(record.queue)
         if key in self._sealed:
             return
@@ -403,7 +412,7 @@ class TableVerifier:
                 self._sealed.add(key)
 
     def windows(self, key: QueueKey) -> dict[int, list[Entry]]:
-        """What the queue's rows remember, by producer."""
+        """The windows of the queue's rows, by producer."""
         return {
             producer_id: list(row.window) for producer_id, row in self._tables.get(key, {}).items()
         }
@@ -413,11 +422,11 @@ class TableVerifier:
             self.problems.append(text)
 
     def log_end_offset(self, key: QueueKey) -> int:
-        """Where the queue ends as of `index`; 0 for one that does not exist."""
+        """End offset of the queue as of `index`; 0 if it does not exist."""
         return self._ends.get(key, 0)
 
     def queue_digest(self, key: QueueKey) -> bytes:
-        """SHA-256 over the queue's rows, comparable with `SequenceTable.queue_digest`."""
+        """SHA-256 over the rows of the queue, equal to `SequenceTable.queue_digest`."""
         digest = hashlib.sha256()
         for producer_id, row in sorted(self._tables.get(key, {}).items()):
             digest.update(
