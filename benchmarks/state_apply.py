@@ -1,4 +1,4 @@
-"""What the replicated state machine costs: judge and apply a batch, memory, checkpoint bytes.
+"""What the replicated state machine costs: admit and apply a batch, memory, checkpoint bytes.
 
     python -m benchmarks.state_apply
 
@@ -81,7 +81,7 @@ def batches() -> list[bytes]:
 
 
 def admit_and_apply(data: list[bytes], per_entry: int) -> tuple[float, float, float]:
-    """Microseconds a batch for: judge, apply, on_applied."""
+    """Microseconds a batch for: admit, apply, on_applied."""
     state = new_state()
     admission = Admission(state, term=Term(1))
     headers = [decode_header(batch) for batch in data]

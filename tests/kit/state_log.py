@@ -154,7 +154,7 @@ class Group:
         after_expiry: bool = False,
         commit: bool = True,
     ) -> Any:
-        """The verdict, or the fence's result once it is applied."""
+        """The decision, or the fence's result once it is applied."""
         record = control_pb2.Fence(
             queues=[ref(key) for key in keys],
             producer_id=producer,
@@ -187,7 +187,7 @@ class Group:
     def release(
         self, key: QueueKey = KEY, *, batches_max: int = 1_000, commit: bool = True
     ) -> control_pb2.ReleaseDelayed | None:
-        """What the judge proposes of what is due now; None when it proposes nothing."""
+        """What the admission proposes to release now; None when it proposes nothing."""
         record = self.admission.propose_release(key, now_us=self.now_us, batches_max=batches_max)
         if record is not None:
             self.entry.append(control(release_delayed=record))
@@ -216,7 +216,7 @@ class Group:
         return records[position]
 
     def replayed(self) -> State:
-        """A second node that folds all frames."""
+        """A second node that applies all frames."""
         state = State()
         for frame in self.frames:
             state.apply_frame(frame)

@@ -1,7 +1,7 @@
 """Known holes of exactly-once produce: each one closed here, and open again with the bug planted.
 
 The holes were found in Kafka, Pulsar, NATS, Redpanda, librdkafka and Fluss; the table in
-`docs/testing.md` says which. Scenarios run against the real judge, fold, batch codec and send
+`docs/testing.md` says which. Scenarios run against the real admission, apply, batch codec and send
 window; `tests/unit/broker/state` and `tests/unit/client` have the walks that look for what nobody
 knows.
 """
@@ -185,7 +185,7 @@ def test_replicas_expire_the_same_rows_whatever_their_clocks_say() -> None:
         group_done = State()._expire_producers(control_pb2.ExpireProducers())
         patch.setattr(State, "_expire_producers", by_the_clock)
 
-    breaks_when_planted(scenario, plant, match="replicas differ|overlay and state")
+    breaks_when_planted(scenario, plant, match="replicas differ|overlay and applied state")
 
 
 def test_a_backfill_of_old_messages_does_not_expire_its_own_producer() -> None:
@@ -376,7 +376,7 @@ def test_sequences_end_and_do_not_wrap() -> None:
 
         patch.setattr(Row, "append", of_32_bits)
 
-    breaks_when_planted(scenario, plant, match="wrapped|overlay and state")
+    breaks_when_planted(scenario, plant, match="wrapped|overlay and applied state")
 
 
 def test_a_buffer_that_was_used_again_is_noticed() -> None:

@@ -22,7 +22,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.raft import RaftCore, Role
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.proposer import Proposer
-from semel.broker.state import DelayedReleased, Admission, LockClock, State
+from semel.broker.state import Admission, DelayedReleased, LockClock, State
 from semel.protos import compat
 from semel.protos.errors import NotMaster, SemelError
 from semel.protos.ids import Term

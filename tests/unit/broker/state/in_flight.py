@@ -1,7 +1,7 @@
 """A master whose entries stay unapplied as long as a test likes: any two requests meet in flight.
 
-How it works. `Master` is the production's `Proposer` with its judge, over the state alone: what it
-accepts becomes an entry at once, and is applied when the test says so. `REQUESTS` are requests of
+How it works. `Master` is the production's `Proposer` with its admission, over the state alone: what
+it accepts becomes an entry at once, and is applied when the test says so. `REQUESTS` are of
 every kind about the same few queues, producers, transactions and names, so that any two of them may
 be about the same thing; `BEGINNINGS` are states in which each of them may be accepted.
 
@@ -341,7 +341,7 @@ async def beginning(name: str) -> bytes:
 
 
 def meet(data: bytes, requests: Sequence[Request]) -> tuple[Master, list[bool]]:
-    """The requests are judged one after the other, each in flight if it is accepted, and then all
+    """The requests are decided one after the other, each in flight if it is accepted, and then all
     is applied. Raises whatever halts a node."""
     master = Master(data)
     accepted = [master.ask(request) for request in requests]

@@ -50,7 +50,7 @@ class Home(Group):
         self.new_master()
 
     def step(self, name: str, job: int, other: int, **fields: Any) -> SemelError | None:
-        """Takes one step; the refusal, if any, by the judge or at apply."""
+        """Takes one step; the refusal, if any, at admission or at apply."""
         record = control_pb2.MoveQueue(
             queue=ref(self.key),
             job=job,

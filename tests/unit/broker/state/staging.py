@@ -27,7 +27,7 @@ class Stage(Group):
         self.raise_level(level)
 
     def step(self, **step: Any) -> Any:
-        """The step's result, or the error with which judge or fold refused it."""
+        """The step's result, or the error with which it was refused, at admission or at apply."""
         record = transaction_records_pb2.TransactionRecord(**step)
         decision = self.admission.admit_transaction(record)
         if isinstance(decision, Refused):

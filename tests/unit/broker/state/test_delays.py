@@ -111,12 +111,12 @@ def test_nothing_is_released_twice_while_an_entry_is_on_its_way(group: Group) ->
     assert crcs(group) == [1, 3, 2]
 
 
-def test_what_is_stored_between_judgement_and_fold_waits_for_the_next_release(
+def test_what_is_stored_between_admission_and_apply_waits_for_the_next_release(
     group: Group,
 ) -> None:
     group.produce(late(-1, 2, crc=1))
     group.now_us += 3 * SECOND_US
-    # Accepted, not applied, and due before what the release was judged for.
+    # Accepted, not applied, and due before what the release was admitted for.
     group.produce(late(0, 1, last=4, crc=2), commit=False)
     record = group.release(commit=False)
     assert record is not None
@@ -419,7 +419,7 @@ def test_however_they_come_extents_stand_in_the_order_of_their_time() -> None:
     assert b"".join(again.parts()) == data
 
 
-# --- the fold re-checks -------------------------------------------------------------------------
+# --- apply checks again -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_more_expired_rows_than_a_queue_remembers_are_refused() -> None:
         read(REMEMBERED_MAX + 1)
 
 
-# --- the judge ----------------------------------------------------------------------------------
+# --- admission ----------------------------------------------------------------------------------
 
 
 def test_a_batch_of_exactly_the_limit_is_taken() -> None:

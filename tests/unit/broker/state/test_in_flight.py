@@ -1,7 +1,7 @@
-"""Whatever is judged and accepted can be applied: no two records in flight make a node halt.
+"""Whatever the admission accepts can be applied: no two records in flight make a node halt.
 
-The judge decides about a request while others are accepted and not applied. These tests let every
-request of `in_flight.py` meet every other one in that state, and longer rows of them by chance.
+The admission decides about a request while others are accepted and not applied. These tests let
+every request of `in_flight.py` meet every other one in that state, and longer rows by chance.
 """
 
 from __future__ import annotations
@@ -108,12 +108,12 @@ def test_any_row_of_records_can_be_applied(name: str, requests: list[tuple[str, 
     run(play())
 
 
-# --- planted: what the judge knew of records in flight before -----------------------------------
+# --- planted: what the admission knew of records in flight before -------------------------------
 
 
 @contextmanager
 def names_nothing() -> Iterator[None]:
-    """The judge does not look at what unapplied records make."""
+    """The admission does not look at what unapplied records make."""
     original = PendingState.use
 
     def use(self: Any, kind: Any, queues: Any, rows: Any, names: Any = ()) -> None:

@@ -221,7 +221,7 @@ def test_commit_bounds(group: Group) -> None:
     refusal(commit(group, 1, 0, key=UNKNOWN), errors.UnknownQueue)
 
 
-def test_each_queue_of_a_commit_is_judged_alone(group: Group) -> None:
+def test_each_queue_of_a_commit_is_decided_alone(group: Group) -> None:
     acquire(group)
     record = control_pb2.CommitOffsets(
         group="g",

@@ -332,7 +332,7 @@ def test_what_is_being_committed_delays_the_seal() -> None:
     forced = control_pb2.MoveQueue(queue=ref(), job=1, step=control_pb2.MOVE_STEP_SEAL)
     results: list[Any] = group.apply(control(move_queue=forced))
     (result,) = results
-    assert isinstance(result.error, errors.Throttled), "the fold checks it, too"
+    assert isinstance(result.error, errors.Throttled), "apply checks it, too"
     group.publish()
     assert seal(group) is None
     assert group.contents() == [1] * 5

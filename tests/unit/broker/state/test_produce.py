@@ -1,4 +1,4 @@
-"""Exactly-once produce: the judge's answers, and the known holes of other systems."""
+"""Exactly-once produce: the admission's decisions, and the known holes of other systems."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_hole_9_zombie_with_sequence_zero_is_fenced(group: Group) -> None:
     refusal(group.produce(header(-1, epoch=2, session=1)), errors.DedupStateExpired)
 
 
-def test_hole_9_batch_behind_a_fence_in_the_same_entry_is_judged_by_it(group: Group) -> None:
+def test_hole_9_batch_behind_a_fence_in_the_same_entry_is_decided_by_it(group: Group) -> None:
     group.fence(epoch=2, commit=False)
     refusal(group.produce(header(-1), commit=False), errors.ProducerFenced)
     assert group.produce(header(-1, epoch=2)) == Accepted(Offset(0))

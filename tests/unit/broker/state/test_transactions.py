@@ -358,7 +358,7 @@ def test_a_deleted_queue_takes_what_was_meant_for_it_along() -> None:
     delete = control_pb2.DeleteQueue(queue=ref())
     group.admission.queues.admit_delete_queue(delete)
     group.entry.append(control(delete_queue=delete))
-    published = group.publish()  # judged while the deletion is in flight
+    published = group.publish()  # admitted while the deletion is in flight
     assert isinstance(published, Published)
     assert published.parts == ((OTHER, 0, 1),)
     assert group.contents(OTHER) == [2]
@@ -480,7 +480,7 @@ def test_idle_rows_are_forgotten_and_what_may_be_a_replay_is_refused() -> None:
     assert begin(group, epoch=8) == (8, 2, -1), "above everything that was forgotten"
 
 
-# --- the fold -----------------------------------------------------------------------------------
+# --- at apply -----------------------------------------------------------------------------------
 
 
 def test_canonical_bytes_hold_everything_at_every_step() -> None:

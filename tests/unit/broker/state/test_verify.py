@@ -220,7 +220,7 @@ def test_table_needs_every_entry(group: Group) -> None:
         verifier.feed(group.frames[1])
 
 
-# --- steps of moves that the fold refuses ---------------------------------------------------------
+# --- steps of moves that apply refuses ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(

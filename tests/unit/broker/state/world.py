@@ -1,4 +1,4 @@
-"""A world around the judge and the state, with a simple model that checks each answer.
+"""A world around the admission and the state, with a simple model that checks each answer.
 
 Producers make batches, a network repeats and reorders them for ever, masters step down and lose the
 end of their log, rows expire, clients come back with new sessions and epochs. The model is dicts
@@ -141,7 +141,7 @@ class World:
         """The master steps down: the first `survive` entries were replicated, the rest is lost."""
         self.cut_entry()
         for entry in self.proposed[:survive]:
-            self.apply(entry, judged=False)
+            self.apply(entry, admitted=False)
         self.proposed.clear()
         self.parked.clear()
         if self.state.applied_index:
@@ -149,7 +149,7 @@ class World:
         frame, _ = build_frame(
             self.state.applied_index + 1, self.term, self.now_us, [(RecordKind.NOOP, [])]
         )
-        self.apply(Entry(frame, []), judged=False)
+        self.apply(Entry(frame, []), admitted=False)
         self.admission = Admission(self.state, term=self.term)  # type: ignore[arg-type]
 
     def cut_entry(self) -> None:
@@ -164,10 +164,10 @@ class World:
         """The next entries are committed and applied."""
         self.cut_entry()
         for entry in self.proposed[:count]:
-            self.apply(entry, judged=True)
+            self.apply(entry, admitted=True)
         del self.proposed[:count]
 
-    def apply(self, entry: Entry, *, judged: bool) -> None:
+    def apply(self, entry: Entry, *, admitted: bool) -> None:
         results = self.state.apply_frame(entry.frame)
         self.replica.apply_frame(entry.frame)
         self.table.feed(entry.frame)
@@ -188,7 +188,7 @@ class World:
                     assert key is not None
                     record = control_pb2.ControlRecord.FromString(bytes(payload))
                     self.on_expired(key, record.expire_producers)
-        if judged:
+        if admitted:
             self.admission.on_applied(results)
 
     def on_fenced(self, rows: Iterable[ProducerState], *, after_expiry: bool) -> None:

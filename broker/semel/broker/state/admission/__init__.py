@@ -1,1 +1,1 @@
-"""The master's decision about each request, made before it is proposed."""
+"""The master's decision about each request, which it takes before it proposes a record."""

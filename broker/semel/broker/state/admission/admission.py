@@ -1,37 +1,41 @@
-"""The master's judge: decides about batches and fences before they are proposed, exactly once.
+"""The admission: the master's decision about each request, taken once, before it is proposed.
 
-How it works. The judge sees `spec`: the applied state plus everything accepted and not yet applied
-(`pending.py`). A request is judged and counted on in one uninterrupted call; the caller appends
-what was accepted to the entry being built, in the order of judging. `on_applied` takes it out of
-spec when the fold reaches it.
+How it works. The admission sees the pending state: the applied state plus everything that is
+accepted and not applied (`pending.py`). It decides about a request and notes an
+accepted one there in one uninterrupted call. The caller appends the accepted records to the current
+entry in the order of the decisions. `on_applied` removes them from the pending state when they are
+applied.
 
-The judge lives only while its node is master: built when the no-op of its own term is applied, so
-that the applied state holds everything older, and dropped when the node steps down, when unapplied
-entries may be lost, or when something accepted could not be appended.
+An Admission lives only while its node is master. It is built when the no-op of its own term is
+applied, so that the applied state holds everything older. It is dropped when the node steps down,
+when unapplied entries may be lost, or when an accepted record could not be appended.
 
-Order of the checks: queue, size, row, incarnation, next in the chain, stored before, in flight,
-sealed, gap. "Stored before" comes ahead of the rest: a retry whose first answer was lost must find
-its original, not an error about order, nor that the queue was split since.
+The checks of a batch come in this order: queue, size, row, incarnation, next in the chain, stored
+before, in flight, sealed, gap. "Stored before" precedes those after it because a retry whose first
+answer was lost must find its original, and not an error about order or about a split since then.
 
 Invariants
 1. A batch is accepted only if its `previous_sequence` is the last accepted sequence of its row:
-   nothing can be stored twice, and nothing stored late passes for a duplicate of what was lost.
-2. Duplicate is said of applied batches only. A final refusal never rests on an accepted batch that
-   may still be lost: such a request waits (Pending) or is asked to come back (Throttled).
+   no batch is stored twice, and a lost batch is never answered as the duplicate of a later one.
+2. Only an applied batch is answered with Duplicate. A final refusal never rests on an accepted
+   batch that may still be lost: such a request waits (DuplicateInFlight), or is told to retry
+   (Throttled).
 3. A message that is certainly not stored is never answered with Duplicate: a batch that begins or
    ends in a gap between remembered batches is OutOfOrderSequence.
 4. At most 64 batches of a row are in flight, so each of them can still be found in the window.
-5. A queue whose split is accepted accepts nothing more, and QueueSealed is said of applied splits
-   only: what gets that answer is not in the queue and never will be.
-6. Whether a batch is delayed follows from its header alone. What is released is chosen from the
-   applied state, one record a queue at a time: nothing that is in flight changes the choice.
-7. What an accepted, unapplied record makes is nobody else's: a second record about the same name
-   comes back (`pending.py`). So whatever is accepted can be applied; the fold never has to choose.
-8. A queue that a move has sealed changes in nothing, and no final answer is given that its table
-   does not hold for ever: who comes with something new comes back, here or at its new group.
+5. A queue whose split is accepted accepts nothing more, and only an applied split is answered with
+   QueueSealed: a request that gets this answer is not stored in the queue and never will be.
+6. Whether a batch is delayed follows from its header alone. A release is chosen from the applied
+   state, with one release of a queue in flight at a time, so nothing in flight changes the choice.
+7. Whatever an accepted, unapplied record makes belongs to that record alone: a second record about
+   the same name is told to retry (`pending.py`). So every accepted record can be applied, and
+   apply never has to choose.
+8. A queue that a move has sealed does not change, and no final answer contradicts its table: a new
+   request is told to retry, and is answered here or at the new broker group.
 
-Not here: the overlay (`pending.py`), parked batches and their order (`parking.py`), locks and
-commits (decided at apply).
+Not here: decisions about queues (`queues.py`), staged batches and transactions (`transactions.py`),
+delays (`delays.py`), parked batches and their order (`parking.py`), locks and commits (decided at
+apply).
 """
 
 from __future__ import annotations
@@ -92,11 +96,11 @@ from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 IN_FLIGHT_BATCHES_MAX: Final = WINDOW_BATCHES
 EXPIRED_ROWS_MAX: Final = 4_096
-"""One record ends at most so many rows, so that it fits an entry and does not stall the fold."""
+"""One record ends at most this many rows, so that it fits into an entry and is applied quickly."""
 
 
 class Admission:
-    """Decides for one term of one master. Asserts that the term's no-op is applied."""
+    """The decisions of one master in one term. Asserts that the no-op of the term is applied."""
 
     def __init__(
         self,
@@ -120,27 +124,27 @@ class Admission:
         self._transactions_max = transactions_max
         self.producers_max = producers_max
         self._staging_bytes = 0
-        """Of staged batches that are accepted and not applied."""
+        """Bytes of staged batches that are accepted and not applied."""
 
     @property
     def pending_count(self) -> int:
-        """Accepted records that are not applied."""
+        """How many accepted records are not applied."""
         return self._pending.unapplied_count
 
     @property
     def parked_count(self) -> int:
-        """Requests that wait for a predecessor."""
+        """How many batches wait for their predecessor."""
         return self._parking.count
 
     @property
     def parked_bytes(self) -> int:
-        """What the parked requests hold together."""
+        """Total bytes of the parked batches."""
         return self._parking.bytes
 
     # --- batches ----------------------------------------------------------------------------
 
     def admit_batch(self, header: BatchHeader, now_ms: float) -> BatchDecision:
-        """What becomes of a batch that passed `check_batch`. Accepted: append it now."""
+        """Decides about a batch that passed `check_batch`. If Accepted, append it now."""
         key = header.queue_key
         queue = self._pending.queue(key)
         if queue is None:
@@ -196,7 +200,7 @@ class Admission:
         return Refused(out_of_order(header, row))
 
     def _decide_from_applied(self, header: BatchHeader, row: PendingRow) -> BatchDecision | None:
-        """Judges what the applied row alone decides; None when it does not."""
+        """The decision if the applied row alone determines it; else None."""
         applied = row.applied
         if applied is None or header.base_sequence > applied.last_sequence:
             return None
@@ -236,7 +240,7 @@ class Admission:
         return Duplicate(Offset(first.offset))
 
     def _decide_in_flight(self, header: BatchHeader, row: PendingRow) -> BatchDecision:
-        """A batch that touches accepted ones which may still be lost."""
+        """A batch that overlaps accepted batches which may still be lost."""
         wanted = (header.base_sequence, header.last_sequence, header.count, header.content_crc)
         for batch in row.in_flight:
             if batch[:4] == wanted:
@@ -251,9 +255,9 @@ class Admission:
         return retry_later("too much waits for earlier batches") if key is None else Parked(key)
 
     def unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> ParkKey | None:
-        """A parked request that can be judged again now, no longer parked; None if there is none.
+        """Removes a parked batch that can be decided again now; None if there is none.
 
-        To be called until None after every accepted batch of that row and every fence of it.
+        Call it until it returns None after every accepted batch and every fence of the row.
         """
         if not self._parking.count:
             return None
@@ -264,21 +268,21 @@ class Admission:
         return self._parking.take(queue_key, producer_id, row.last, (row.epoch, row.session))
 
     def expire_parked(self, now_ms: float) -> list[tuple[ParkKey, SemelError]]:
-        """Requests that waited for `park_ms`, no longer parked, and what to answer them."""
+        """Removes the batches that were parked for `park_ms`, and returns their errors."""
         return [(key, self._give_up(key)) for key in self._parking.expire(now_ms)]
 
     def _give_up(self, key: ParkKey) -> SemelError:
         applied = self._state.producers.find(key.queue_key, key.producer_id)
         return OutOfOrderSequence(
-            f"batch after {key.previous_sequence} of producer {key.producer_id} waited in vain for"
-            " the one before it",
+            f"batch after {key.previous_sequence} of producer {key.producer_id} waited for its"
+            " predecessor, which did not come in time",
             last_sequence=applied.last_sequence if applied else NO_SEQUENCE,
         )
 
     # --- control records --------------------------------------------------------------------
 
     def admit_fence(self, record: control_pb2.Fence) -> ControlDecision:
-        """Whether an incarnation may take over its rows: on all of the queues, or on none."""
+        """Lets an incarnation take over its rows on all queues of the record, or on none."""
         producer_id = ProducerId(record.producer_id)
         if not 0 < producer_id < 1 << 63:
             return Refused(InvalidRequest(f"producer id {producer_id} is out of range"))
@@ -302,13 +306,14 @@ class Admission:
                 and not record.after_expiry
                 and queue.expired.may_have_stored(producer_id)
             ):
-                # One life knew, took an empty row and ended; this one would take it for the truth.
+                # An earlier run accepted the expiry, got an empty row and ended. This one does not
+                # know, and would believe that nothing was ever stored.
                 return Refused(expired(queue, producer_id))
             ended = self.queues.ended(queue)
             asks = row.exists and record.epoch == row.epoch and self.queues.sealed(key) is not None
             if ended is not None and not asks:
-                # A new incarnation has nothing to write here. That of the row may ask, once the
-                # split is applied, what became of its batches.
+                # A new incarnation has nothing to write here. Once the split is applied, the
+                # incarnation of the row may still ask what became of its batches.
                 return ended
             chosen[key] = queue, row
         for _, row in chosen.values():
@@ -319,7 +324,7 @@ class Admission:
         return Accepted()
 
     def admit_staged(self, header: BatchHeader) -> BatchDecision:
-        """What becomes of a batch of a stager. Accepted: append it as STAGED; the fold decides."""
+        """Decides about a stager's batch. If Accepted, append it as STAGED; apply decides."""
         room = self._staged_bytes_max - self._staging_bytes - self._state.transactions.staging.bytes
         queue = self._state.queues.get(header.queue_key)
         if queue is None:
@@ -352,25 +357,29 @@ class Admission:
     def forget_before(
         self, step: transaction_records_pb2.TransactionRecord
     ) -> transaction_records_pb2.TransactionRecord | None:
-        """What has to be appended before the step, already counted on; to be asked before it is
-        judged."""
+        """The step to append before this one, already pending; None if there is none.
+
+        Ask before `admit_transaction` decides about the step itself.
+        """
         return forget_before(
             self._state.transactions, self._pending, step, rows_max=self._transactions_max
         )
 
     def is_full(self, queue_key: QueueKey) -> bool:
-        """The queue has more producers' rows than it may: `judge_expire` has to end some."""
+        """Whether the queue has too many producers' rows, so `propose_expiry` must end some."""
         return self._state.producers.count(queue_key) > self.producers_max
 
     def admit_delete_group(self, record: control_pb2.DeleteGroup) -> ControlDecision:
-        """Not while a sealed queue's slice goes over: it would come back with that. What moves
-        before or after that, the caller has to notice by the digest of moves in the answer."""
+        """Refused while the slice of a sealed queue is sent: the group would come back with it.
+
+        The caller has to notice earlier and later moves by the digest of moves in the answer.
+        """
         if self._pending.sealing or self._state.moves.settling:
             return retry_later(f"a queue moves, perhaps with offsets of {record.group!r}")
         return Accepted()
 
     def admit_feature_level(self, record: control_pb2.FeatureLevel) -> ControlDecision:
-        """Whoever asks has made sure that every member knows the level's rules."""
+        """The caller has made sure that every member knows the rules of the level."""
         if record.level > self._state.level_max:
             return Refused(
                 InvalidRequest(
@@ -382,10 +391,10 @@ class Admission:
     def propose_expiry(
         self, queue_key: QueueKey, *, now_us: int, idle_ms: int, rows_max: int, spare_ms: int = 0
     ) -> control_pb2.ExpireProducers | None:
-        """The record that ends a queue's idle and surplus rows, already counted on: append it.
+        """The record that ends a queue's idle and surplus rows, already pending: append it.
 
-        None when nothing is to do. Rows with something in flight are left alone; of very many,
-        the rest is left to the next call.
+        None if there are none. Rows with a record in flight stay. If there are more than
+        `EXPIRED_ROWS_MAX`, the next call ends the rest.
         """
         queue = self._pending.queue(queue_key)
         if queue is None or self.queues.moving(queue) is not None:
@@ -408,23 +417,28 @@ class Admission:
     def propose_release(
         self, queue_key: QueueKey, *, now_us: int, batches_max: int = RELEASE_BATCHES_MAX
     ) -> control_pb2.ReleaseDelayed | None:
-        """The record that gives offsets to what is due, already counted on: append it to an entry
-        of that time. None when nothing is, or not now."""
+        """The record that releases due delayed batches, already pending: append it.
+
+        Its entry must have the time `now_us`. None if nothing is due or can be released now.
+        """
         queue = self._pending.queue(queue_key)
         if queue is None or self.queues.ended(queue) is not None:
             return None
         return propose_release(self._state.delays, self._pending, queue, now_us, batches_max)
 
     def append_time_us(self, queue_key: QueueKey, time_us: int) -> int:
-        """`QueueState.append_time_us` of a batch that was just accepted; the entry's time while the
-        queue's own beginning is not applied."""
+        """The append time of a batch that was just accepted for an entry of `time_us`.
+
+        See `QueueState.append_time_us`. It is the time of the entry if the creation of the queue
+        is not applied yet.
+        """
         queue = self._state.queues.get(queue_key)
         return time_us if queue is None else queue.append_time_us(time_us)
 
-    # --- the fold catches up ----------------------------------------------------------------
+    # --- applied entries --------------------------------------------------------------------
 
     def on_applied(self, results: Many[ApplyResult]) -> None:
-        """Takes what a frame did out of the overlay; right after `State.apply_frame`."""
+        """Ends the uses of the records of a frame; call it right after `State.apply_frame`."""
         self._pending.on_applied(results)
         for result in results:
             if isinstance(result, Staged):

@@ -1,6 +1,7 @@
-"""What the judge answers to a request that is not in the log yet.
+"""Decisions about requests that are not in the log yet, and the errors of refusals.
 
-Not here: how it decides (`admission.py`), and what applying did (`state/apply/results.py`).
+Not here: how they are taken (`admission.py`), the results of applied records
+(`state/apply/results.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from semel.protos.values import value
 
 NO_OFFSET: Final = Offset(-1)
 RETRY_AFTER_MS: Final = 20
-"""About one round of replication: by then what was in flight is applied or lost."""
+"""About one round of replication: by then the records in flight are applied or lost."""
 
 
 class BatchKey(NamedTuple):
@@ -44,24 +45,25 @@ class ParkKey(NamedTuple):
 
 @value
 class Accepted:
-    """Append it to the entry being built, now: the judge already counts on it."""
+    """The caller must append the record to the current entry now: the admission counts on it."""
 
     base_offset: Offset = NO_OFFSET
-    """Where the batch goes; -1 for control records."""
+    """Base offset of the batch; -1 for a delayed batch or a control record."""
 
 
 @value
 class Duplicate:
-    """Stored before, durable and applied; `base_offset` of its first message, -1 when unknown."""
+    """The batch was stored before and is applied; `base_offset` is -1 if it is not known."""
 
     base_offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class DuplicateInFlight:
-    """A duplicate of the accepted batch `after`, which is not applied yet.
+    """The batch is a duplicate of the accepted batch `after`, which is not applied yet.
 
-    When `after` is applied: Duplicate, at `base_offset`. When the entry is lost: NotMaster.
+    When `after` is applied, the answer is Duplicate at `base_offset`. If its entry is lost, the
+    answer is NotMaster.
     """
 
     after: BatchKey
@@ -70,15 +72,18 @@ class DuplicateInFlight:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Its predecessor has not arrived. Keep the bytes under `park_key`: `Admission.unpark` asks for
-    them again, `Admission.expire_parked` gives them up."""
+    """The predecessor of the batch has not arrived.
+
+    The caller keeps the bytes under `park_key` until `Admission.unpark` or
+    `Admission.expire_parked` returns the key.
+    """
 
     park_key: ParkKey
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not stored, by this request, now or later."""
+    """This request stores nothing, now or later."""
 
     error: SemelError
 
@@ -88,8 +93,8 @@ ControlDecision = Accepted | Refused
 
 
 def retry_later(why: str) -> Refused:
-    """The refusal of what cannot be judged before something in flight is applied, or lost."""
-    return Refused(Throttled(f"not judged: {why}; send again", retry_after_ms=RETRY_AFTER_MS))
+    """Refuses a request that must wait until a record in flight is applied or lost."""
+    return Refused(Throttled(f"not admitted: {why}; send again", retry_after_ms=RETRY_AFTER_MS))
 
 
 def fenced(producer_id: int, epoch: int, session: int, row: PendingRow) -> ProducerFenced:
@@ -105,8 +110,8 @@ def expired(queue: PendingQueue, producer_id: int) -> DedupStateExpired:
     floor = queue.expired.floor_of(producer_id)
     return DedupStateExpired(
         f"queue {queue.key.queue_id} of topic {queue.key.topic_id} has no row of producer"
-        f" {producer_id}, or had one and let it expire: what it stored there is not known. Fence it"
-        f" after expiry, with an epoch above {floor}",
+        f" {producer_id}, or its row expired: what the producer stored there is not known. Fence"
+        f" the producer after expiry, with an epoch above {floor}",
         epoch_floor=floor,
     )
 

@@ -1,7 +1,7 @@
-"""The master's decisions about delayed batches: which are taken, and what a release takes.
+"""The master's decisions about delayed batches: which it accepts, and which a release takes.
 
-Not here: delayed batches themselves, and how a release is applied (`state/apply/delays.py`); when
-one is proposed (`semel.broker.background.delayed_release`).
+Not here: the delayed batches and how a release is applied (`state/apply/delays.py`), when a release
+is proposed (`semel.broker.background.delayed_release`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ RETRY_MS: Final = 1_000
 
 
 def delay_refusal(header: BatchHeader, level: int) -> Refused | None:
-    """The refusal of a delivery time that this group cannot keep."""
+    """Refuses a delivery time that this broker group cannot keep; None if the batch is fine."""
     if header.flags & COLUMN_FLAG:
         return Refused(
             InvalidRequest(
-                "group messages by time: a batch whose messages have delivery times of their own is"
-                " not taken yet, only one time for all of them"
+                "group messages by time: a batch has one delivery time for all its messages;"
+                " different times in one batch are not supported yet"
             )
         )
     if header.deliver_at_us and level < DELAY_LEVEL:
@@ -37,8 +37,11 @@ def delay_refusal(header: BatchHeader, level: int) -> Refused | None:
 def propose_release(
     delays: Delays, pending: PendingState, queue: PendingQueue, now_us: int, batches_max: int
 ) -> control_pb2.ReleaseDelayed | None:
-    """The release of what is applied and due, counted on in spec; None when there is nothing, or
-    one of the queue is in flight: it takes what this one would."""
+    """The record that releases applied batches which are due, already noted in `pending`.
+
+    None if nothing is due, or if a release of the queue is in flight: that one takes the same
+    batches.
+    """
     found = delays.first(queue.key, now_us, delays.next_ordinal, batches_max)
     if not found or queue.releasing:
         return None
@@ -57,10 +60,10 @@ def propose_release(
 
 
 def held_by_delays(delays: Delays, queue: PendingQueue) -> Refused | None:
-    """The refusal of what would leave delayed messages behind; None when there are none."""
+    """Refuses a split or seal of a queue with delayed messages; None if it has none."""
     held = delays.held(queue.key)
     if held is None and queue.delaying:
         held = f"messages of queue {queue.key.queue_id} are being delayed"
     if held is None:
         return None
-    return Refused(Throttled(f"not judged: {held}; send again", retry_after_ms=RETRY_MS))
+    return Refused(Throttled(f"not admitted: {held}; send again", retry_after_ms=RETRY_MS))

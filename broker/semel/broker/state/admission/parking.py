@@ -1,14 +1,14 @@
-"""Batches that arrived before their predecessor, by producer, in the order of the chain.
+"""Parked batches: they arrived before their predecessor and wait for it, by producer.
 
-How it works. Only the fact is kept; the caller keeps the bytes under the key. A waiting batch can
-be judged again when the row's last sequence has reached its predecessor, or when its incarnation
-was fenced or lost its row: then judging it gives the right error at once.
+How it works. Only the fact is kept here; the caller keeps the bytes under the key. A parked batch
+is decided again when the last sequence of its row has reached its predecessor, or when its
+incarnation was fenced or lost its row. In the latter cases the decision is the right error.
 
 Invariants
-1. At most 64 batches of a row and `bytes_max` bytes in all wait, each for at most `park_ms`.
-2. A key is handed out once: by `take` or by `expire`.
+1. At most 64 batches of a row, and `bytes_max` bytes altogether, wait for at most `park_ms`.
+2. A key is returned once: by `take` or by `expire`.
 
-Not here: the verdict about a batch (`admission.py`).
+Not here: the decision about a batch (`admission.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARKED_BATCHES_MAX: Final = 64
 
 
 class _Waiting(NamedTuple):
-    """Ordered by predecessor, then by arrival."""
+    """One parked batch; the order is by predecessor, then by arrival."""
 
     previous: int
     serial: int
@@ -35,7 +35,7 @@ class _Waiting(NamedTuple):
 
 
 class Parking:
-    """What waits, bounded in time, batches and bytes."""
+    """All parked batches of a master, bounded in time, number and bytes."""
 
     def __init__(self, *, park_ms: int, bytes_max: int) -> None:
         self._park_ms = park_ms
@@ -47,7 +47,7 @@ class Parking:
         self.bytes = 0
 
     def add(self, header: BatchHeader, now_ms: float) -> ParkKey | None:
-        """Keeps the fact that this batch waits; None when there is no room."""
+        """Parks a batch and returns its key; None if there is no room."""
         queue_key, producer_id = header.queue_key, header.producer_id
         waiting = self._rows.get((queue_key, producer_id), [])
         length = header.batch_length
@@ -72,8 +72,11 @@ class Parking:
         last: int | None,
         incarnation: tuple[int, int],
     ) -> ParkKey | None:
-        """The next batch whose predecessor is at or below `last`, or of another incarnation;
-        with `last` None any batch."""
+        """Removes the next batch of a row that can be decided again; None if there is none.
+
+        Its predecessor is at or below `last`, or it has another incarnation than the row. With
+        `last` None, every batch of the row can be decided.
+        """
         waiting = self._rows.get((queue_key, producer_id))
         if not waiting:
             return None
@@ -90,7 +93,7 @@ class Parking:
         return found.key
 
     def expire(self, now_ms: float) -> list[ParkKey]:
-        """Keys of batches that waited long enough."""
+        """Removes the batches that have waited for `park_ms`, and returns their keys."""
         expired: list[ParkKey] = []
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             _, key = self._deadlines.popleft()

@@ -1,19 +1,20 @@
-"""What will be once everything accepted is applied: the judge's overlay over the replicated state.
+"""The pending state: the replicated state as it will be once everything accepted is applied.
 
-How it works. Queues and rows that some accepted, unapplied record concerns stand here as they will
-be; all others are read from the state. Each accepted record is noted in log order with what it
-uses; when the fold reaches it, the uses end, and what nothing uses any more leaves the overlay.
+How it works. This is an overlay over the replicated state. It holds the queues and rows that some
+accepted, unapplied record concerns, as they will be; all others are read from the state. Each
+accepted record is noted in log order with the queues, rows and names that it uses. When it is
+applied its uses end, and whatever nothing uses any more leaves the overlay.
 
 Invariants
-1. A row leaves the overlay only in agreement with the applied state (asserted): judge and fold are
-   two ways to the same table.
+1. A row that leaves the overlay equals the row of the applied state (asserted): admission and apply
+   are two ways to the same table.
 2. Records are applied in the order in which they were accepted (asserted).
-3. What an accepted, unapplied record will make can be asked for here by its name: a queue that is
-   created, split off or begins to arrive by a move, and the pin of a transaction. The judge refuses
-   everything else about that name until the record is applied, so no two records in flight make the
-   same thing, and none uses what another one may end.
+3. Whatever an accepted, unapplied record will make is known here by its name: a queue that is
+   created, split off or begins to arrive by a move, and the pin of a transaction. The admission
+   refuses everything else about that name until the record is applied. So no two records in flight
+   make the same thing, and none uses a thing that another one may end.
 
-Not here: the rules (`admission.py`).
+Not here: the rules (`admission.py`, `queues.py`, `transactions.py`, `delays.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from semel.protos.v1.control_pb2 import MOVE_STEP_BEGIN, MOVE_STEP_SEAL
 
 
 class TransactionRow(NamedTuple):
-    """Names what a coordinator knows of a transaction; its pin is named by the id alone."""
+    """Names the coordinator's row of a transaction; the id alone names its pin."""
 
     transaction_id: str
 
@@ -51,18 +52,18 @@ Name = QueueKey | TransactionRow | str
 
 
 class InFlight(NamedTuple):
-    """An accepted batch that is not applied."""
+    """An accepted batch that is not applied yet."""
 
     base: int
     last: int
     messages: int
     content_crc: int
     base_offset: int
-    """-1: it is delayed."""
+    """-1 if the batch is delayed."""
 
 
 class PendingRow:
-    """A row as it will be when everything accepted is applied."""
+    """A row as it will be once everything accepted is applied."""
 
     __slots__ = (
         "applied",
@@ -78,18 +79,18 @@ class PendingRow:
     def __init__(self, producer_id: ProducerId, applied: Row | None) -> None:
         self.producer_id = producer_id
         self.applied = applied
-        """Where retries are looked up; None until a new row's fence is applied."""
+        """The applied row, which answers retries; None until the fence of a new row is applied."""
         self.exists = applied is not None
         self.epoch = applied.epoch if applied else 0
         self.session = applied.session if applied else 0
         self.last: int = applied.last_sequence if applied else NO_SEQUENCE
         self.in_flight: deque[InFlight] = deque()
         self.uses = 0
-        """Accepted, unapplied records that concern the row."""
+        """How many accepted, unapplied records concern the row."""
 
 
 class PendingQueue:
-    """A queue as it will be when everything accepted is applied."""
+    """A queue as it will be once everything accepted is applied."""
 
     __slots__ = (
         "batch_bytes_max",
@@ -112,23 +113,23 @@ class PendingQueue:
         self.log_end_offset = log_end_offset
         self.batch_bytes_max = batch_bytes_max
         self.expired = expired
-        """The state's own, or a copy that knows more: replaced, never changed."""
+        """The object of the state, or a copy with more rows. It is replaced, never changed."""
         self.deleted = False
         self.splitting = False
-        """A split of it was accepted; whether it is applied, the state says."""
+        """A split of the queue was accepted; only the state says whether it is applied."""
         self.sealing = False
-        """A move's seal was accepted, and is not applied."""
+        """The SEAL of a move was accepted and is not applied yet."""
         self.delaying = 0
-        """Delayed batches that are accepted and not applied."""
+        """How many delayed batches are accepted and not applied yet."""
         self.releasing = False
-        """A release of delayed batches was accepted, and is not applied."""
+        """A release of delayed batches was accepted and is not applied yet."""
         self.rows: dict[int, PendingRow] = {}
         self.uses = 0
-        """Accepted, unapplied records that concern the queue or one of its rows."""
+        """How many accepted, unapplied records concern the queue or one of its rows."""
 
 
 class RecordUse(Enum):
-    """Kinds of records that change what the judge goes by; control.proto's names."""
+    """Kinds of records that change the pending state, by their names in control.proto."""
 
     BATCH = "batch"
     FENCE = "fence"
@@ -142,7 +143,7 @@ class RecordUse(Enum):
     RELEASE = "release_delayed"
     BEGIN = "move_queue, begin"
     SEAL = "move_queue, seal"
-    """The other steps of a move are about what these two have made."""
+    """The other steps of a move concern only the place that one of these two has made."""
     OPEN = "open_stager"
     BEGIN_EPOCH = "begin"
     DECIDE = "decide"
@@ -152,15 +153,15 @@ class RecordUse(Enum):
 
 
 class _Unapplied(NamedTuple):
-    """One accepted record, in log order, and what of the overlay it uses."""
+    """One accepted record and the parts of the overlay that it uses."""
 
     kind: RecordUse
     queues: tuple[PendingQueue, ...]
     rows: tuple[PendingRow, ...]
-    """One a queue, for a fence or a batch; any number of the only queue, for an expiry."""
+    """A fence or a batch has one row for each queue, an expiry any number for its only queue."""
     names: tuple[Name, ...]
-    """Of queues that nobody can use before it is applied, of the transaction whose pin it makes or
-    ends, and of the coordinator's rows that it changes."""
+    """Names of queues that nobody can use before the record is applied, of the transaction whose
+    pin it makes or ends, and of the coordinator's rows that it changes."""
 
 
 _DONE: Final = {
@@ -186,27 +187,27 @@ _STEPS: Final = _PINNED | _COORDINATED | {RecordUse.OPEN.value: RecordUse.OPEN}
 
 
 class PendingState:
-    """Everything accepted and not applied, over the state. Built and dropped with its judge."""
+    """Everything that is accepted and not applied, over the state; part of one Admission."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._queues: dict[QueueKey, PendingQueue] = {}
         self._unapplied: deque[_Unapplied] = deque()
         self._names: Counter[Name] = Counter()
-        """Names of accepted, unapplied records."""
+        """How many accepted, unapplied records have each name."""
 
     @property
     def sealing(self) -> bool:
-        """Some queue's seal is accepted and not applied."""
+        """Whether the SEAL of any queue is accepted and not applied."""
         return any(queue.sealing for queue in self._queues.values())
 
     @property
     def unapplied_count(self) -> int:
-        """Accepted records that are not applied."""
+        """How many accepted records are not applied yet."""
         return len(self._unapplied)
 
     def queue(self, key: QueueKey) -> PendingQueue | None:
-        """The queue in spec, not yet part of the overlay if nothing uses it; None if unknown."""
+        """The queue as it will be; None if it is unknown. `use` makes it part of the overlay."""
         pending = self._queues.get(key)
         if pending is not None:
             return None if pending.deleted else pending
@@ -217,21 +218,24 @@ class PendingState:
         return PendingQueue(key, queue.log_end_offset, batch_bytes_max, queue.expired)
 
     def is_deleting(self, key: QueueKey) -> bool:
-        """The end of the queue is accepted and not applied."""
+        """Whether the deletion of the queue is accepted and not applied."""
         pending = self._queues.get(key)
         return pending is not None and pending.deleted
 
     def queue_or_deleting(self, key: QueueKey) -> PendingQueue | None:
-        """The queue, also when its end is accepted already."""
+        """The queue, also if its deletion is accepted already."""
         return self._queues.get(key) or self.queue(key)
 
     def is_coming(self, key: QueueKey) -> bool:
-        """The queue is on its way here by a move, or an accepted, unapplied record will make it, by
-        a split or by the beginning of a move. `queue` does not know it yet."""
+        """Whether the queue is about to exist here, although `queue` does not know it yet.
+
+        A move is bringing it, or an accepted, unapplied record will make it: a split, or the BEGIN
+        of a move.
+        """
         return key in self._names or key in self._state.moves.incoming
 
     def row(self, queue: PendingQueue, producer_id: ProducerId) -> PendingRow:
-        """The row in spec, which may not exist; not yet part of the overlay if nothing uses it."""
+        """The row as it will be, which may not exist. `use` makes it part of the overlay."""
         row = queue.rows.get(producer_id)
         if row is None:
             row = PendingRow(producer_id, self._state.producers.find(queue.key, producer_id))
@@ -244,7 +248,7 @@ class PendingState:
         rows: tuple[PendingRow, ...],
         names: tuple[Name, ...] = (),
     ) -> None:
-        """Counts on one accepted record until it is applied."""
+        """Notes an accepted record and what it uses, until it is applied."""
         for queue in queues:
             queue.uses += 1
             self._queues[queue.key] = queue
@@ -258,38 +262,40 @@ class PendingState:
     def use_pin(
         self, step: str, transaction_id: str, queues: tuple[PendingQueue, ...] = ()
     ) -> None:
-        """A "pin", "drop_pin" or "publish" is accepted; a publication moves the queues' ends."""
+        """Notes an accepted "pin", "drop_pin" or "publish"; a publication moves queues' ends."""
         self.use(_PINNED[step], queues, (), (transaction_id,))
 
     @property
     def may_pin(self) -> bool:
-        """A PIN is accepted and not applied: the fold decides about it."""
+        """Whether a PIN is accepted and not applied: apply may still grant it."""
         return any(one.kind is RecordUse.PIN for one in self._unapplied)
 
     def changes_pin(self, transaction_id: str) -> bool:
-        """A record that makes or ends a pin of the transaction is accepted and not applied."""
+        """Whether an accepted, unapplied record makes or ends a pin of the transaction."""
         return transaction_id in self._names
 
     def use_coordinator(self, step: str, transaction_ids: Iterable[str]) -> None:
-        """A step is accepted that changes these rows of the coordinator."""
+        """Notes an accepted step that changes these rows of the coordinator."""
         self.use(_COORDINATED[step], (), (), tuple(map(TransactionRow, transaction_ids)))
 
     def use_stager(self) -> None:
-        """An OPEN is accepted."""
+        """Notes an accepted OPEN of a stager."""
         self.use(RecordUse.OPEN, (), ())
 
     @property
     def opening(self) -> int:
-        """How many OPENs are accepted and not applied."""
+        """How many OPENs of stagers are accepted and not applied."""
         return sum(one.kind is RecordUse.OPEN for one in self._unapplied)
 
     def coordinates(self, transaction_id: str) -> bool:
-        """A step that changes the coordinator's row is accepted and not applied."""
+        """Whether an accepted, unapplied step changes the coordinator's row."""
         return TransactionRow(transaction_id) in self._names
 
     def rows_coming(self) -> int:
-        """By how many the coordinator's rows grow, or shrink, once all that is accepted is applied;
-        a FORGET may spare some."""
+        """How many rows the coordinator gains, or loses, once everything accepted is applied.
+
+        A FORGET may remove fewer rows than it names.
+        """
         rows = self._state.transactions.coordination.rows
         begun: set[Name] = set()
         forgotten = 0
@@ -302,11 +308,11 @@ class PendingState:
         return sum(each.transaction_id not in rows for each in new) - forgotten
 
     def use_release(self, queue: PendingQueue) -> None:
-        """A release is accepted that moves the queue's end."""
+        """Notes an accepted release of delayed batches, which moves the queue's end."""
         self.use(RecordUse.RELEASE, (queue,), ())
 
     def on_applied(self, results: Many[ApplyResult]) -> None:
-        """Takes what a frame did out of the overlay; right after `State.apply_frame`."""
+        """Ends the uses of the records of a frame; called right after `State.apply_frame`."""
         for result in results:
             if isinstance(result, BatchApplied):
                 done = self._next(RecordUse.BATCH)
@@ -315,7 +321,7 @@ class PendingState:
                     result.queue_key,
                     result.base_sequence,
                     result.base_offset,
-                ), "batches are applied in the order in which they were judged"
+                ), "batches are applied in the order in which they were accepted"
                 if batch.base_offset < 0:
                     done.queues[0].delaying -= 1
             elif isinstance(result, FenceApplied):
@@ -341,20 +347,20 @@ class PendingState:
             self._release(done)
 
     def _next(self, kind: RecordUse) -> _Unapplied:
-        assert self._unapplied, f"a {kind.value} was applied that this judge never accepted"
+        assert self._unapplied, f"a {kind.value} was applied that this master never accepted"
         done = self._unapplied.popleft()
         assert done.kind is kind, f"{kind.value} applied, {done.kind.value} was accepted before it"
         return done
 
     def _release(self, done: _Unapplied) -> None:
-        """What nothing in flight uses any more is read from the applied state again."""
+        """Drops from the overlay whatever no record in flight uses any more."""
         several = len(done.queues) > 1
         for at, row in enumerate(done.rows):
             row.uses -= 1
             if not row.uses:
                 queue = done.queues[at if several else 0]
                 del queue.rows[row.producer_id]
-                assert queue.deleted or self._agrees(queue, row), "overlay and state have parted"
+                assert queue.deleted or self._agrees(queue, row), "overlay and applied state differ"
         for queue in done.queues:
             queue.uses -= 1
             if not queue.uses:

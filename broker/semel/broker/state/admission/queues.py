@@ -1,7 +1,15 @@
-"""The master's decisions about queues: making, deleting, splitting, moving and trimming them.
+"""The master's decisions about queues: creating, deleting, splitting, moving and trimming them.
 
-Not here: batches and fences (`admission.py`), what is accepted and not applied (`pending.py`), how
-the records are applied (`state/apply/machine.py`, `state/apply/moves.py`).
+Invariants
+1. A queue whose split is accepted accepts nothing more, and only an applied split is answered with
+   QueueSealed: a request that gets this answer is not stored in the queue and never will be.
+2. A queue that a move has sealed does not change, and its refusals are never final: the move may
+   end here or at the new broker group.
+3. Two records in flight never make the same queue: whatever an accepted, unapplied record makes is
+   refused to all others (`pending.py`).
+
+Not here: batches and fences (`admission.py`), how the records are applied
+(`state/apply/machine.py`, `state/apply/moves.py`).
 """
 
 from __future__ import annotations
@@ -21,20 +29,23 @@ from semel.protos.v1 import control_pb2
 
 
 class QueueAdmission:
-    """Decides about queues as they will be when everything accepted is applied."""
+    """Decides about queues as they will be once everything accepted is applied."""
 
     def __init__(self, state: State, pending: PendingState) -> None:
         self._state = state
         self._pending = pending
 
     def sealed(self, key: QueueKey) -> QueueState | None:
-        """The queue, if it is split for certain."""
+        """The queue if a split of it is applied, and thus certain; else None."""
         queue = self._state.queues.get(key)
         return queue if queue is not None and queue.sealed else None
 
     def ended(self, queue: PendingQueue) -> Refused | None:
-        """The refusal of what a split queue does not hold; None for a queue that goes on. Final
-        only once the split is applied: until then it may be lost, and the queue go on."""
+        """Refuses new records of a queue that is split or sealed by a move; None if it is neither.
+
+        The refusal because of a split is final only after the split is applied: until then the
+        split may be lost, and the queue continue.
+        """
         sealed = self.sealed(queue.key)
         if sealed is not None:
             return Refused(sealed_error(sealed))
@@ -43,14 +54,14 @@ class QueueAdmission:
         return self.moving(queue)
 
     def moving(self, queue: PendingQueue) -> Refused | None:
-        """The refusal of what would change a queue that a move has sealed: never final."""
+        """Refuses changes of a queue that a move has sealed, never finally; None if none has."""
         if queue.sealing:
             return retry_later("the queue is being sealed for a move")
         frozen = self._state.moves.frozen(queue.key)
         return None if frozen is None else Refused(frozen)
 
     def admit_create_queue(self, record: control_pb2.CreateQueue) -> ControlDecision:
-        """Idempotent; refused when malformed, or while its number is somebody else's."""
+        """Idempotent. Refused if malformed, or while another queue has or gets this number."""
         key = queue_key_of(record.queue)
         if not 0 <= record.slot_start < record.slot_end <= SLOTS or key.topic_id >> 63:
             return Refused(
@@ -72,7 +83,7 @@ class QueueAdmission:
         return Accepted()
 
     def admit_delete_queue(self, record: control_pb2.DeleteQueue) -> ControlDecision:
-        """Idempotent; from now on the queue is unknown to everything judged."""
+        """Idempotent. From now on the queue is unknown to all further decisions."""
         key = queue_key_of(record.queue)
         queue = self._pending.queue_or_deleting(key) or PendingQueue(key, 0, 0, Expired())
         queue.deleted = True
@@ -80,7 +91,7 @@ class QueueAdmission:
         return Accepted()
 
     def admit_split(self, record: control_pb2.SplitQueue) -> ControlDecision:
-        """Idempotent once it is applied; refused when malformed, or split in another way."""
+        """Idempotent once it is applied. Refused if malformed, or split in another way."""
         key = queue_key_of(record.queue)
         queue, children = self._pending.queue(key), children_of(record)
         names = tuple(QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children)
@@ -115,8 +126,7 @@ class QueueAdmission:
         return Accepted()
 
     def admit_move(self, record: control_pb2.MoveQueue) -> ControlDecision:
-        """Decided at apply; but once a seal is accepted, nothing more is that would change the
-        queue."""
+        """Steps are decided at apply, but after an accepted SEAL the queue accepts no change."""
         key = queue_key_of(record.queue)
         if self._state.feature_level < MOVE_LEVEL:
             return Refused(lacking(MOVE_LEVEL, self._state.feature_level, "the broker group"))
@@ -139,7 +149,7 @@ class QueueAdmission:
         return Accepted()
 
     def admit_trim(self, record: control_pb2.Trim) -> ControlDecision:
-        """A queue can be trimmed up to its end as it is applied."""
+        """A queue can be trimmed up to its applied end."""
         key = queue_key_of(record.queue)
         queue, pending = self._state.queues.get(key), self._pending.queue(key)
         if queue is None or pending is None:
@@ -157,15 +167,17 @@ class QueueAdmission:
         return Accepted()
 
     def admit_alter_topic(self, record: control_pb2.AlterTopic) -> ControlDecision:
-        """Settings bind from the moment they are applied."""
+        """New settings take effect when they are applied."""
         settings = QueueSettings.from_message(record.settings)
         if settings.retention_ms < -1 or settings.retention_bytes < -1:
-            return Refused(InvalidRequest("retention is -1 (no limit) or a positive number"))
+            return Refused(InvalidRequest("retention must be -1 (no limit) or a positive number"))
         return Accepted()
 
     def _taken(self, key: QueueKey) -> Refused | None:
-        """The refusal of a new queue under a name that there is here, or was before it moved away;
-        final only once that is certain."""
+        """Refuses a new queue under a number that a queue has here, or had before it moved away.
+
+        The refusal is final only after that queue's record is applied. None if the number is free.
+        """
         if key in self._state.queues or key in self._state.moves.places:
             return Refused(InvalidRequest(f"queue {key.queue_id} exists already"))
         if self._pending.is_coming(key) or self._pending.queue_or_deleting(key) is not None:
@@ -173,7 +185,7 @@ class QueueAdmission:
         return None
 
     def _bound(self, queue: PendingQueue) -> Refused | None:
-        """The refusal of what would leave stored messages behind that have no offsets yet."""
+        """Refuses a split or SEAL that would strand messages without offsets; None if fine."""
         if self._pending.may_pin or self._state.transactions.staging.is_pinned(queue.key):
             return retry_later("a transaction is being committed to the queue")
         return held_by_delays(self._state.delays, queue)

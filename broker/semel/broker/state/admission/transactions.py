@@ -1,7 +1,11 @@
 """The master's decisions about transactions: staged batches, steps, and offsets of publications.
 
-Not here: how the steps are applied, where most of them are granted or refused
-(`state/apply/transactions.py`); who asks whom (`semel.broker.background.transactions`).
+How it works. Most steps are granted or refused at apply. The master admits them unless a limit is
+reached, and notes them in the pending state. A publication gives out offsets, so it is decided
+here.
+
+Not here: how the steps are applied (`state/apply/transactions.py`), the calls between broker groups
+(`semel.broker.background.transactions`).
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from semel.protos.v1 import transaction_records_pb2
 RETRY_MS: Final = 20
 FULL_RETRY_MS: Final = 500
 FORGET_MAX: Final = 1_000
-"""One record forgets at most so many transaction ids."""
+"""One record forgets at most this many transaction ids."""
 
 
 def admit_staged(
@@ -45,7 +49,7 @@ def admit_staged(
     *,
     room_bytes: int,
 ) -> BatchDecision:
-    """What is certain about a staged batch before it is proposed; the fold decides the rest."""
+    """What is certain about a staged batch before it is proposed; apply decides the rest."""
     key = batch.queue_key
     if queue is None:
         return Refused(UnknownQueue(f"queue {key.queue_id} of topic {key.topic_id} is not here"))
@@ -65,7 +69,7 @@ def admit_staged(
     if queue.sealed and found is not False:
         return Refused(sealed_error(queue))
     if batch.batch_length > room_bytes:
-        return _full("what they have staged")
+        return _full("staged bytes")
     return Accepted()
 
 
@@ -78,7 +82,7 @@ def admit_step(
     stagers_max: int,
     rows_max: int,
 ) -> ControlDecision:
-    """Whether a step may be proposed. A publication gets its offsets here, into the record."""
+    """Whether a step may be proposed. The record of a publication gets its offsets here."""
     if level < TRANSACTION_LEVEL:
         return Refused(lacking(TRANSACTION_LEVEL, level, "the broker group"))
     match step.WhichOneof("step"):
@@ -109,39 +113,7 @@ def admit_step(
         case "drop_pin":
             pending.use_pin("drop_pin", step.drop_pin.transaction_id)
         case "publish":
-            record = step.publish
-            pin = transactions.staging.pin_of(record.transaction_id, record.attempt)
-            if pin is None or pin.epoch != record.epoch:
-                return Refused(
-                    TransactionAborted(
-                        f"attempt {record.attempt} at epoch {record.epoch} of transaction"
-                        f" {record.transaction_id!r} is not pinned here (any more)"
-                    )
-                )
-            if pending.changes_pin(record.transaction_id):
-                return Refused(
-                    Throttled(
-                        f"not judged: transaction {record.transaction_id!r} is being pinned,"
-                        " published or dropped here; ask again",
-                        retry_after_ms=RETRY_MS,
-                    )
-                )
-            del record.parts[:]
-            queues = []
-            for key, extents in transactions.staging.pinned_extents(pin).items():
-                queue = pending.queue(key)
-                if queue is None:
-                    continue  # its end is accepted, and comes first
-                assert not queue.splitting, "a queue is not split while something is pinned for it"
-                messages = messages_at_once(extents)
-                record.parts.add(
-                    queue=queue_ref(key),
-                    base_offset=queue.log_end_offset,
-                    messages=messages,
-                )
-                queue.log_end_offset += messages
-                queues.append(queue)
-            pending.use_pin("publish", record.transaction_id, tuple(queues))
+            return _admit_publication(transactions, pending, step.publish)
         case None:
             return Refused(
                 UnsupportedVersion("this version does not know that step of a transaction")
@@ -149,11 +121,54 @@ def admit_step(
     return Accepted()
 
 
+def _admit_publication(
+    transactions: Transactions,
+    pending: PendingState,
+    record: transaction_records_pb2.PublishTransaction,
+) -> ControlDecision:
+    """Gives the record the offsets of what is pinned, in each queue that is not being deleted."""
+    pin = transactions.staging.pin_of(record.transaction_id, record.attempt)
+    if pin is None or pin.epoch != record.epoch:
+        return Refused(
+            TransactionAborted(
+                f"attempt {record.attempt} at epoch {record.epoch} of transaction"
+                f" {record.transaction_id!r} is not pinned here (any more)"
+            )
+        )
+    if pending.changes_pin(record.transaction_id):
+        return Refused(
+            Throttled(
+                f"not admitted: transaction {record.transaction_id!r} is being pinned,"
+                " published or dropped here; ask again",
+                retry_after_ms=RETRY_MS,
+            )
+        )
+    del record.parts[:]
+    queues = []
+    for key, extents in transactions.staging.pinned_extents(pin).items():
+        queue = pending.queue(key)
+        if queue is None:
+            continue  # the deletion of the queue is accepted and will be applied first
+        assert not queue.splitting, "a queue is not split while something is pinned for it"
+        messages = messages_at_once(extents)
+        record.parts.add(
+            queue=queue_ref(key),
+            base_offset=queue.log_end_offset,
+            messages=messages,
+        )
+        queue.log_end_offset += messages
+        queues.append(queue)
+    pending.use_pin("publish", record.transaction_id, tuple(queues))
+    return Accepted()
+
+
 def forget_before(
     transactions: Transactions, pending: PendingState, step: Step, *, rows_max: int
 ) -> Step | None:
-    """What has to be forgotten before an id may be begun that is new here; already counted on:
-    append it first. None when there is room, and for any other step."""
+    """The step that makes room for a BEGIN under a new id, already noted in `pending`.
+
+    The caller appends it before that BEGIN. None if there is room, and for any other step.
+    """
     if not _is_new(transactions, step) or _rows(transactions, pending) < rows_max:
         return None
     surplus = _rows(transactions, pending) + 1 - rows_max
@@ -165,7 +180,7 @@ def forget_before(
 
 
 def _is_new(transactions: Transactions, step: Step) -> bool:
-    """Somebody begins under an id that the coordinator does not know."""
+    """Whether the step is a BEGIN under an id that the coordinator does not know."""
     rows = transactions.coordination.rows
     return step.HasField("begin") and step.begin.transaction_id not in rows
 
@@ -173,8 +188,10 @@ def _is_new(transactions: Transactions, step: Step) -> bool:
 def _is_pinned(
     transactions: Transactions, finish: transaction_records_pb2.FinishTransaction
 ) -> bool:
-    """This group is a participant itself, and has not published. Only the log can tell of others:
-    `semel.broker.background.transactions` asks them first."""
+    """Whether this broker group is a participant itself and has not published yet.
+
+    `semel.broker.background.transactions` asks the other participants before it sends a FINISH.
+    """
     row = transactions.coordination.rows.get(finish.transaction_id)
     if row is None or row.epoch != finish.epoch:
         return False
@@ -182,12 +199,12 @@ def _is_pinned(
 
 
 def _rows(transactions: Transactions, pending: PendingState) -> int:
-    """The coordinator's rows, once all that is accepted is applied."""
+    """How many rows the coordinator has once everything accepted is applied."""
     return len(transactions.coordination.rows) + pending.rows_coming()
 
 
 class _Busy:
-    """Transactions whose rows something in flight changes."""
+    """The transactions whose rows an accepted, unapplied record changes."""
 
     def __init__(self, pending: PendingState) -> None:
         self._pending = pending
@@ -199,8 +216,8 @@ class _Busy:
 def _full(of: str) -> Refused:
     return Refused(
         Throttled(
-            f"the broker group's limit for transactions is reached: {of}; it goes on when some of"
-            " them end",
+            f"the broker group's limit for transactions is reached: {of}; try again when some"
+            " transactions have ended",
             retry_after_ms=FULL_RETRY_MS,
         )
     )
