@@ -49,7 +49,9 @@ class Reader:
         """The next `length` bytes, as a view."""
         end = self._at + length
         if length < 0 or end > len(self._data):
-            raise CorruptSegment(f"state ends at {len(self._data)}, {end} bytes were announced")
+            raise CorruptSegment(
+                f"state ends at byte {len(self._data)}, but {end} bytes are needed"
+            )
         piece = self._data[self._at : end]
         self._at = end
         return piece

@@ -342,7 +342,7 @@ class Moves:
         elif incoming.slice[record.offset : end] != record.part:
             return InvalidRequest(
                 f"byte {record.offset} of the slice of queue {key.queue_id} does not follow the"
-                f" {len(incoming.slice)} that are here"
+                f" {len(incoming.slice)} bytes that are here"
             )
         return None
 
@@ -356,14 +356,14 @@ class Moves:
         incoming = self.incoming[key]
         digest = hashlib.sha256(incoming.slice).digest()
         if (len(incoming.slice), digest) != (record.offset, record.digest):
-            return InvalidRequest(f"the slice of queue {key.queue_id} is not whole")
+            return InvalidRequest(f"the slice of queue {key.queue_id} is incomplete")
         try:
             found = read_slice(incoming.slice)
         except CorruptSegment as error:
             return InvalidRequest(f"the slice of queue {key.queue_id} cannot be read: {error}")
         reason = found.misfit(incoming.queue)
         if reason is not None:
-            return InvalidRequest(f"the copy of queue {key.queue_id} is not whole: {reason}")
+            return InvalidRequest(f"the copy of queue {key.queue_id} is incomplete: {reason}")
         self._set(record, key, MoveState.READY)
         return None
 
@@ -442,7 +442,7 @@ class Moves:
             moves.places[key] = place
             if place.state is MoveState.FROZEN:
                 if key not in queues:
-                    raise CorruptSegment(f"queue {key} is frozen, and not here")
+                    raise CorruptSegment(f"queue {key} is frozen, but it is not here")
                 queues[key].frozen = True
             elif place.state in (MoveState.INCOMING, MoveState.READY):
                 incoming = moves.incoming[key] = Incoming(

@@ -332,7 +332,7 @@ class Staging:
         if set(claimed) != held or len(claimed) != len(winner.parts):
             return TransactionAborted(
                 f"{name}: writer {stager.writer} names other queues than those that it has staged"
-                " for. Nothing is stored; begin it again"
+                " batches for. Nothing is stored; begin it again"
             )
         for key, part in claimed.items():
             staged = stager.queues[key]

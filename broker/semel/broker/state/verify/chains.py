@@ -170,7 +170,7 @@ class Chains:
             self.duplicates += min(batch.count, late)
             yield (
                 f"{where}: producer {batch.producer_id} stored {base} to {batch.last_sequence},"
-                " which were delayed"
+                " which delayed batches hold, too"
             )
 
     def _follow_delayed(self, chain: _Chain, where: str, batch: BatchHeader) -> Iterator[str]:
@@ -182,7 +182,8 @@ class Chains:
             if twice:
                 self.duplicates += twice
                 yield (
-                    f"{where}: producer {batch.producer_id} has {base} to {last} twice, once late"
+                    f"{where}: producer {batch.producer_id} stored {base} to {last} twice,"
+                    " once delayed"
                 )
                 break
         chain.late.add(batch.previous_sequence + 1, last)
@@ -221,7 +222,7 @@ class Chains:
         ]
         if chain.contiguous and chain.whole and last is not None and max(tops, default=-1) > last:
             newest = max(chain.late_of)
-            yield _Gap("what is delayed", last + 1, max(tops), newest, chain.epoch)
+            yield _Gap("delayed batches", last + 1, max(tops), newest, chain.epoch)
 
     def _began_anew(self, chain: _Chain, epoch: int, before: int) -> bool:
         """Whether the producer's row expired in between, and its next first batch was delayed."""

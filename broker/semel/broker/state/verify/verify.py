@@ -179,9 +179,11 @@ class BatchVerifier:
             self.miss_delayed(index, count, str(error))
             return
         if batch.queue_key != self._key or head.base_offset != -1 or not is_delayed(batch):
-            self._problem(f"entry {index} holds another batch than a delayed one of the queue")
+            self._problem(f"entry {index} holds no delayed batch of the queue")
         if batch.count != count:
-            self._problem(f"entry {index}: {count} messages are delayed of {batch.count}")
+            self._problem(
+                f"entry {index}: {count} messages are delayed, the batch has {batch.count}"
+            )
         self._delayed += batch.count
         for problem in self._chains.follow(f"entry {index}", batch, delayed=True):
             self._problem(problem)
@@ -203,7 +205,7 @@ class BatchVerifier:
                     self._missing += count
                     self._problem(
                         f"the window of producer {producer} remembers {base} to {last} as delayed,"
-                        " and the queue does not have them"
+                        " but the queue does not have them"
                     )
 
     def _problem(self, text: str) -> None:
@@ -216,7 +218,7 @@ class BatchVerifier:
             self._missing += self._end - self._next
             self._problem(f"offsets {self._next} to {self._end - 1} are missing")
         elif self._next > self._end:
-            self._problem(f"offsets {self._end} to {self._next - 1} lie behind the end")
+            self._problem(f"offsets {self._end} to {self._next - 1} lie beyond the end")
         for problem in self._chains.finish():
             self._problem(problem)
         return QueueReport(
@@ -306,7 +308,9 @@ class TableVerifier:
         if key in self._sealed:
             self._problem(f"{where}: a batch after the queue was split")
         if batch.previous_sequence != row.last:
-            self._problem(f"{where}: {batch.base_sequence} follows {row.last}, chain broken")
+            self._problem(
+                f"{where}: {batch.base_sequence} does not follow {row.last}, the chain is broken"
+            )
         delayed = self._delays and is_delayed(batch)
         if offset != (-1 if delayed else self._ends.get(key)):
             self._problem(f"{where}: stored at {offset}, the end was {self._ends.get(key)}")
