@@ -11,7 +11,7 @@ import pytest
 
 from semel.broker.log import Log, RecordRef
 from semel.broker.node import BrokerNode
-from semel.broker.snapshots import service
+from semel.broker.snapshots import records, service
 from semel.protos import compat
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.kit.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
@@ -72,7 +72,7 @@ async def test_a_pull_that_is_cut_off_goes_on_at_another_member(
 ) -> None:
     """The giver, who is master, goes away in the middle; nothing is pulled twice."""
     givers: list[Log] = []
-    read = service.read_or_none
+    read = records.read_or_none
 
     def note(log: Log, ref: RecordRef) -> bytes | None:
         if log not in givers:
