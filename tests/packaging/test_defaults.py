@@ -1,10 +1,10 @@
-"""What the documentation of a setting says of its default is so, and zero is allowed if it says."""
+"""Documentation of settings: its default is the real one, zero is allowed where it says so, and no
+setting of a component that operators configure goes without.
+"""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import click
 import pytest
 
+from semel.broker.__main__ import main as broker_command
 from semel.broker.config import BrokerConfig
 from semel.broker.log import LogConfig
 from semel.broker.raft import RaftConfig
@@ -20,12 +21,11 @@ from semel.client import config as client
 from semel.controller.__main__ import main as controller_command
 from semel.controller.config import ControllerConfig
 from semel.protos.ids import GroupId, NodeId
+from semel.protos.settings import SettingOption, documentation
 
+NODES = [BrokerConfig, LogConfig, RaftConfig, ControllerConfig]
 CONFIGS = [
-    BrokerConfig,
-    LogConfig,
-    RaftConfig,
-    ControllerConfig,
+    *NODES,
     *(kind for kind in vars(client).values() if dataclasses.is_dataclass(kind)),
 ]
 UNITS = {
@@ -45,13 +45,10 @@ NUMBER = re.compile(r"[Dd]efault:? (\d[\d,.]*\d|\d)(?: ?([KMG]iB|ms|s|min|h|days
 
 def documented(config: type) -> Iterator[tuple[str, Any, str]]:
     """Each field with its default and its documentation."""
-    (body,) = ast.parse(inspect.getsource(config)).body
-    assert isinstance(body, ast.ClassDef)
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-            assert isinstance(field.target, ast.Name)
-            yield field.target.id, defaults[field.target.id], ast.literal_eval(text.value)
+    texts = documentation(config)
+    for field in dataclasses.fields(config):
+        if field.name in texts:
+            yield field.name, field.default, texts[field.name]
 
 
 def promised(text: str) -> float | None:
@@ -83,13 +80,42 @@ def test_defaults_are_found_in_the_documentation() -> None:
     assert len(told) > 20
 
 
+@pytest.mark.parametrize("config", NODES, ids=lambda config: config.__name__)
+def test_every_setting_of_a_node_is_documented_with_its_default(config: type) -> None:
+    fields = dataclasses.fields(config)
+    texts = documentation(config)
+    assert [field.name for field in fields if not texts[field.name]] == []
+    optional = {
+        field.name
+        for field in fields
+        if field.default is not dataclasses.MISSING
+        or field.default_factory is not dataclasses.MISSING
+    }
+    optional |= {"members"} & set(texts)  # its flag may be left out
+    assert {name for name, text in texts.items() if "Default" in text} == optional
+
+
+def test_every_setting_of_a_controller_has_a_flag() -> None:
+    flags = {option.name for option in controller_command.params if type(option) is SettingOption}
+    assert flags == {field.name for field in dataclasses.fields(ControllerConfig)}
+
+
+@pytest.mark.parametrize("command", [broker_command, controller_command])
+def test_every_flag_of_a_setting_has_help_and_a_default(command: click.Command) -> None:
+    flags = [option for option in command.params if isinstance(option, SettingOption)]
+    assert len(flags) > 15
+    assert [flag.name for flag in flags if not flag.help] == []
+    open_ended = [flag.name for flag in flags if not (flag.shown_default or flag.is_flag)]
+    assert open_ended == [flag.name for flag in flags if flag.required]
+
+
 def test_the_flags_of_a_controller_name_its_defaults() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(ControllerConfig)}
     told = {
         str(option.name): found[1]
         for option in controller_command.params
         if isinstance(option, click.Option)
-        and (found := re.search(r"\[(\d+)\]$", option.help or ""))
+        and (found := re.search(r"\[default: (\d+)\]$", option.help or ""))
     }
     assert len(told) > 4
     assert told == {name: str(defaults[name]) for name in told}

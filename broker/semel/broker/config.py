@@ -1,4 +1,11 @@
-"""Settings of one broker node, validated at construction."""
+"""Settings of one broker node, validated at construction.
+
+The documentation below a field is also the help of its flag, if it has one, and its entry in
+docs/reference.md.
+
+Not here: which fields have a flag (`__main__.py`), settings of the log (`log/config.py`) and of the
+Raft core (`raft/config.py`).
+"""
 
 from __future__ import annotations
 
@@ -24,180 +31,195 @@ LOOPBACK = ("127.", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Everything that one replica is told from outside. Raises InvalidRequest when senseless."""
+    """All settings of one replica. Raises InvalidRequest for values that make no sense."""
 
     data: Path
-    """Directory of this node alone; created when missing."""
+    """Data directory of this node alone; created when missing."""
 
     cluster_id: str
-    """Nodes, controllers and data directories of another cluster are refused."""
+    """Id of the cluster. Nodes, controllers and data directories of another cluster are refused."""
 
     group_id: GroupId
-    """Broker group of which this node is a replica."""
+    """Number of the broker group of which this node is a replica, 1 and up."""
 
     node_id: NodeId
-    """Unique in the cluster, 1 and up."""
+    """Number of this node, 1 and up, unique in the cluster."""
 
     listen: str
-    """HOST:PORT of the gRPC server; port 0 takes a free one (groups of one only)."""
+    """HOST:PORT of the gRPC server; port 0 takes a free one (groups of one node only)."""
 
     members: Mapping[NodeId, str]
-    """Initial voters and their addresses, this node included. Used once, when the data directory
-    is new; later memberships stand in the log."""
+    """NODE=HOST:PORT of each initial voter of the group, this node included. It is used once, when
+    the data directory is new; the log holds all later memberships. Default: this node alone, unless
+    it joins a group."""
 
     advertise: str = ""
-    """HOST:PORT under which clients and controllers reach this node. Default: as it listens. Needed
-    where an address is translated on the way: containers, port forwards, proxies."""
+    """HOST:PORT under which clients and controllers reach this node, where an address is translated
+    on the way: containers, port forwards, proxies. Default: as it listens."""
 
     peers_at: Mapping[NodeId, str] = field(default_factory=dict)
-    """HOST:PORT at which *this* node reaches a peer whose member address does not lead there."""
+    """NODE=HOST:PORT at which this node alone reaches a peer whose member address does not lead
+    there: port forwards, proxies. Default: the member addresses."""
 
     peer_port: int = 0
-    """Port for the peers' streams, on the host of `listen`; 0 takes a free one, which peers are
-    told. A fixed one is for firewalls."""
+    """Port for the streams of the other replicas, on the host of --listen; 0 takes a free one,
+    which the peers are told. A firewall needs a fixed one. Default 0."""
 
     peer_streams_at: Mapping[NodeId, str] = field(default_factory=dict)
-    """HOST:PORT under which this node reaches a peer's stream port, where it is not the one that
-    the peer tells (port forwarding, a proxy)."""
+    """NODE=HOST:PORT at which this node reaches the stream port of a peer, where that is not the
+    port that the peer tells: port forwards, proxies. Default: what each peer tells."""
 
     stream_port: int = 0
-    """Port for the clients' direct streams, on the host of `listen`; 0 takes a free one, which
-    clients are told. A fixed one is for firewalls; who cannot reach it stays on gRPC."""
+    """Port for the direct streams of clients, on the host of --listen; 0 takes a free one, which
+    clients are told. A firewall needs a fixed one. Clients that cannot reach it use gRPC on
+    --listen, less quickly. Default 0."""
 
     join: tuple[str, ...] = ()
-    """Addresses of members of an existing group that this node is to join, instead of `members`.
-    It waits, muted, until an operator adds it. Asked only while its own log names no members."""
+    """HOST:PORT[,HOST:PORT] of members of a running group that this node joins, instead of
+    --member. It waits as a non-counting member until `semel node replace` or `semel cluster grow`
+    adds it. The members are asked only while the log of this node names none. Default: none."""
 
     controllers: tuple[str, ...] = ()
-    """Addresses of the controllers to report to; without any the node serves all the same. They are
-    needed once: an empty node asks them whether its group was founded (`found` else)."""
+    """HOST:PORT[,HOST:PORT] of the controllers to report to. A node serves without them, except
+    that an empty node needs them once: it asks whether its group was founded (otherwise --found).
+    Default: none."""
 
     found: str = ""
-    """Name of a founding that never was before: the operator's word that the group begins with this
-    node, and that nothing is lost by it. Nobody is asked. For the first start of an empty directory
-    only, so that nobody leaves it among a node's settings: any other start is refused. Default:
-    empty, the node asks."""
+    """NAME of a new founding: the operator states that the group begins with this node and that
+    nothing is lost by it. No controller is asked. It is for the first start of an empty directory,
+    where there are no controllers; all first nodes of the group get the same NAME, which is never
+    used again. Every later start refuses it, so that it does not stay among the settings of a node.
+    After the loss of a majority of disks use `semel cluster restore`, which keeps what is left.
+    Default: none, the node asks the controllers."""
 
     rack: str = ""
-    """Rack or site label, told to the controllers, which prefer a master in theirs."""
+    """Label of the rack or site, which the controllers are told: they prefer a master in theirs.
+    Default: none."""
 
     allow_same_machine: bool = False
-    """Two nodes of the group may have addresses of one host, other than loopback. Default: no; a
-    machine that is lost would take a majority along."""
+    """Two nodes of the group may have addresses on one host (loopback is always allowed). Default:
+    no; the loss of one machine would take a majority of the group along."""
 
     metrics_port: int | None = None
-    """Port of `GET /metrics`, on the host of `listen`; 0 takes a free one. Default: none, the node
-    is measured by nobody."""
+    """Port of `GET /metrics` (Prometheus text), on the host of --listen; 0 takes a free one.
+    Default: off."""
 
     raft: RaftConfig = field(default_factory=RaftConfig)
-    """Patience of the Raft core."""
+    """Timing and limits of the Raft core. Default: those of RaftConfig."""
 
     log: LogConfig = field(default_factory=LogConfig)
-    """Sizes and durability of the log."""
+    """Sizes and durability of the log. Default: those of LogConfig."""
 
     entry_bytes_target: int = 1 << 20
-    """Default 1 MiB. One loop turn makes one entry of what is pending, up to here; a single larger
-    batch (at most 8 MiB) makes an entry of its own."""
+    """Bytes of pending records up to which one loop turn makes one entry; a single larger batch (at
+    most 8 MiB) makes an entry of its own. Default 1 MiB."""
 
     entries_in_flight_max: int = 2
-    """Default 2. While so many entries are on their way, what arrives is gathered into the next
-    one: two keep disk and network busy, more would only make entries smaller. A full entry
-    (`entry_bytes_target`) does not wait."""
+    """While this many entries are on their way, what arrives is gathered into the next one. A full
+    entry (`entry_bytes_target`) does not wait. Default 2: two keep disk and network busy, more
+    would only make entries smaller."""
 
     unapplied_bytes_max: int = 32 << 20
-    """Default 32 MiB. Proposals wait while so much is appended and not applied."""
+    """Proposals wait while this much is appended and not applied. Default 32 MiB."""
 
     pending_bytes_max: int = 32 << 20
-    """Default 32 MiB. Produce streams are not read while so much waits to be proposed."""
+    """Produce streams are not read while this much waits to be proposed. Default 32 MiB."""
 
     requests_waiting_max: int = 20_000
-    """Default 20,000. While so many requests wait to be judged, further calls (fences, locks,
-    commits) are told to come back; produce streams are not read instead."""
+    """While this many requests wait for admission, further calls (fences, locks, commits) are told
+    to come back; produce streams are not read instead. Default 20,000."""
 
     park_bytes_max: int = 16 << 20
-    """Default 16 MiB. Batches that arrived before their predecessor, all producers together."""
+    """Bytes of batches that arrived before their predecessor, all producers together. Default 16
+    MiB."""
 
     fetch_bytes_max: int = 8 << 20
-    """Default 8 MiB. The largest fetch reply, whatever the client asks for (one batch at least)."""
+    """The largest fetch reply, whatever the client asks for (one batch at least). Default 8 MiB."""
 
     fetch_buffer_bytes_max: int = 256 << 20
-    """Default 256 MiB. About what replies may take that clients have not taken off; the nearer to
-    it, the smaller the replies."""
+    """About how much memory replies take that clients have not read yet; the nearer the broker
+    comes to it, the smaller the replies. Default 256 MiB."""
 
     fetch_shared_bytes_max: int = 512 << 20
-    """Default 512 MiB. Memory that clients on this machine may offer for replies, all together; who
-    comes later is sent them. 0 for none."""
+    """Memory that clients on this machine may offer for replies, all together; replies to further
+    clients go through their connections. 0 for none. Default 512 MiB."""
 
     fetch_wait_max_ms: int = 30_000
-    """Default 30 s. The longest long poll."""
+    """The longest long poll. Default 30 s."""
 
     fetches_per_stream_max: int = 64
-    """Default 64. Further fetches of a stream wait unread."""
+    """Fetches of one stream that are under way; further ones wait unread. Default 64."""
 
     checkpoint_records: int = 50_000
-    """Default 50,000. A checkpoint is written after so many records: bounds the replay at start
-    to about a second."""
+    """A checkpoint is written after this many entries of the log. Default 50,000: that bounds the
+    replay at a start to about a second."""
 
     checkpoint_bytes: int = 512 << 20
-    """Default 512 MiB. The same, in bytes of log; and 32 times the size of the checkpoint before,
-    if that is more: a million producers' rows are 68 MB, which would cost as much as a seventh of
-    the log."""
+    """A checkpoint is also written after this many bytes of log, or after 32 times the size of the
+    previous checkpoint if that is more. Default 512 MiB: the rows of a million producers are 68 MB,
+    and writing them after a fixed number of bytes would cost as much as a seventh of the log."""
 
     retention_check_ms: int = 5_000
-    """Default 5 s. How often queues are looked at for trimming and segments for cleaning."""
+    """Pause between two checks of queues for trimming and of segments for cleaning. Default 5 s."""
 
     retained_log_bytes: int = 64 << 20
-    """Default 64 MiB. Newest log that is not cleaned, so that a slave that was away for a moment
-    catches up by entries."""
+    """Newest bytes of the log that are never cleaned, so that a slave that was away for a moment
+    catches up by entries. Default 64 MiB."""
 
     catch_up_bytes_per_second: int = 256 << 20
-    """Default 256 MiB/s. How fast a snapshot is pulled from a peer at most."""
+    """Highest rate, in bytes a second, at which a snapshot is pulled from a peer. Default 256
+    MiB."""
 
     move_bytes_per_second: int = 64 << 20
-    """Default 64 MiB/s. How fast a queue is copied from another broker group at most, so that both
-    go on serving; the little that is left when it is sealed comes without a limit."""
+    """Highest rate, in bytes a second, at which a queue is copied from another broker group, so
+    that both groups go on serving. The little that is left when the queue is sealed is copied
+    without a limit. Default 64 MiB."""
 
     scrub_bytes_per_second: int = 8 << 20
-    """Default 8 MiB/s. How fast the disk is read in search of damage; 0: never."""
+    """Rate, in bytes a second, at which the disk is read in search of damage; 0: never. Default 8
+    MiB."""
 
     scrub_pause_ms: int = 600_000
-    """Default 10 min. Between two passes over everything, and before the first."""
+    """Pause between two passes over the whole disk, and before the first. Default 10 min."""
 
     producer_idle_ms: int = 7 * 24 * 3600 * 1000
-    """Default 7 days. Rows of the sequence table that were idle for longer end."""
+    """A row of the sequence table that was idle for longer ends: the queue forgets what that
+    producer stored. Default 7 days."""
 
     producers_per_queue_max: int = 100_000
-    """Default 100,000. The oldest rows of a queue end above that, when new ones begin: a table is
-    held in memory and written with each checkpoint."""
+    """Producers that a queue remembers. When a new one begins above that, the row that was idle
+    longest ends. Default 100,000: the table is held in memory and written with each checkpoint."""
 
     staged_bytes_max: int = 8 << 30
-    """Default 8 GiB. What transactions may have staged on the group and not published; further
-    batches wait."""
+    """Bytes that transactions may have staged on the group and not published; further batches wait.
+    Default 8 GiB."""
 
     transaction_pin_ms: int = 30_000
-    """Default 30 s. A commit that takes longer is asked after at its coordinator, which aborts it
-    unless it is decided."""
+    """After this time the group asks the coordinator of a commit that has not ended, which aborts
+    it unless it is decided. Default 30 s."""
 
     transaction_idle_ms: int = 30 * 24 * 3600 * 1000
-    """Default 30 days. A transaction id that is idle for longer is forgotten."""
+    """A transaction id that was idle for longer is forgotten. Default 30 days."""
 
     transactions_max: int = 100_000
-    """Default 100,000. The longest idle transaction ids are forgotten above that, each when a new
-    one begins; the group remembers them all in memory and in each checkpoint."""
+    """Transaction ids that the group remembers. When a new one begins above that, the id that was
+    idle longest is forgotten. Default 100,000: all of them are held in memory and in each
+    checkpoint."""
 
     stagers_max: int = 100_000
-    """Default 100,000. How many writers may have something staged on the group and not published,
-    or be about to: whoever comes then waits. One that stages nothing takes no room on the disk, and
-    would be held by no other limit."""
+    """Writers that may have something staged on the group and not published, or be about to;
+    further ones wait. Default 100,000. A writer that stages nothing takes no room on the disk, so
+    that no other limit would hold it."""
 
     level_max: int = LEVEL_MAX
-    """Default: what this program knows. The highest feature level that it speaks: with a lower one
-    it behaves as an older program would, for rehearsing an upgrade."""
+    """Highest feature level that this node speaks. With a lower one it behaves as an older program
+    would, for rehearsing an upgrade. Default: the newest that this program knows."""
 
     report_ms: int = 1_000
-    """Default 1 s. How often the node reports to each controller; what clients wait for (its role,
-    its members) it tells at once. A report keeps node and controller from their other work for a
-    millisecond or two: every 200 ms they made an awaited message's p99 a seventh longer."""
+    """Pause between two reports of the node to each controller; it tells at once what clients wait
+    for (its role, its members). Default 1 s: a report keeps node and controller from their other
+    work for a millisecond or two, and one every 200 ms made the p99 of an awaited message a seventh
+    longer."""
 
     def __post_init__(self) -> None:
         if self.node_id < 1 or self.group_id < 1:
@@ -248,7 +270,10 @@ class BrokerConfig:
 
 
 def _on_one_machine(members: Mapping[NodeId, str]) -> list[NodeId]:
-    """Two nodes with addresses of one host; loopback is for trying things out."""
+    """Two nodes whose addresses are on one host, if there are any.
+
+    Loopback does not count: there people try things out.
+    """
     hosts: dict[str, NodeId] = {}
     for node_id, address in members.items():
         host = address.rpartition(":")[0].strip("[]")

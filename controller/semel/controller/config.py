@@ -1,4 +1,7 @@
-"""Settings of one controller, validated at construction."""
+"""Settings of one controller, validated at construction.
+
+The documentation below a field is also the help of its flag and its entry in docs/reference.md.
+"""
 
 from __future__ import annotations
 
@@ -19,66 +22,69 @@ ZOOKEEPER: Final = "zookeeper://"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """Everything that one controller is told from outside. Raises InvalidRequest when senseless."""
+    """All settings of one controller. Raises InvalidRequest for values that make no sense."""
 
     data: Path
-    """Directory of this controller alone; created when missing."""
+    """Data directory of this controller alone; created when missing."""
 
     listen: str = "127.0.0.1:7070"
-    """HOST:PORT of the gRPC server; port 0 takes a free one. Default: port 7070 on loopback, since
-    nobody is asked who he is."""
+    """HOST:PORT of the gRPC server; port 0 takes a free one. Default 127.0.0.1:7070: loopback,
+    because callers are not authenticated."""
 
     advertise: str = ""
-    """HOST:PORT under which others reach it. Default: as it listens."""
+    """HOST:PORT under which others reach this controller. Default: as it listens."""
 
     controller_id: int = 1
-    """Its number among the controllers, 1 and up."""
+    """Number of this controller among the controllers, 1 and up. Default 1."""
 
     cluster_id: str = ""
-    """The cluster it must be of. Default: whatever the data directory says; a new directory gets a
-    random one."""
+    """Id of the cluster; a data directory of another cluster is refused. Default: what the data
+    directory says. A new directory gets a random one."""
 
     peers: Mapping[int, str] = field(default_factory=dict)
-    """HOST:PORT of each controller of the group by its number, its own among them. Default: it is
-    alone."""
+    """Number and address of every controller of the group, this one among them:
+    1=HOST:PORT,2=HOST:PORT,… Default: it is alone."""
 
     metadata: str = ""
-    """Where the metadata lives: `sqlite` (a file of this controller alone), `embedded` (the
-    controllers replicate it), `zookeeper://HOST:PORT[,HOST:PORT…]/CHROOT`. Default: sqlite for a
+    """Where the metadata is stored: `sqlite` (a file of this controller alone), `embedded` (the
+    controllers replicate it) or `zookeeper://HOST:PORT[,HOST:PORT…]/CHROOT`. Default: sqlite for a
     controller that is alone, else embedded."""
 
     metadata_auth: Path | None = None
     """File with USER:PASSWORD for ZooKeeper's digest scheme: what is stored is for this user alone.
-    A file, because others see a process's flags. Default: none, everybody may read and write it."""
+    It is a file because others see the flags of a process. Default: none. Everybody may read and
+    write the metadata then."""
 
     metrics_port: int | None = None
-    """Port of `GET /metrics`, on the host of `listen`; 0 takes a free one. Default: none, the
-    controller is measured by nobody."""
+    """Port of `GET /metrics` (Prometheus text), on the host of --listen; 0 takes a free one.
+    Default: off."""
 
     node_timeout_ms: int = 3_000
-    """Default 3 s. A node that was silent for longer is shown as not alive; three reports."""
+    """A broker node that was silent for longer is shown as not alive. Default 3 s: three
+    reports."""
 
     preferred_rack: str = ""
-    """Rack or site (a broker's `--rack`) in which groups are to have their masters. Default: none
-    is preferred."""
+    """Rack or site (a broker's `--rack`) in which groups are to have their masters. Default:
+    none."""
 
     preferred_after_ms: int = 60_000
-    """Default 1 min. How long a slave there must have been fit before it is master: longer than
-    a drained node stands back."""
+    """How long a slave in the preferred rack must have been fit before it is made master. Default 1
+    min: longer than a drained node keeps mastership away."""
 
     broker_call_timeout_ms: int = 5_000
-    """Default 5 s. One call to one broker node: longer than an election, so that a call during one
-    succeeds, shorter than a client's patience."""
+    """Limit of one call to one broker node. Default 5 s: longer than an election, so that a call
+    during one succeeds, and shorter than a client's patience."""
 
     request_timeout_ms: int = 30_000
-    """Default 30 s. How long a request without a deadline of its own waits for broker groups."""
+    """How long a request without a deadline of its own waits for broker groups. Default 30 s."""
 
     level_max: int = LEVEL_MAX
-    """Default: what this program knows. The highest feature level that it speaks: with a lower one
-    it behaves as an older program would, for rehearsing an upgrade."""
+    """Highest feature level that this controller speaks. With a lower one it behaves as an older
+    program would, for rehearsing an upgrade. Default: the newest that this program knows."""
 
     stop_ms: int = 500
-    """Default 0.5 s. How long running calls may go on at a stop; watches are cut at its end."""
+    """How long running calls may go on when the controller stops; watches are cut after that.
+    Default 0.5 s."""
 
     def __post_init__(self) -> None:
         split_address(self.listen)
@@ -127,7 +133,7 @@ class ControllerConfig:
 
     @property
     def loopback(self) -> bool:
-        """Only this machine can connect."""
+        """Whether only this machine can connect."""
         host, _ = split_address(self.listen)
         try:
             return ipaddress.ip_address(host).is_loopback

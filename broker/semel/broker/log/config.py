@@ -1,4 +1,8 @@
-"""Settings of one node's log."""
+"""Settings of one node's log, validated at construction.
+
+The documentation below a field is also the help of its flag, if it has one, and its entry in
+docs/reference.md.
+"""
 
 from __future__ import annotations
 
@@ -11,44 +15,51 @@ SYNC_BY = ("auto", "thread")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """Sizes and durability of one node's log; raises InvalidRequest when out of range."""
+    """All settings of one node's log. Raises InvalidRequest for values out of range."""
 
     segment_bytes: int = 64 << 20
-    """Default 64 MiB, preallocated: small enough to recycle soon, large enough that a roll is rare.
-    A frame that is larger than that gets a segment of its own."""
+    """Size of a segment file, which is preallocated. A frame that is larger gets a segment of its
+    own. Default 64 MiB: small enough to recycle soon, large enough that a roll is rare."""
 
     ids_per_segment: int = 32_768
-    """Frames that fit one segment: their IDs take 32 B each, 1 MiB in all."""
+    """Frames that fit one segment. Default 32,768: their IDs take 32 B each, 1 MiB in all."""
 
     fill_bytes_per_second: int = 128 << 20
-    """A fresh segment that waits for its use is filled with zeros this fast, because a sync of
-    blocks that were written before is twice as fast; 0 leaves it as it was allocated."""
+    """A fresh segment that waits for its use is filled with zeros at this rate, because a sync of
+    blocks that were written before is twice as fast; 0 leaves it as it was allocated. Default 128
+    MiB."""
 
     cache_bytes: int = 32 << 20
-    """Newest frames kept in memory for followers and consumers that keep up."""
+    """Bytes of the newest frames that are kept in memory, for slaves and consumers that keep up.
+    Default 32 MiB."""
 
     read_cache_bytes: int = 8 << 20
-    """Frames read from disk lately: one frame holds records of many queues."""
+    """Bytes of frames that were read from disk lately and are kept in memory: one frame holds
+    records of many queues. Default 8 MiB."""
 
     recycle_max: int = 2
-    """Old segments kept for reuse: writing over cached pages is seven times as fast."""
+    """Old segments that are kept for reuse, because writing over cached pages is seven times as
+    fast. Default 2."""
 
     checkpoint_keep: int = 2
-    """Two, so that one damaged checkpoint costs nothing."""
+    """Checkpoints that are kept. Default 2, so that one damaged checkpoint costs nothing."""
 
     sync_interval_ms: int = 0
-    """0: an entry is reported once it is on disk. Above 0 (the documented opt-out
-    `durability=interval`): reported once the OS has it, synced this often."""
+    """sync: an entry is reported once it is on disk, so an acknowledged message is durable on a
+    majority. interval: an entry is reported once the OS has it, and the log is synced every 100 ms;
+    an acknowledged message can be lost when the power of a majority fails at once. Default 0, which
+    is sync; a larger number is interval, with this pause between two syncs."""
 
     sync_by: str = "auto"
-    """auto: the kernel carries out the syncs of small writes by itself, where it can, so that no
-    thread is woken for them. thread: the log's own thread does all."""
+    """auto: the kernel carries out the syncs of small writes by itself (Linux AIO), where it can,
+    so that no thread is woken for them. thread: the log's own thread does all syncs. Default
+    auto."""
 
     open_files_max: int = 128
-    """Sealed segments and kept files held open for reading."""
+    """Sealed segments and kept files that are held open for reading. Default 128."""
 
     replay_bytes: int = 4 << 20
-    """Read at once while replaying at start."""
+    """Bytes that the replay at a start reads at once. Default 4 MiB."""
 
     def __post_init__(self) -> None:
         least = {

@@ -1,6 +1,6 @@
-"""How patient and how greedy a Raft core is.
+"""Settings of the Raft core: its timing and its limits.
 
-Timing assumes a local network and that the shell calls `tick` at least every `tick_ms`.
+The timing assumes a local network, and a shell that calls `tick` at least every `tick_ms`.
 """
 
 from __future__ import annotations
@@ -10,34 +10,42 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
-    """Every node of a group should have the same values. Raises ValueError when senseless."""
+    """All settings of a Raft core; every node of a group should have the same.
+
+    Raises ValueError for values that make no sense.
+    """
 
     tick_ms: int = 50
-    """Default 50. The longest pause between two ticks of a healthy shell."""
+    """Longest pause between two ticks of a healthy shell. Default 50 ms."""
     heartbeat_ms: int = 100
-    """Default 100. A master beats this often, also when it sends entries."""
+    """A master sends heartbeats this often, also while it sends entries. Default 100 ms."""
     election_min_ms: int = 500
-    """Default 500. Also the time for which a follower that heard its master refuses others."""
+    """Shortest election timeout. For as long, a follower that heard its master refuses votes to
+    others. Default 500 ms."""
     election_max_ms: int = 1000
-    """Default 1,000. Timeouts are uniform in [election_min_ms, election_max_ms]."""
+    """Longest election timeout; timeouts are uniform in [election_min_ms, election_max_ms]. Default
+    1,000 ms."""
     unreachable_max_ms: int = 150
-    """Default 150. After a refused reconnect to the master: pre-vote within 0 to 150 ms."""
+    """After its reconnect to the master was refused, a follower begins a pre-vote within 0 to this
+    many milliseconds. Default 150 ms."""
     check_quorum_ms: int = 1000
-    """Default 1,000. A master that has not heard a quorum for so long steps down."""
+    """A master that has not heard from a quorum for this long steps down. Default 1,000 ms."""
     log_stall_ms: int = 1000
-    """Default 1,000. With an older unsynced write a node neither beats, sends nor stands."""
+    """While its oldest unsynced write is older than this, a node sends neither heartbeats nor
+    entries and does not stand for election. Default 1,000 ms."""
     loop_gap_ms: int = 300
-    """Default 300. A longer pause between inputs means that the process was stopped."""
+    """A longer pause between two inputs means that the process was stopped. Default 300 ms."""
     transfer_ms: int = 1000
-    """Default 1,000. A transfer of mastership that takes longer is given up."""
+    """A transfer of mastership that takes longer is given up. Default 1,000 ms."""
     append_bytes_max: int = 1 << 20
-    """Default 1 MiB. Entries are packed into one APPEND up to here (but at least one)."""
+    """Bytes up to which entries are packed into one APPEND (at least one entry). Default 1 MiB."""
     inflight_bytes_max: int = 8 << 20
-    """Default 8 MiB. Unacknowledged bytes per peer; one APPEND may start below the limit."""
+    """Unacknowledged bytes per peer; one APPEND may start below the limit. Default 8 MiB."""
     inflight_messages_max: int = 64
-    """Default 64. Unacknowledged APPENDs per peer."""
+    """Unacknowledged APPENDs per peer. Default 64."""
     promote_lag_max: int = 1024
-    """Default 1,024 entries. A learner further behind than this may not become a voter."""
+    """A learner that is further behind than this many entries may not become a voter. Default
+    1,024."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
