@@ -20,7 +20,7 @@ from semel.controller.archive import transfer
 from semel.controller.archive.archive import Archive
 from semel.controller.archive.commands import controller
 from semel.controller.archive.transfer import fill, take_out
-from semel.controller.epoch import Office
+from semel.controller.epoch import ControllerEpoch
 from semel.controller.store import (
     ControllerAddress,
     MemoryStore,
@@ -61,7 +61,7 @@ async def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 async def old_cluster(topics: int = 3) -> Archive:
     """What a cluster has left; its store has given out revisions far above its size."""
     store = MemoryStore()
-    await Office.take(store, now_us=1, cluster_id="one")
+    await ControllerEpoch.begin(store, now_us=1, cluster_id="one")
     puts = {records.topic_key(f"topic {number}"): b"x" * (number % 9) for number in range(topics)}
     await store.transact(Transaction(puts=puts, revision_min=1 << 33))
     return await take_out(store)
@@ -83,8 +83,8 @@ async def test_everything_arrives_above_what_was_given_out(
     again = await take_out(await reopen())
     assert (again.cluster_id, again.entries) == ("one", archive.entries)
     assert again.revision == revision
-    office = await Office.take(await reopen(), now_us=2, cluster_id="one")
-    assert office.number == 2
+    epoch = await ControllerEpoch.begin(await reopen(), now_us=2, cluster_id="one")
+    assert epoch.number == 2
 
 
 class Died(Exception):
@@ -117,7 +117,7 @@ async def test_an_import_that_dies_anywhere_is_finished_by_the_same_file_alone(
             await fill(Dying(store, left), archive)
         if left:
             with pytest.raises(DataDirectoryError, match="import of metadata was not finished"):
-                await Office.take(store, now_us=1)
+                await ControllerEpoch.begin(store, now_us=1)
             with pytest.raises(DataDirectoryError, match="not finished: import the same"):
                 await take_out(store)
             with pytest.raises(DataDirectoryError, match="a part of another import"):
@@ -278,4 +278,4 @@ async def test_a_cluster_moves_to_zookeeper_by_two_commands(
     config = ControllerConfig(data=own, listen="127.0.0.1:0", metadata=place)
     async with ControllerNode(config) as node:
         assert node.cluster_id == cluster_id
-        assert node.in_office
+        assert node.is_active

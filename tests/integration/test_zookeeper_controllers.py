@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from semel.controller import ControllerConfig, ControllerNode
-from semel.controller.epoch import Office
+from semel.controller.epoch import ControllerEpoch
 from semel.controller.store.opening import open_store
 from semel.protos.errors import DataDirectoryError, NotMaster
 from semel.protos.rpc import error_from_rpc
@@ -122,7 +122,7 @@ async def test_a_cluster_is_not_begun_anew_beside_its_own_metadata(
         await open_store(moving)
     with pytest.raises(DataDirectoryError, match="belongs to cluster one, not to two"):
         await open_store(dataclasses.replace(new, cluster_id="two"))
-    await Office.take(store, now_us=1, cluster_id="one")
+    await ControllerEpoch.begin(store, now_us=1, cluster_id="one")
     await (await open_store(moving)).close()
     await store.close()
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from kazoo.protocol.serialization import Transaction as Transact
 
-from semel.controller.epoch import Office
+from semel.controller.epoch import ControllerEpoch
 from semel.controller.store import (
     Change,
     ControllerAddress,
@@ -374,14 +374,14 @@ async def test_a_master_that_is_cut_off_stops_before_the_next_one_starts(rig: Ri
     await until_async(first)
     await new.start(address(2))
     following.append(asyncio.ensure_future(follow(2, new, old)))
-    office = await Office.take(old, now_us=1)
+    epoch = await ControllerEpoch.begin(old, now_us=1)
     assert await new.controllers() == {address(1): True, address(2): True}
 
     rig.network.cut(REQUESTS + REPLIES)
-    late = asyncio.ensure_future(office.transact(puts={"/decision": b"old"}))
+    late = asyncio.ensure_future(epoch.transact(puts={"/decision": b"old"}))
     await until_async(second)
     assert not newest(1)
-    await Office.take(new, now_us=2, cluster_id=office.cluster_id)
+    await ControllerEpoch.begin(new, now_us=2, cluster_id=epoch.cluster_id)
     assert await new.controllers() == {address(1): False, address(2): True}
     rig.network.drop(CLIENT, SERVER)
     rig.network.heal()

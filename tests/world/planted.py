@@ -47,7 +47,7 @@ from semel.broker.state.apply.rows import ENTRY, Row
 from semel.client.admin import calls as client_admin
 from semel.client.core import sequences as sequences_module
 from semel.client.reading.shared_memory import Region, Slot
-from semel.controller.epoch import Office
+from semel.controller.epoch import ControllerEpoch
 from semel.controller.store import Transaction
 from semel.protos.errors import SemelError
 from semel.protos.v1 import broker_pb2, control_pb2
@@ -424,7 +424,7 @@ def writes_without_its_office() -> Any:
         transaction = Transaction(checks=checks or {}, puts=puts or {}, deletes=deletes)
         return int(await self.store.transact(transaction))
 
-    return patch.object(Office, "transact", transact)
+    return patch.object(ControllerEpoch, "transact", transact)
 
 
 def obeys_replaced_controllers() -> Any:

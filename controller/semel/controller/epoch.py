@@ -1,16 +1,19 @@
-"""One controller's term of office: who may write, and the cluster's identity.
+"""The controller epoch: which controller may write to the store, and the identity of the cluster.
 
-How it works. Whoever becomes master raises the counter in /cluster in a transaction of its own. Its
-later transactions all check that /cluster is still at the version it wrote, so a controller that
-was replaced without noticing (paused, cut off) can change nothing any more: its next write fails
-and ends its office. The counter is also the upper half of the route version.
+How it works. A controller that becomes the active one raises the counter in /cluster in a
+transaction of its own. All its later transactions check that /cluster is still at the version that
+it wrote. So a controller that was replaced without noticing (paused, cut off) can change nothing
+any more: its next write fails and ends its epoch. The counter is the number of the epoch, and also
+the upper half of the route version.
 
 Invariants
-1. No transaction of one office is applied after the transaction that begins the next one.
+1. No transaction of one epoch is applied after the transaction that begins the next one.
 2. The cluster id never changes once it is stored.
-3. Nobody takes office over metadata whose feature level he does not know. That level never falls.
+3. No controller begins an epoch over metadata whose feature level it does not know. That level
+never falls.
 
-Not here: electing a master among several controllers.
+Not here: electing a master among several controllers (`store/`), what the active controller runs
+(`active/`).
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ T = TypeVar("T")
 TAKEN_OVER: Final = "another controller has taken over; ask that one"
 
 
-class Office:
-    """Permission to write to the store, as long as nobody else has taken it; made by `take`."""
+class ControllerEpoch:
+    """Permission to write to the store until another controller begins an epoch; made by
+    `begin`."""
 
     def __init__(
         self, store: MetadataStore, record: ClusterRecord, version: int, level: int, level_max: int
@@ -44,23 +48,23 @@ class Office:
         self.level = level
         """Feature level of the metadata."""
         self.level_max = level_max
-        """The highest that this controller knows."""
+        """The highest feature level that this controller knows."""
         self.cluster_id = record.cluster_id
         self.number = record.terms_of_office
         self._version = version
         self._over = asyncio.Event()
 
     @classmethod
-    async def take(
+    async def begin(
         cls,
         store: MetadataStore,
         *,
         now_us: int,
         cluster_id: str = "",
         level_max: int = LEVEL_MAX,
-    ) -> Office:
-        """Begins a term of office; the first one ever makes the cluster's id, and begins at the
-        newest feature level.
+    ) -> ControllerEpoch:
+        """Begins the next epoch of the store. The first one ever creates the cluster's id, and
+        starts at the newest feature level.
 
         Raises DataDirectoryError when `cluster_id` is given and the store belongs to another
         cluster, and when an import into the store was not finished; UnsupportedVersion when the
@@ -98,7 +102,11 @@ class Office:
                         "`semel controller import` and the same file"
                     ) from None
                 continue
-            log.info("office taken cluster=%s office=%d", record.cluster_id, record.terms_of_office)
+            log.info(
+                "controller epoch begins cluster=%s epoch=%d",
+                record.cluster_id,
+                record.terms_of_office,
+            )
             return cls(store, record, version, level, level_max)
 
     async def transact(
@@ -108,9 +116,9 @@ class Office:
         puts: Mapping[str, bytes] | None = None,
         deletes: frozenset[str] = frozenset(),
     ) -> int:
-        """`MetadataStore.transact` under the office's own check.
+        """`MetadataStore.transact` with the additional check that this epoch is the newest.
 
-        Raises VersionConflict when another check failed, and Unavailable when the office is over.
+        Raises VersionConflict when another check failed, and Unavailable when the epoch is over.
         """
         if self._over.is_set():
             raise Unavailable(TAKEN_OVER)
@@ -129,8 +137,11 @@ class Office:
             raise
 
     async def raise_level(self, level: int) -> None:
-        """The metadata may hold what `level` allows, from now on and for good; whoever asks has
-        made sure that every controller knows it. Raises Unavailable when the office is over."""
+        """From now on and for good the metadata may hold what `level` allows.
+
+        The caller has made sure that every controller knows the level. Raises Unavailable when the
+        epoch is over.
+        """
         if level > self.level:
             await self.transact(puts={records.LEVEL: records.dump(LevelRecord(level=level))})
             self.level = level
@@ -138,15 +149,15 @@ class Office:
 
     @property
     def over(self) -> bool:
-        """Nothing can be written under it any more."""
+        """Whether nothing can be written under this epoch any more."""
         return self._over.is_set()
 
     def end(self) -> None:
-        """Nothing is written under this office any more; what is under way may still be stored."""
+        """Ends the epoch: no further write begins; one that is under way may still be stored."""
         self._over.set()
 
     async def wait_over(self) -> Unavailable:
-        """Returns once a write has shown that another controller has taken over, or at the end."""
+        """Returns once a write has shown that another controller has taken over, or after `end`."""
         await self._over.wait()
         return Unavailable(TAKEN_OVER)
 
@@ -166,10 +177,10 @@ def _level(entry: Versioned | None) -> int:
 
 
 async def stored_cluster_id(store: MetadataStore, expected: str, level_max: int = LEVEL_MAX) -> str:
-    """The cluster whose metadata a store holds; "" while it is empty.
+    """The id of the cluster whose metadata a store holds; "" while the store is empty.
 
-    Raises DataDirectoryError when it is not the expected one, if one is expected, and
-    UnsupportedVersion when the metadata is at a higher feature level.
+    Raises DataDirectoryError when `expected` is given and names another cluster, and
+    UnsupportedVersion when the metadata is at a higher feature level than `level_max`.
     """
     check_metadata_level(_level(await store.get(records.LEVEL)), level_max)
     entry = await store.get(records.CLUSTER)
@@ -191,7 +202,7 @@ def _check_cluster(record: ClusterRecord, expected: str) -> None:
 async def unbroken(work: Coroutine[Any, Any, T]) -> T:
     """Runs `work` to its end even when the caller is cancelled.
 
-    For everything that writes to the store and then takes the result into memory: a client that
-    hangs up in between must not leave the two apart.
+    It is for everything that writes to the store and then takes the result into memory: the two
+    must not differ because a client hangs up in between.
     """
     return await asyncio.shield(asyncio.ensure_future(work))

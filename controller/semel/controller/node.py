@@ -1,13 +1,13 @@
-"""One controller: its store, its server and its offices, wired in the order of start and stop.
+"""One controller: its store, its server and its succession, wired in the order of start and stop.
 
 How it works. `async with ControllerNode(config) as node` opens the store, starts the server and
-enters the group; the server is on all the time, in office or not. The store's word on the
-mastership then decides (`active/succession.py`). `node.failed()` returns when the controller cannot
-go on. Leaving the block ends watches, stops the server (running calls get `stop_ms`), ends the
-office, then closes the store.
+enters the group; the server runs all the time, whether this controller is active or a standby. The
+store's hints about the mastership decide that (`active/succession.py`). `node.failed()` returns
+when the controller cannot go on. Leaving the block ends watches, stops the server (running calls
+get `stop_ms`), ends the active controller, then closes the store.
 
-Not here: what is done in office (`active/active_controller.py`), flags, environment, signals
-(`__main__.py`).
+Not here: what the active controller does (`active/active_controller.py`), flags, environment,
+signals (`__main__.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import grpc.aio
 
-from semel.controller.active.active_controller import Clocks, Duty
+from semel.controller.active.active_controller import ActiveController, Clocks
 from semel.controller.active.succession import Succession
 from semel.controller.config import ControllerConfig, split_address
 from semel.controller.probe import Probe
@@ -47,12 +47,12 @@ def monotonic_ms() -> int:
 
 
 def wall_us() -> int:
-    """The clock of what people read."""
+    """The wall clock, for people."""
     return time.time_ns() // 1_000
 
 
 class ControllerNode:
-    """A running controller. Tests give it a store, clocks, an authenticator."""
+    """A running controller. Tests pass a store, clocks and an authenticator."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ControllerNode:
         self.address = ""
         """HOST:PORT under which it is reached, once it serves."""
         self.metrics_address = ""
-        """HOST:PORT of `GET /metrics`, once it serves; empty when it was not asked for."""
+        """HOST:PORT of `GET /metrics`, once it serves; empty when no metrics port is set."""
         self._given_store = store
         self._clocks = Clocks(sessions_ms=clock, loop_ms=loop_clock, wall_us=clock_us)
         self._succession: Succession | None = None
@@ -78,7 +78,7 @@ class ControllerNode:
         self._exits = AsyncExitStack()
 
     async def __aenter__(self) -> ControllerNode:
-        """Raises DataDirectoryError, and Unavailable when the port cannot be had."""
+        """Raises DataDirectoryError, and Unavailable when the port cannot be bound."""
         try:
             await self._start()
         except BaseException:
@@ -101,13 +101,13 @@ class ControllerNode:
 
     @property
     def cluster_id(self) -> str:
-        """The cluster; "" as long as neither flags nor store have told."""
+        """The id of the cluster; "" as long as neither the flags nor the store have named it."""
         return self._succession.cluster_id if self._succession is not None else ""
 
     @property
-    def in_office(self) -> bool:
-        """It is the master now."""
-        return self._succession is not None and self._succession.in_office
+    def is_active(self) -> bool:
+        """Whether it is the active controller now."""
+        return self._succession is not None and self._succession.is_active
 
     async def _start(self) -> None:
         exits, config = self._exits, self.config
@@ -140,18 +140,18 @@ class ControllerNode:
         exits.push_async_callback(_stop_server, server, config.stop_ms / 1000)
         await server.start()
         await self._serve_metrics(succession)
-        exits.callback(succession.close_watches)  # first of all: the watches end, then the server
+        exits.callback(succession.close_watches)  # the watches end first, then the server
         await store.start(
             ControllerAddress(controller_id=config.controller_id, address=self.address)
         )
         running.append(asyncio.ensure_future(self._run(store, succession)))
         await self._decided(succession)
-        log.info("controller serves address=%s in_office=%s", self.address, succession.in_office)
+        log.info("controller serves address=%s active=%s", self.address, succession.is_active)
 
-    async def _begin(self, store: MetadataStore) -> Duty:
+    async def _begin(self, store: MetadataStore) -> ActiveController:
         assert self._succession is not None
         controllers = self._succession.controllers
-        return await Duty.begin(store, self.config, self._clocks, controllers)
+        return await ActiveController.begin(store, self.config, self._clocks, controllers)
 
     def _bind(self, server: grpc.aio.Server) -> None:
         config = self.config
@@ -165,7 +165,7 @@ class ControllerNode:
         if not config.loopback:
             log.warning(
                 "EVERYBODY WHO REACHES %s MAY READ, WRITE AND DELETE EVERYTHING: callers are not "
-                "asked who they are. Listen on 127.0.0.1, or keep strangers off by other means",
+                "authenticated. Listen on 127.0.0.1, or keep strangers off by other means",
                 config.listen,
             )
 
@@ -174,7 +174,7 @@ class ControllerNode:
         if config.metrics_port is None:
             return
         host, _ = split_address(config.listen)
-        probe = Probe(config.controller_id, succession.office_or_none)
+        probe = Probe(config.controller_id, succession.active_or_none)
         metrics = MetricsServer(host, config.metrics_port, probe.page)
         try:
             await metrics.start()
@@ -184,7 +184,8 @@ class ControllerNode:
         self.metrics_address = metrics.address
 
     async def _decided(self, succession: Succession) -> None:
-        """Waits until the store has said whose turn it is; raises what makes going on pointless."""
+        """Waits for the store's first hint. Raises the error that ends the controller before
+        that."""
         assert self._failed is not None
         decided = asyncio.ensure_future(succession.decided.wait())
         waiting: set[asyncio.Future[Any]] = {decided, self._failed}
@@ -194,7 +195,8 @@ class ControllerNode:
             raise self._failed.result()
 
     async def _run(self, store: MetadataStore, succession: Succession) -> None:
-        """What goes on all the time; ends only by cancellation or with the controller's end."""
+        """Runs all background tasks; ends by cancellation, or with an error that ends the
+        controller."""
         assert self._failed is not None
         try:
             async with compat.TaskGroup() as tasks:
@@ -215,7 +217,7 @@ async def _raise(error: Awaitable[SemelError]) -> None:
 
 
 async def _stop_server(server: grpc.aio.Server, grace_s: float) -> None:
-    """Ends the server, at the latest twice `grace_s` from now: the process is about to end."""
+    """Ends the server, at the latest after twice `grace_s`: the process is about to end."""
     try:
         async with compat.timeout(2 * grace_s):
             await server.stop(grace_s)
@@ -230,9 +232,9 @@ async def _cancel(tasks: list[asyncio.Future[None]]) -> None:
 
 
 def _check_free(listen: str) -> None:
-    """Raises Unavailable with the system's reason when the address cannot be had.
+    """Raises Unavailable with the system's reason when the address cannot be bound.
 
-    gRPC tells only that it failed, and writes the reason to stderr.
+    gRPC reports only that it failed, and writes the reason to stderr.
     """
     host, port = split_address(listen)
     try:

@@ -1,7 +1,7 @@
-"""What a controller tells about itself and the cluster at `GET /metrics`.
+"""The metrics of a controller: what `GET /metrics` tells about it and the cluster.
 
-How it works. Everything is read when the page is asked for, from the parts that know it. A standby
-knows nothing of the cluster, and shows only what it is itself.
+How it works. Each request for the page reads all figures from the parts that own them. A standby
+knows nothing about the cluster and shows only itself.
 
 Not here: text and HTTP (`protos/metrics.py`), the meaning for an operator (docs/operations.md).
 """
@@ -12,13 +12,14 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Final
 
-from semel.controller.active.active_controller import Duty
+from semel.controller.active.active_controller import ActiveController
 from semel.controller.brokers.liveness import MASTER
 from semel.protos.metrics import Metric, Samples
 from semel.protos.v1.controller_pb2 import GroupStatus
 
 MEMBER_ROLES: Final = (MASTER, "slave")
-"""Roles of a broker node that does its share; others catch up, look for a master, or wait."""
+"""Roles of a broker node that takes part; nodes with other roles catch up, look for a master, or
+wait."""
 
 
 def _gauge(name: str, unit: str, text: str, *labels: str) -> Metric:
@@ -53,39 +54,39 @@ METRICS: Final = (
 
 
 def masterless(group: GroupStatus) -> bool:
-    """Nobody takes this group's writes, as far as is known here."""
+    """Whether no node takes this group's writes, as far as this controller knows."""
     return not any(node.node_id == group.master_id and node.alive for node in group.nodes)
 
 
 def under_replicated(group: GroupStatus) -> bool:
-    """A node of the group does not do its share."""
+    """Whether a node of the group does not take part."""
     return not all(node.alive and node.role in MEMBER_ROLES for node in group.nodes)
 
 
 class Probe:
-    """One controller's figures."""
+    """The figures of one controller. `active` gives the active controller, None while a standby."""
 
-    def __init__(self, controller_id: int, office: Callable[[], Duty | None]) -> None:
+    def __init__(self, controller_id: int, active: Callable[[], ActiveController | None]) -> None:
         self._controller_id = controller_id
-        self._office = office
+        self._active = active
 
     async def page(self) -> Samples:
         """All figures as of now."""
         page = Samples(METRICS, {COMMON[0]: str(self._controller_id)})
-        duty = self._office()
+        active = self._active()
         page.add("semel_controller_info", 1, version=version("semel"))
-        page.add("semel_controller_in_office", duty is not None)
-        if duty is not None:
-            _add_cluster(page, duty)
+        page.add("semel_controller_in_office", active is not None)
+        if active is not None:
+            _add_cluster(page, active)
         return page
 
 
-def _add_cluster(page: Samples, duty: Duty) -> None:
-    groups = duty.registry.status()
+def _add_cluster(page: Samples, active: ActiveController) -> None:
+    groups = active.registry.status()
     nodes = [node for group in groups for node in group.nodes]
-    consumer_groups, members = duty.memberships.counts()
-    page.add("semel_controller_office", duty.office.number)
-    page.add("semel_controller_route_version", duty.routes.version)
+    consumer_groups, members = active.memberships.counts()
+    page.add("semel_controller_office", active.epoch.number)
+    page.add("semel_controller_route_version", active.routes.version)
     page.add("semel_controller_broker_groups", len(groups))
     page.add("semel_controller_masterless_groups", sum(map(masterless, groups)))
     page.add("semel_controller_under_replicated_groups", sum(map(under_replicated, groups)))
@@ -93,7 +94,7 @@ def _add_cluster(page: Samples, duty: Duty) -> None:
     page.add("semel_controller_silent_broker_nodes", sum(not node.alive for node in nodes))
     for group in groups:
         page.add("semel_controller_group_queues", group.queues, broker_group=group.group_id)
-    page.add("semel_controller_topics", len(duty.topics.names()))
-    page.add("semel_controller_unfinished_topics", len(duty.topics.unfinished()))
+    page.add("semel_controller_topics", len(active.topics.names()))
+    page.add("semel_controller_unfinished_topics", len(active.topics.unfinished()))
     page.add("semel_controller_consumer_groups", consumer_groups)
     page.add("semel_controller_consumer_members", members)

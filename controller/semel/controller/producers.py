@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Final
 
 from semel.controller import records
-from semel.controller.epoch import Office
+from semel.controller.epoch import ControllerEpoch
 from semel.controller.store import VersionConflict
 from semel.protos.errors import InvalidRequest, UnknownProducer
 from semel.protos.ids import ProducerId
@@ -69,14 +69,14 @@ def next_open(record: ProducerRecord, open_id: bytes, now_us: int) -> tuple[Prod
 class IdAllocator:
     """Hands out ids from blocks that were reserved in the store."""
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, epoch: ControllerEpoch) -> None:
+        self._epoch = epoch
         self._next = 0
         self._end = 0
         self._reserving = asyncio.Lock()
 
     async def take(self) -> ProducerId:
-        """An id that nobody ever had. Raises what `Office.transact` raises."""
+        """An id that nobody ever had. Raises what `ControllerEpoch.transact` raises."""
         async with self._reserving:
             if self._next == self._end:
                 self._next, self._end = await self._reserve()
@@ -84,14 +84,15 @@ class IdAllocator:
             return ProducerId(self._next - 1)
 
     async def lend(self) -> tuple[int, int]:
-        """Ids [start, end) for somebody else to hand out. Raises what `Office.transact` raises."""
+        """Ids [start, end) for somebody else to hand out. Raises what `ControllerEpoch.transact`
+        raises."""
         async with self._reserving:
             return await self._reserve()
 
     async def _reserve(self) -> tuple[int, int]:
         key = records.PRODUCER_IDS
         while True:
-            entry = await self._office.store.get(key)
+            entry = await self._epoch.store.get(key)
             record = (
                 ProducerIdsRecord(next_id=1)
                 if entry is None
@@ -100,7 +101,7 @@ class IdAllocator:
             start = record.next_id
             record.next_id = start + ID_BLOCK
             try:
-                await self._office.transact(
+                await self._epoch.transact(
                     checks={key: None if entry is None else entry.version},
                     puts={key: records.dump(record)},
                 )
@@ -112,10 +113,10 @@ class IdAllocator:
 class ProducerService:
     """Opens and lists producers. `clock_us` is the wall clock."""
 
-    def __init__(self, office: Office, *, clock_us: Callable[[], int]) -> None:
-        self._office = office
+    def __init__(self, epoch: ControllerEpoch, *, clock_us: Callable[[], int]) -> None:
+        self._epoch = epoch
         self._clock_us = clock_us
-        self._ids = IdAllocator(office)
+        self._ids = IdAllocator(epoch)
         self._anonymous: OrderedDict[bytes, ProducerId] = OrderedDict()
 
     async def open(self, name: str, open_id: bytes) -> OpenProducerReply:
@@ -135,7 +136,7 @@ class ProducerService:
             )
         key = records.producer_key(name)
         while True:
-            entry = await self._office.store.get(key)
+            entry = await self._epoch.store.get(key)
             if entry is None:
                 record = ProducerRecord(name=name, producer_id=await self._ids.take())
             else:
@@ -143,7 +144,7 @@ class ProducerService:
             opened, epoch = next_open(record, open_id, self._clock_us())
             if opened is not record:
                 try:
-                    await self._office.transact(
+                    await self._epoch.transact(
                         checks={key: None if entry is None else entry.version},
                         puts={key: records.dump(opened)},
                     )
@@ -155,12 +156,12 @@ class ProducerService:
         """One named producer, or all of them by name. Raises UnknownProducer."""
         if name:
             key = records.producer_key(name)
-            entry = await self._office.store.get(key)
+            entry = await self._epoch.store.get(key)
             found = {} if entry is None else {key: entry}
             if not found:
                 raise UnknownProducer(f"there is no producer {name!r}")
         else:
-            found = await self._office.store.scan(records.PRODUCERS)
+            found = await self._epoch.store.scan(records.PRODUCERS)
         stored = [records.load(ProducerRecord, key, entry) for key, entry in found.items()]
         return [
             ProducerInfo(

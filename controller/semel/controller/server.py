@@ -1,9 +1,9 @@
 """The gRPC service `Controller`: requests in, replies out, one method a call.
 
-How it works. Each method hands its request to the part that owns the matter. What a part raises
-leaves through the interceptor of `semel.protos.rpc`. A watcher is woken by every change and sends
-what is newest then, so that a slow one skips versions and never falls behind. Only the controller
-in office answers, with one exception: any of them tells which controllers there are.
+How it works. Each method hands its request to the part that owns the matter. Errors of the parts
+leave through the interceptor of `semel.protos.rpc`. Every change wakes the watchers, which send the
+newest routes then, so that a slow watcher skips versions and never falls behind. Only the active
+controller answers, with one exception: every controller tells which controllers there are.
 
 Not here: any decision.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import grpc.aio
 
-from semel.controller.active.active_controller import Duty
+from semel.controller.active.active_controller import ActiveController
 from semel.controller.brokers.registry import BrokerRegistry
 from semel.controller.brokers.routes import RouteTable
 from semel.controller.groups.memberships import MembershipService
@@ -31,19 +31,19 @@ from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.controller_pb2_grpc import ControllerServicer
 
 DEADLINE_SHARE: Final = 0.9
-"""Of a caller's time; the rest is for the answer's way back."""
+"""Share of the caller's time that a call may use; the rest is for the answer's way back."""
 
 
 M = TypeVar("M", bound="Callable[..., Awaitable[Any]]")
 
 
-class Post(Protocol):
-    """Who knows whether this controller is in office."""
+class ControllerRole(Protocol):
+    """Tells whether this controller is the active one; `Succession` does."""
 
     cluster_id: str
 
-    def duty(self) -> Duty:
-        """The office. Raises NotMaster while there is none."""
+    def active(self) -> ActiveController:
+        """The active controller. Raises NotMaster while this controller is a standby."""
         ...
 
     async def controllers(self) -> list[pb.ControllerStatus]:
@@ -51,12 +51,13 @@ class Post(Protocol):
         ...
 
 
-def in_office(method: M) -> M:
-    """A method that only the controller in office answers, and that the end of the office ends."""
+def is_active(method: M) -> M:
+    """Marks a method that only the active controller answers; the end of its epoch ends the
+    call."""
 
     @functools.wraps(method)
     async def answer(self: ControllerService, request: Any, context: Any) -> Any:
-        with self.post.duty().call():
+        with self.role.active().call():
             return await method(self, request, context)
 
     return cast("M", answer)
@@ -65,41 +66,41 @@ def in_office(method: M) -> M:
 class ControllerService(ControllerServicer):
     """The methods of controller.proto."""
 
-    def __init__(self, post: Post, *, request_timeout_s: float, level_max: int) -> None:
-        self.post = post
+    def __init__(self, role: ControllerRole, *, request_timeout_s: float, level_max: int) -> None:
+        self.role = role
         self._request_timeout_s = request_timeout_s
         self._level_max = level_max
 
-    # The parts of the office there is now; each raises NotMaster while there is none.
+    # The parts of the active controller; each raises NotMaster while this one is a standby.
 
     @property
     def _routes(self) -> RouteTable:
-        return self.post.duty().routes
+        return self.role.active().routes
 
     @property
     def _registry(self) -> BrokerRegistry:
-        return self.post.duty().registry
+        return self.role.active().registry
 
     @property
     def _topics(self) -> TopicService:
-        return self.post.duty().topics
+        return self.role.active().topics
 
     @property
     def _producers(self) -> ProducerService:
-        return self.post.duty().producers
+        return self.role.active().producers
 
     @property
     def _memberships(self) -> MembershipService:
-        return self.post.duty().memberships
+        return self.role.active().memberships
 
-    @in_office
+    @is_active
     async def CreateTopic(
         self, request: pb.CreateTopicRequest, context: Any
     ) -> pb.CreateTopicReply:
         topic, created = await self._topics.create(request, self._patience_s(context))
         return pb.CreateTopicReply(topic=topic, created=created)
 
-    @in_office
+    @is_active
     async def AlterTopic(self, request: pb.AlterTopicRequest, context: Any) -> pb.AlterTopicReply:
         patience_s = self._patience_s(context)
         settings = request.settings if request.HasField("settings") else None
@@ -112,18 +113,18 @@ class ControllerService(ControllerServicer):
         )
         return pb.AlterTopicReply(topic=topic)
 
-    @in_office
+    @is_active
     async def MoveQueue(self, request: pb.MoveQueueRequest, context: Any) -> pb.MoveStatus:
-        moves = self.post.duty().moves
+        moves = self.role.active().moves
         if request.cancel:
             return await moves.cancel(request.name, request.queue_id)
         return await moves.move(request.name, request.queue_id, request.group_id)
 
-    @in_office
+    @is_active
     async def ListMoves(self, request: pb.ListMovesRequest, context: Any) -> pb.ListMovesReply:
-        return pb.ListMovesReply(moves=self.post.duty().moves.statuses(request.name))
+        return pb.ListMovesReply(moves=self.role.active().moves.statuses(request.name))
 
-    @in_office
+    @is_active
     async def DeleteTopic(
         self, request: pb.DeleteTopicRequest, context: Any
     ) -> pb.DeleteTopicReply:
@@ -132,67 +133,67 @@ class ControllerService(ControllerServicer):
         )
         return pb.DeleteTopicReply(deleted=deleted)
 
-    @in_office
+    @is_active
     async def GetRoutes(self, request: pb.GetRoutesRequest, context: Any) -> pb.Routes:
         return self._routes.snapshot(request.topics, groups_only=request.groups_only)
 
     async def WatchRoutes(
         self, request: pb.GetRoutesRequest, context: Any
     ) -> AsyncGenerator[pb.Routes]:
-        duty, sent = self.post.duty(), -1
-        while not duty.changes.closed:
-            if sent == duty.routes.version:
-                await duty.changes.wait()
+        active, sent = self.role.active(), -1
+        while not active.changes.closed:
+            if sent == active.routes.version:
+                await active.changes.wait()
                 continue
-            routes = duty.routes.snapshot(
+            routes = active.routes.snapshot(
                 request.topics, groups_only=request.groups_only, strict=False
             )
             sent = routes.version
             yield routes
-        if duty.changes.reason is not None:
-            raise duty.changes.reason
+        if active.changes.reason is not None:
+            raise active.changes.reason
 
-    @in_office
+    @is_active
     async def OpenProducer(
         self, request: pb.OpenProducerRequest, context: Any
     ) -> pb.OpenProducerReply:
         return await self._producers.open(request.name, request.open_id)
 
-    @in_office
+    @is_active
     async def ListProducers(
         self, request: pb.ListProducersRequest, context: Any
     ) -> pb.ListProducersReply:
         return pb.ListProducersReply(producers=await self._producers.list(request.name))
 
-    @in_office
+    @is_active
     async def JoinGroup(
         self, request: pb.JoinGroupRequest, context: Any
     ) -> pb.GroupMembershipReply:
         return await self._memberships.join(request)
 
-    @in_office
+    @is_active
     async def HeartbeatGroup(
         self, request: pb.HeartbeatGroupRequest, context: Any
     ) -> pb.GroupMembershipReply:
         return await self._memberships.heartbeat(request)
 
-    @in_office
+    @is_active
     async def LeaveGroup(self, request: pb.LeaveGroupRequest, context: Any) -> pb.LeaveGroupReply:
         await self._memberships.leave(request.group, request.member_id, request.incarnation)
         return pb.LeaveGroupReply()
 
-    @in_office
+    @is_active
     async def ListGroups(self, request: pb.ListGroupsRequest, context: Any) -> pb.ListGroupsReply:
         return pb.ListGroupsReply(groups=await self._memberships.list(request.group))
 
-    @in_office
+    @is_active
     async def ForgetGroup(
         self, request: pb.ForgetGroupRequest, context: Any
     ) -> pb.ForgetGroupReply:
         await self._memberships.forget(request.group)
         return pb.ForgetGroupReply()
 
-    @in_office
+    @is_active
     async def ReportNode(self, request: pb.ReportNodeRequest, context: Any) -> pb.ReportNodeReply:
         reply = await self._registry.on_report(request)
         if request.wants_producer_ids:
@@ -200,46 +201,46 @@ class ControllerService(ControllerServicer):
             reply.producer_ids_start, reply.producer_ids_end = lent
         return reply
 
-    @in_office
+    @is_active
     async def FoundGroup(self, request: pb.FoundGroupRequest, context: Any) -> pb.FoundGroupReply:
         return await self._registry.foundings.on_request(request)
 
     async def GetClusterStatus(
         self, request: pb.ClusterStatusRequest, context: Any
     ) -> pb.ClusterStatusReply:
-        controllers = await self.post.controllers()
+        controllers = await self.role.controllers()
         try:
-            duty = self.post.duty()
+            active = self.role.active()
         except NotMaster:
             if not request.standby:
                 raise
             return pb.ClusterStatusReply(
-                cluster_id=self.post.cluster_id,
+                cluster_id=self.role.cluster_id,
                 controllers=controllers,
                 version=program_version(),
                 runtime=compat.runtime(),
                 levels=own_levels(self._level_max),
             )
         return pb.ClusterStatusReply(
-            cluster_id=duty.routes.cluster_id,
-            groups=duty.registry.status(),
+            cluster_id=active.routes.cluster_id,
+            groups=active.registry.status(),
             controllers=controllers,
-            topics=len(duty.topics.names()),
+            topics=len(active.topics.names()),
             version=program_version(),
             runtime=compat.runtime(),
-            levels=own_levels(self._level_max, max(1, duty.office.level)),
-            unfinished=[*duty.topics.unfinished(), *duty.moves.unfinished()],
+            levels=own_levels(self._level_max, max(1, active.epoch.level)),
+            unfinished=[*active.topics.unfinished(), *active.moves.unfinished()],
         )
 
-    @in_office
+    @is_active
     async def RaiseMetadataLevel(
         self, request: pb.RaiseMetadataLevelRequest, context: Any
     ) -> pb.RaiseMetadataLevelReply:
-        level = await self.post.duty().raise_level(request.level, dry_run=request.dry_run)
+        level = await self.role.active().raise_level(request.level, dry_run=request.dry_run)
         return pb.RaiseMetadataLevelReply(level=level)
 
     def _patience_s(self, context: grpc.aio.ServicerContext[Any, Any]) -> float:
-        """How long a call may wait for broker groups."""
+        """How many seconds a call may wait for broker groups."""
         remaining = context.time_remaining()
         if remaining is None:
             return self._request_timeout_s

@@ -11,7 +11,7 @@ import pytest
 from semel.controller import records
 from semel.controller.brokers.routes import RouteTable
 from semel.controller.config import ControllerConfig, split_address
-from semel.controller.epoch import Office, stored_cluster_id, unbroken
+from semel.controller.epoch import ControllerEpoch, stored_cluster_id, unbroken
 from semel.controller.store import (
     MemoryStore,
     StoreFailed,
@@ -32,21 +32,23 @@ from tests.kit.controller_cluster import raised_by, running_cluster
 from tests.kit.waiting import until_async
 
 
-async def test_the_cluster_keeps_its_id_and_offices_are_counted() -> None:
+async def test_the_cluster_keeps_its_id_and_epochs_are_counted() -> None:
     store = MemoryStore()
-    first = await Office.take(store, now_us=1)
-    second = await Office.take(store, now_us=2, cluster_id=first.cluster_id)
+    first = await ControllerEpoch.begin(store, now_us=1)
+    second = await ControllerEpoch.begin(store, now_us=2, cluster_id=first.cluster_id)
     assert second.cluster_id == first.cluster_id
     assert second.number == first.number + 1
     with pytest.raises(DataDirectoryError, match="belongs to cluster"):
-        await Office.take(store, now_us=3, cluster_id="other")
-    assert (await Office.take(MemoryStore(), now_us=1, cluster_id="given")).cluster_id == "given"
+        await ControllerEpoch.begin(store, now_us=3, cluster_id="other")
+    assert (
+        await ControllerEpoch.begin(MemoryStore(), now_us=1, cluster_id="given")
+    ).cluster_id == "given"
 
 
 async def test_a_replaced_controller_cannot_write_and_is_told() -> None:
     store = MemoryStore()
-    old = await Office.take(store, now_us=1)
-    new = await Office.take(store, now_us=2)
+    old = await ControllerEpoch.begin(store, now_us=1)
+    new = await ControllerEpoch.begin(store, now_us=2)
     with pytest.raises(Unavailable, match="taken over"):
         await old.transact(puts={"/a": b"old"})
     assert await store.get("/a") is None
@@ -56,54 +58,54 @@ async def test_a_replaced_controller_cannot_write_and_is_told() -> None:
         await new.transact(checks={"/a": None}, puts={"/a": b"newer"})
 
 
-async def test_offices_taken_at_once_get_different_numbers() -> None:
+async def test_epochs_begun_at_once_get_different_numbers() -> None:
     store = MemoryStore()
-    offices = await asyncio.gather(*(Office.take(store, now_us=1) for _ in range(5)))
-    assert sorted(office.number for office in offices) == [1, 2, 3, 4, 5]
-    assert len({office.cluster_id for office in offices}) == 1
+    epochs = await asyncio.gather(*(ControllerEpoch.begin(store, now_us=1) for _ in range(5)))
+    assert sorted(epoch.number for epoch in epochs) == [1, 2, 3, 4, 5]
+    assert len({epoch.cluster_id for epoch in epochs}) == 1
 
 
 async def test_a_new_clusters_metadata_begin_at_the_newest_level_and_others_stay() -> None:
-    assert (await Office.take(MemoryStore(), now_us=1)).level == LEVEL_MAX
+    assert (await ControllerEpoch.begin(MemoryStore(), now_us=1)).level == LEVEL_MAX
     store = MemoryStore()
-    await Office.take(store, now_us=1, level_max=4)
+    await ControllerEpoch.begin(store, now_us=1, level_max=4)
     for now_us in 2, 3:
-        office = await Office.take(store, now_us=now_us)
-        assert office.level == 4
-    await office.raise_level(5)
-    await office.raise_level(3)
-    assert (await Office.take(store, now_us=4)).level == 5
+        epoch = await ControllerEpoch.begin(store, now_us=now_us)
+        assert epoch.level == 4
+    await epoch.raise_level(5)
+    await epoch.raise_level(3)
+    assert (await ControllerEpoch.begin(store, now_us=4)).level == 5
     before = MemoryStore()
     await before.transact(Transaction(puts={records.CLUSTER: b"\n\x01c"}))
-    assert (await Office.take(before, now_us=1)).level == 0, "stored by an older program"
+    assert (await ControllerEpoch.begin(before, now_us=1)).level == 0, "stored by an older program"
 
 
-async def test_a_controller_that_does_not_know_the_metadatas_level_takes_no_office() -> None:
+async def test_a_controller_that_does_not_know_the_metadatas_level_begins_no_epoch() -> None:
     store = MemoryStore()
-    office = await Office.take(store, now_us=1)
+    epoch = await ControllerEpoch.begin(store, now_us=1)
     with pytest.raises(UnsupportedVersion, match=f"level {LEVEL_MAX}, .*: upgrade this controller"):
-        await Office.take(store, now_us=2, level_max=LEVEL_MAX - 1)
+        await ControllerEpoch.begin(store, now_us=2, level_max=LEVEL_MAX - 1)
     with pytest.raises(UnsupportedVersion):
         await stored_cluster_id(store, "", LEVEL_MAX - 1)
-    await office.transact(puts={"/a": b"it is still in office"})
+    await epoch.transact(puts={"/a": b"its epoch goes on"})
 
 
-async def test_a_level_that_rises_meanwhile_is_seen_by_whoever_takes_office() -> None:
+async def test_a_level_that_rises_meanwhile_is_seen_by_whoever_begins_an_epoch() -> None:
     """Between looking and taking, the other one has raised it."""
 
     class Raised(MemoryStore):
         async def get(self, key: str) -> Versioned | None:
             found = await super().get(key)
             if key == records.LEVEL and raising:
-                await office.raise_level(raising.pop())
+                await epoch.raise_level(raising.pop())
             return found
 
     raising: list[int] = []
     store = Raised()
-    office = await Office.take(store, now_us=1, level_max=4)
+    epoch = await ControllerEpoch.begin(store, now_us=1, level_max=4)
     raising.append(5)
     with pytest.raises(UnsupportedVersion):
-        await Office.take(store, now_us=2, level_max=4)
+        await ControllerEpoch.begin(store, now_us=2, level_max=4)
 
 
 async def test_work_that_must_not_break_outlives_its_caller() -> None:
@@ -123,18 +125,18 @@ async def test_work_that_must_not_break_outlives_its_caller() -> None:
     assert done
 
 
-async def test_a_node_that_was_replaced_takes_office_again_when_it_is_told_to(
+async def test_a_node_that_was_replaced_is_active_again_when_it_is_told_to(
     tmp_path: Path,
 ) -> None:
     async with running_cluster(tmp_path) as cluster:
-        await Office.take(cluster.store, now_us=1)
+        await ControllerEpoch.begin(cluster.store, now_us=1)
         request = OpenProducerRequest(name="p", open_id=b"1")
         error = await raised_by(cluster.client.call("OpenProducer", request))
         assert isinstance(error, Unavailable)
         assert "taken over" in error.message
         node = cluster.node
         assert node is not None
-        await until_async(lambda: node.in_office)
+        await until_async(lambda: node.is_active)
         assert (await cluster.client.call("OpenProducer", request)).epoch == 1
         assert (await cluster.client.routes()).version >> 32 == 3
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from semel.controller import producers
-from semel.controller.epoch import Office
+from semel.controller.epoch import ControllerEpoch
 from semel.controller.producers import ProducerService, next_open
 from semel.controller.store import MemoryStore, Transaction
 from semel.protos.errors import InvalidRequest, UnknownProducer
@@ -27,7 +27,7 @@ class CountingStore(MemoryStore):
 
 
 async def service(store: MemoryStore) -> ProducerService:
-    return ProducerService(await Office.take(store, now_us=0), clock_us=lambda: 5)
+    return ProducerService(await ControllerEpoch.begin(store, now_us=0), clock_us=lambda: 5)
 
 
 async def test_a_name_keeps_its_id_and_its_epoch_rises() -> None:
@@ -94,7 +94,7 @@ async def test_a_cancelled_open_leaves_nothing_that_is_given_twice() -> None:
     store = CountingStore()
     opened = await service(store)
     cancelled = asyncio.ensure_future(opened.open("loader", b"1"))
-    while store.writes < 3:  # the office, the block of ids, the name
+    while store.writes < 3:  # the epoch, the block of ids, the name
         await asyncio.sleep(0)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -131,8 +131,8 @@ def test_epochs_end_loudly() -> None:
 
 
 async def test_ids_lent_to_brokers_are_nobody_elses() -> None:
-    office = await Office.take(MemoryStore(), now_us=1)
-    service = ProducerService(office, clock_us=lambda: 0)
+    epoch = await ControllerEpoch.begin(MemoryStore(), now_us=1)
+    service = ProducerService(epoch, clock_us=lambda: 0)
     given = [(await service.open("", bytes([n]))).producer_id for n in range(3)]
     lent = [range(*await service.lend_ids()) for _ in range(2)]
     given += [(await service.open("", bytes([n]))).producer_id for n in range(3, 6)]

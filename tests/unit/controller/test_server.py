@@ -13,7 +13,7 @@ import pytest
 
 from semel.controller.brokers.changes import Changes
 from semel.controller.brokers.routes import RouteTable
-from semel.controller.epoch import Office
+from semel.controller.epoch import ControllerEpoch
 from semel.controller.server import ControllerService
 from semel.controller.store import MemoryStore
 from semel.protos.errors import (
@@ -227,8 +227,8 @@ async def test_a_caller_that_hangs_up_leaves_a_whole_topic(tmp_path: Path) -> No
 async def test_a_slow_watcher_gets_the_newest_routes_and_not_each() -> None:
     changes = Changes()
     routes = RouteTable("c", 1, changes.notify)
-    post: Any = SimpleNamespace(duty=lambda: SimpleNamespace(routes=routes, changes=changes))
-    service = ControllerService(post, request_timeout_s=1, level_max=LEVEL_MAX)
+    role: Any = SimpleNamespace(active=lambda: SimpleNamespace(routes=routes, changes=changes))
+    service = ControllerService(role, request_timeout_s=1, level_max=LEVEL_MAX)
     watch = service.WatchRoutes(pb.GetRoutesRequest(), None)
     first = await anext(watch)
     for term in range(1, 100):
@@ -403,7 +403,7 @@ async def test_a_node_that_is_older_than_the_metadata_is_not_taken_in(tmp_path: 
 
 async def test_the_metadatas_level_rises_once_every_group_has_it(tmp_path: Path) -> None:
     store = MemoryStore()
-    await Office.take(store, now_us=1, level_max=4)
+    await ControllerEpoch.begin(store, now_us=1, level_max=4)
     async with running_cluster(tmp_path, store) as cluster:
         (node,) = await cluster.add_group(1)
 

@@ -1,1 +1,1 @@
-"""What the active controller runs, and how a controller becomes the active one."""
+"""The active controller: what it runs, and how a controller becomes the active one."""

@@ -1,15 +1,17 @@
-"""Everything one controller does and remembers while it is in office.
+"""The active controller: everything that one controller does and remembers during one controller
+epoch.
 
-How it works. `Duty.begin` takes office, reads the whole store and builds the parts that answer
-calls; `run` goes on until the office is over. What it holds is of that office only: the next one,
-of this controller or of another, begins with what is stored. Calls run inside `call()`, so that
-the end of the office ends them too.
+How it works. `ActiveController.begin` begins an epoch, reads the whole store and builds the parts
+that answer calls; `run` goes on until the epoch is over. The state in memory belongs to that epoch
+only: the next epoch, of this controller or of another one, starts from what is stored. Calls run
+inside `call()`, so that the end of the epoch ends them too.
 
 Invariants
-1. After `end` nothing is answered, and nothing is written to the store, under this office.
-2. `end` is synchronous: who calls it can be sure of 1 before anything else runs.
+1. After `end` nothing is answered, and nothing is written to the store, under this epoch.
+2. `end` is synchronous: 1 holds when it returns, before anything else runs.
 
-Not here: when an office begins and ends (`succession.py`), who may write (`epoch.py`).
+Not here: when a controller becomes active and when that ends (`succession.py`), who may write
+(`epoch.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from semel.controller.brokers.preference import MasterPreference
 from semel.controller.brokers.registry import BrokerRegistry
 from semel.controller.brokers.routes import RouteTable
 from semel.controller.config import ControllerConfig
-from semel.controller.epoch import Office, unbroken
+from semel.controller.epoch import ControllerEpoch, unbroken
 from semel.controller.groups.memberships import MembershipService
 from semel.controller.moves.moves import MoveService
 from semel.controller.producers import ProducerService
@@ -43,11 +45,11 @@ from semel.protos.v1.controller_pb2 import ControllerStatus
 log = logging.getLogger(__name__)
 
 RECONCILE_S: Final = 5.0
-"""How often unfinished topics without a driver are looked for; there should be none."""
+"""Pause between two searches for unfinished topics without a driver; there should be none."""
 PREFER_S: Final = 1.0
-"""How often is looked for masters that could be in the preferred rack."""
+"""Pause between two searches for masters that could be in the preferred rack."""
 CONTROLLERS_S: Final = 1.0
-"""How often the routes learn which controllers there are."""
+"""Pause between two updates of the controllers in the routes."""
 
 Controllers = Callable[[], Awaitable[list[ControllerStatus]]]
 """All controllers of the group, as they are now."""
@@ -58,31 +60,32 @@ class Clocks:
     """The clocks of one controller."""
 
     sessions_ms: Callable[[], int]
-    """Monotonic: sessions and reports."""
+    """Monotonic; measures sessions and reports."""
     loop_ms: Callable[[], int]
-    """Monotonic: whether this process itself stood still."""
+    """Monotonic; shows whether this process itself stood still."""
     wall_us: Callable[[], int]
-    """What people read."""
+    """Wall clock, for people."""
 
 
-class Duty:
-    """The parts of one office; `async with await Duty.begin(…) as duty`."""
+class ActiveController:
+    """The parts that work during one epoch; `async with await ActiveController.begin(…) as
+    active`."""
 
     def __init__(
         self,
-        office: Office,
+        epoch: ControllerEpoch,
         config: ControllerConfig,
         clocks: Clocks,
         controllers: Controllers,
     ) -> None:
-        self.office = office
+        self.epoch = epoch
         self.changes = Changes()
-        self.routes = RouteTable(office.cluster_id, office.number, self.changes.notify)
+        self.routes = RouteTable(epoch.cluster_id, epoch.number, self.changes.notify)
         self.memberships = MembershipService(
-            office, self.routes, clock=clocks.sessions_ms, loop_clock=clocks.loop_ms
+            epoch, self.routes, clock=clocks.sessions_ms, loop_clock=clocks.loop_ms
         )
         self.registry = BrokerRegistry(
-            office,
+            epoch,
             self.routes,
             report_timeout_ms=config.node_timeout_ms,
             clock=clocks.sessions_ms,
@@ -91,15 +94,15 @@ class Duty:
             on_new_master=self._on_new_master,
         )
         self._brokers = BrokerCaller(
-            cluster_id=office.cluster_id,
-            office=office.number,
+            cluster_id=epoch.cluster_id,
+            epoch=epoch.number,
             addresses=self.registry.addresses,
             timeout_s=config.broker_call_timeout_ms / 1000,
             interceptors=client_interceptors(),
             level_max=config.level_max,
         )
         self.topics = TopicService(
-            office,
+            epoch,
             self.routes,
             self.registry,
             self._brokers,
@@ -108,9 +111,9 @@ class Duty:
             moving=lambda topic_id, queue_id: self.moves.moving(topic_id, queue_id),
         )
         self.moves = MoveService(
-            office, self.topics, self.registry, self._brokers, clock_us=clocks.wall_us
+            epoch, self.topics, self.registry, self._brokers, clock_us=clocks.wall_us
         )
-        self.producers = ProducerService(office, clock_us=clocks.wall_us)
+        self.producers = ProducerService(epoch, clock_us=clocks.wall_us)
         self._preference = MasterPreference(
             config.preferred_rack, settled_ms=config.preferred_after_ms
         )
@@ -126,26 +129,26 @@ class Duty:
         config: ControllerConfig,
         clocks: Clocks,
         controllers: Controllers,
-    ) -> Duty:
-        """Takes office and reads everything.
+    ) -> ActiveController:
+        """Begins an epoch and reads everything.
 
         Raises DataDirectoryError (another cluster's store, a damaged record) and Unavailable.
         """
-        office = await Office.take(
+        epoch = await ControllerEpoch.begin(
             store,
             now_us=clocks.wall_us(),
             cluster_id=config.cluster_id,
             level_max=config.level_max,
         )
-        duty = cls(office, config, clocks, controllers)
-        await duty.registry.load()
-        await duty.topics.load()
-        await duty.moves.load()
-        await duty.memberships.load()
-        await duty._learn_controllers()
-        return duty
+        active = cls(epoch, config, clocks, controllers)
+        await active.registry.load()
+        await active.topics.load()
+        await active.moves.load()
+        await active.memberships.load()
+        await active._learn_controllers()
+        return active
 
-    async def __aenter__(self) -> Duty:
+    async def __aenter__(self) -> ActiveController:
         self.topics.start()
         self.moves.start()
         return self
@@ -156,35 +159,36 @@ class Duty:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.end(NotMaster("this controller is not in office any more"))
+        self.end(NotMaster("this controller is not the active one any more"))
         await self.moves.stop()
         await self.topics.stop()
         await self._brokers.close()
 
     async def run(self) -> None:
-        """What goes on all the time. Raises Unavailable once another controller has taken over."""
+        """Runs all background tasks. Raises Unavailable once another controller has taken over."""
         async with compat.TaskGroup() as tasks:
             tasks.create_task(self.memberships.run())
             tasks.create_task(self._reconcile())
             tasks.create_task(self._follow_controllers())
             tasks.create_task(self._prefer())
-            tasks.create_task(_raise(self.office.wait_over()))
+            tasks.create_task(_raise(self.epoch.wait_over()))
 
     @property
     def ended(self) -> bool:
-        """The office is over: nothing may be answered any more."""
-        return self.office.over
+        """Whether the epoch is over, so that nothing may be answered any more."""
+        return self.epoch.over
 
     async def raise_level(self, level: int, *, dry_run: bool) -> int:
         """Raises the feature level of the metadata, once every controller knows it and every broker
-        group has it; the level as it is then. With `dry_run` changes nothing, and asks the
-        controllers only.
+        group has it, and returns the level after that. `dry_run` only asks the controllers and
+        changes nothing.
 
-        Raises UnsupportedVersion, Unavailable when a controller does not answer.
+        Raises UnsupportedVersion, and Unavailable when a controller does not answer or a group has
+        not got there.
         """
-        if self.office.level >= level:
-            return self.office.level
-        check_member("this controller", own_levels(self.office.level_max), level)
+        if self.epoch.level >= level:
+            return self.epoch.level
+        check_member("this controller", own_levels(self.epoch.level_max), level)
         for one in await self._controllers():
             told = await self._brokers.controller_levels(one.address)
             check_member(f"controller {one.controller_id} at {one.address}", told, level)
@@ -196,22 +200,23 @@ class Duty:
                         f"broker group {group_id} has not reported feature level {level} yet: raise"
                         " it first, then ask again"
                     )
-            await unbroken(self.office.raise_level(level))
-        return self.office.level
+            await unbroken(self.epoch.raise_level(level))
+        return self.epoch.level
 
     def end(self, reason: NotMaster) -> None:
-        """Ends the office at once; watches end with `reason`, calls with Unavailable."""
+        """Ends the epoch at once; watches end with `reason`, calls with Unavailable."""
         if self._ended is not None:
             return
         self._ended = reason
-        self.office.end()
+        self.epoch.end()
         self.changes.close(reason)
         for call in self._calls:
             call.cancel()
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Surrounds one call's work. Raises Unavailable when the office ends before the work.
+        """Surrounds the work of one call. Raises Unavailable when the epoch ends before the work
+        does.
 
         A change that was being written may still be stored then.
         """
@@ -221,7 +226,7 @@ class Duty:
         try:
             yield
         except asyncio.CancelledError:
-            if self._ended is None or task.uncancel() > 0:  # the caller has gone
+            if self._ended is None or task.uncancel() > 0:  # the caller hung up
                 raise
             raise Unavailable(
                 f"{self._ended.message}; whether the call took effect is unknown"
@@ -251,7 +256,7 @@ class Duty:
                 try:
                     await self._brokers.transfer(group_id, node_id)
                 except SemelError as error:
-                    # Asked again once the node has been fit for as long again.
+                    # The transfer is tried again once the node has been fit for as long again.
                     log.warning("mastership stays where it is group=%d reason=%s", group_id, error)
 
     async def _follow_controllers(self) -> None:

@@ -1,19 +1,20 @@
-"""Taking office and leaving it again, as the store's word on the mastership changes.
+"""The succession: this controller becomes active, and ends that, as the store's hints say.
 
-How it works. The store says who should be in office (`MetadataStore.mastership`). When it is this
-controller's turn, `begin` takes office and loads; when it is not any more, or a write shows that
-another controller has taken over, the office ends at once and the controller is a standby that can
-come back. An office that could not be taken, or was lost although the store still says that it is
-ours, is tried again after a pause: the store's word is a hint, and two controllers may have it for
-a moment.
+How it works. The store says which controller should be active (`MetadataStore.mastership`). When it
+names this controller, `begin` begins an epoch and loads. When it names this controller no longer,
+or a write shows that another controller has taken over, the active controller ends at once, and
+this controller is a standby that can come back. If `begin` fails, or the epoch is lost although the
+store still names this controller, it is tried again after a pause: the store only gives a hint,
+which two controllers may have for a moment.
 
 Invariants
-1. At most one office of this controller at a time; the next begins after the last has ended.
-2. An office ends in the same step in which the store's word is heard.
+1. This controller has at most one active controller at a time; the next begins after the last has
+ended.
+2. An active controller ends in the same step in which the store's hint is received.
 3. Only errors that will not go away by themselves end `run`: a failed store, another cluster's
 store, metadata of a newer feature level, a bug.
 
-Not here: what an office consists of (`active_controller.py`), electing (`store/`).
+Not here: what the active controller consists of (`active_controller.py`), electing (`store/`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
 
-from semel.controller.active.active_controller import Duty
+from semel.controller.active.active_controller import ActiveController
 from semel.controller.epoch import stored_cluster_id
 from semel.controller.store import ControllerAddress, Mastership, MetadataStore, StoreFailed
 from semel.protos import compat
@@ -35,64 +36,66 @@ from semel.protos.v1.controller_pb2 import ControllerStatus
 
 log = logging.getLogger(__name__)
 
-RETAKE_S: Final = 0.3
-"""Pause before an office is taken again that was lost or refused."""
+RETRY_S: Final = 0.3
+"""Pause before the next attempt, when an epoch was lost or could not begin."""
 IDENTIFY_S: Final = 2.0
-"""How often a controller makes sure that the store is its cluster's."""
+"""Pause between two checks that the store belongs to this controller's cluster."""
 CONTROLLERS_TIMEOUT_S: Final = 1.0
 MASTER: Final = "master"
 STANDBY: Final = "standby"
 
 
 class Succession:
-    """Whether this controller is in office; `duty` is the office it has."""
+    """Whether this controller is the active one; `active()` is what it runs then."""
 
     def __init__(
         self,
         store: MetadataStore,
-        begin: Callable[[], Awaitable[Duty]],
+        begin: Callable[[], Awaitable[ActiveController]],
         *,
         cluster_id: str,
         level_max: int = LEVEL_MAX,
     ) -> None:
-        """`begin` takes office and loads; `cluster_id` is the only one allowed, if it is given;
-        metadata of a higher feature level than `level_max` end `run`."""
+        """`begin` begins an epoch and loads. `cluster_id`, if it is given, is the only cluster that
+        is allowed. Metadata of a higher feature level than `level_max` end `run`."""
         self._level_max = level_max
         self.cluster_id = cluster_id
-        """As stored, once that is known."""
+        """The id that is stored, once it is known."""
         self.decided = asyncio.Event()
-        """The store's first word has been heard, and acted upon."""
+        """Set once the store's first hint was received and acted upon."""
         self._store = store
         self._begin = begin
         self._expected_id = cluster_id
         self._hint = Mastership(master=None, mine=False)
         self._heard = asyncio.Event()
-        self._duty: Duty | None = None
+        self._active: ActiveController | None = None
         self._known: dict[ControllerAddress, bool] = {}
 
-    def duty(self) -> Duty:
-        """The office that this controller has. Raises NotMaster, naming who should have one."""
-        duty = self.office_or_none()
-        if duty is None:
+    def active(self) -> ActiveController:
+        """The active controller, if this one is active. Raises NotMaster, which names the one that
+        should be."""
+        active = self.active_or_none()
+        if active is None:
             raise self._not_master()
-        return duty
+        return active
 
-    def office_or_none(self) -> Duty | None:
-        """The office that this controller has, if it has one."""
-        return None if self._duty is None or self._duty.ended else self._duty
+    def active_or_none(self) -> ActiveController | None:
+        """The active controller, or None while this controller is a standby."""
+        return None if self._active is None or self._active.ended else self._active
 
     @property
-    def in_office(self) -> bool:
-        """This controller has an office."""
-        return self.office_or_none() is not None
+    def is_active(self) -> bool:
+        """Whether this controller is the active one."""
+        return self.active_or_none() is not None
 
     def close_watches(self) -> None:
-        """The controller stops: its watches end, without an error."""
-        if self._duty is not None:
-            self._duty.changes.close()
+        """Ends the watches without an error, because the controller stops."""
+        if self._active is not None:
+            self._active.changes.close()
 
     async def controllers(self) -> list[ControllerStatus]:
-        """All controllers as the store knows them, the newest word when it does not answer now."""
+        """All controllers as the store knows them; the newest known ones while it does not
+        answer."""
         with contextlib.suppress(SemelError, TimeoutError):
             async with compat.timeout(CONTROLLERS_TIMEOUT_S):
                 self._known = await self._store.controllers()
@@ -108,7 +111,7 @@ class Succession:
         ]
 
     async def run(self) -> None:
-        """Follows the store's word until cancelled. Raises SemelError when that is pointless."""
+        """Follows the store's hints until cancelled. Raises SemelError when that is pointless."""
         async with compat.TaskGroup() as tasks:
             tasks.create_task(self._follow())
             tasks.create_task(self._identify())
@@ -117,16 +120,16 @@ class Succession:
     async def _follow(self) -> None:
         async with aclosing(self._store.mastership()) as hints:
             async for hint in hints:
-                if not hint.mine and self._duty is not None:
+                if not hint.mine and self._active is not None:
                     self._hint = hint
-                    self._duty.end(self._not_master())
+                    self._active.end(self._not_master())
                 self._hint = hint
                 if not hint.mine:
                     self.decided.set()
                 self._wake()
 
     async def _identify(self) -> None:
-        """Learns the cluster's id, and refuses another cluster's store, also as a standby."""
+        """Learns the cluster's id and refuses another cluster's store, also while a standby."""
         while True:
             heard = self._heard
             with contextlib.suppress(RetriableError):
@@ -144,28 +147,30 @@ class Succession:
             try:
                 await asyncio.wait({term, lost}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self._duty = None
+                self._active = None
                 for task in (term, lost):
                     task.cancel()
                 await asyncio.gather(term, lost, return_exceptions=True)
             if not term.cancelled() and (error := term.exception()) is not None:
                 raise error
             if self._hint.mine:
-                await asyncio.sleep(RETAKE_S)
+                await asyncio.sleep(RETRY_S)
 
     async def _term(self) -> None:
-        """One term of office, from taking it to losing it."""
+        """One epoch of this controller, from its beginning to its end."""
         try:
-            async with await self._begin() as duty:
-                self._duty = duty
-                self.cluster_id = duty.routes.cluster_id
+            async with await self._begin() as active:
+                self._active = active
+                self.cluster_id = active.routes.cluster_id
                 self.decided.set()
-                log.info("in office cluster=%s office=%d", self.cluster_id, duty.office.number)
-                await duty.run()
+                log.info(
+                    "controller is active cluster=%s epoch=%d", self.cluster_id, active.epoch.number
+                )
+                await active.run()
         except* StoreFailed:
             raise
-        except* RetriableError as trouble:
-            log.warning("not in office reason=%s", _leaf(trouble))
+        except* RetriableError as errors:
+            log.warning("controller is not active reason=%s", _leaf(errors))
             self.decided.set()
 
     async def _until(self, *, mine: bool) -> None:
@@ -179,10 +184,12 @@ class Succession:
     def _not_master(self) -> NotMaster:
         master = None if self._hint.mine else self._hint.master
         if master is None:
-            return NotMaster("this controller is not in office, and knows nobody who is; ask again")
+            return NotMaster(
+                "this controller is not active, and knows no controller that is; ask again"
+            )
         return NotMaster(
             f"this controller is a standby; controller {master.controller_id} at "
-            f"{master.address} is in office",
+            f"{master.address} is active",
             master_address=master.address,
             master_id=master.controller_id,
         )

@@ -2,8 +2,8 @@
 
 How it works. A store may not take everything in one transaction, so an import is several. The first
 one puts `/import`, which names what is imported, and the last one takes it away and puts
-`/cluster`. Until then no controller can take office (`Office.take`), and the same import may be
-begun again and goes on; whoever began it before is stopped by the version of `/import`.
+`/cluster`. Until then no controller can take office (`ControllerEpoch.begin`), and the same import
+may be begun again and goes on; whoever began it before is stopped by the version of `/import`.
 
 Invariants
 1. Only an empty store is filled, or one that an interrupted import of the same file has left.

@@ -45,7 +45,7 @@ class BrokerCaller:
         self,
         *,
         cluster_id: str,
-        office: int,
+        epoch: int,
         addresses: Callable[[int], list[str]],
         timeout_s: float,
         interceptors: list[grpc.aio.ClientInterceptor],
@@ -53,7 +53,7 @@ class BrokerCaller:
     ) -> None:
         self._told = levels_metadata(own_levels(level_max))
         self._cluster_id = cluster_id
-        self._office = office
+        self._epoch = epoch
         self._addresses = addresses
         self._timeout_s = timeout_s
         self._interceptors = interceptors
@@ -64,9 +64,7 @@ class BrokerCaller:
 
         Raises the last node's SemelError when no node took them.
         """
-        request = ApplyQueuesRequest(
-            records=batch, cluster_id=self._cluster_id, office=self._office
-        )
+        request = ApplyQueuesRequest(records=batch, cluster_id=self._cluster_id, office=self._epoch)
         await self._at_master(group_id, lambda channel: BrokerStub(channel).ApplyQueues, request)
 
     async def offsets(self, group_id: int, queues: Sequence[QueueRef]) -> ListOffsetsReply:
@@ -100,7 +98,7 @@ class BrokerCaller:
         self, group_id: int, source_id: int, request: PullQueueRequest
     ) -> PullQueueReply:
         """Has a group's master fetch from another group for a while. Raises SemelError."""
-        request.cluster_id, request.office = self._cluster_id, self._office
+        request.cluster_id, request.office = self._cluster_id, self._epoch
         request.sources.extend(self._addresses(source_id))
         reply: PullQueueReply = await self._at_master(
             group_id,

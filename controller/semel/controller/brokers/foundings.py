@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from semel.controller import records
-from semel.controller.epoch import Office
+from semel.controller.epoch import ControllerEpoch
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 from semel.protos.v1.common_pb2 import NodeAddress
 from semel.protos.v1.controller_pb2 import FoundGroupReply, FoundGroupRequest
@@ -47,7 +47,7 @@ class Foundings:
 
     def __init__(
         self,
-        office: Office,
+        epoch: ControllerEpoch,
         *,
         clock_us: Callable[[], int],
         nodes: Callable[[int], Sequence[NodeAddress]],
@@ -55,7 +55,7 @@ class Foundings:
     ) -> None:
         """`nodes` gives a group's members as they are known, `has_history` whether it ever had a
         master."""
-        self._office = office
+        self._epoch = epoch
         self._clock_us = clock_us
         self._nodes = nodes
         self._has_history = has_history
@@ -64,7 +64,7 @@ class Foundings:
 
     async def load(self) -> None:
         """Reads the stored foundings."""
-        for key, entry in (await self._office.store.scan(records.FOUNDINGS)).items():
+        for key, entry in (await self._epoch.store.scan(records.FOUNDINGS)).items():
             record = records.load(FoundingRecord, key, entry)
             self._records[record.group_id] = record
 
@@ -73,10 +73,10 @@ class Foundings:
 
         Raises DataDirectoryError for a caller of another cluster, InvalidRequest.
         """
-        if request.cluster_id != self._office.cluster_id:
+        if request.cluster_id != self._epoch.cluster_id:
             raise DataDirectoryError(
                 f"the caller belongs to cluster {request.cluster_id}, this is cluster "
-                f"{self._office.cluster_id}; name the right controllers"
+                f"{self._epoch.cluster_id}; name the right controllers"
             )
         members = sorted(set(request.members))
         asks = not (members or request.anew or request.complete_id)
@@ -169,7 +169,7 @@ class Foundings:
             founded_us=self._clock_us() if founded else 0,
             previous_id=previous,
         )
-        await self._office.transact(puts={records.founding_key(group_id): records.dump(record)})
+        await self._epoch.transact(puts={records.founding_key(group_id): records.dump(record)})
         self._records[group_id] = record
         return record
 

@@ -17,7 +17,7 @@ from semel.controller import records
 from semel.controller.brokers.foundings import Foundings
 from semel.controller.brokers.liveness import MASTER, NodeTable, QueueCountWatch
 from semel.controller.brokers.routes import RouteTable
-from semel.controller.epoch import Office
+from semel.controller.epoch import ControllerEpoch
 from semel.protos.errors import DataDirectoryError
 from semel.protos.levels import check_member, untold_levels
 from semel.protos.v1.controller_pb2 import GroupStatus, ReportNodeReply, ReportNodeRequest
@@ -33,7 +33,7 @@ class BrokerRegistry:
 
     def __init__(
         self,
-        office: Office,
+        epoch: ControllerEpoch,
         routes: RouteTable,
         *,
         report_timeout_ms: int,
@@ -43,7 +43,7 @@ class BrokerRegistry:
         on_new_master: Callable[[int], None],
     ) -> None:
         """`placed` counts the queues of active topics on each group."""
-        self._office = office
+        self._epoch = epoch
         self._routes = routes
         self._clock = clock
         self._placed = placed
@@ -51,7 +51,7 @@ class BrokerRegistry:
         self._table = NodeTable(report_timeout_ms=report_timeout_ms)
         self._counts = QueueCountWatch(patience_ms=QUEUE_COUNT_PATIENCE_MS)
         self.foundings = Foundings(
-            office,
+            epoch,
             clock_us=clock_us,
             nodes=self._table.nodes,
             has_history=self._table.has_history,
@@ -60,7 +60,7 @@ class BrokerRegistry:
     async def load(self) -> None:
         """Reads the stored groups."""
         await self.foundings.load()
-        for key, entry in (await self._office.store.scan(records.BROKERS)).items():
+        for key, entry in (await self._epoch.store.scan(records.BROKERS)).items():
             record = records.load(BrokerGroupRecord, key, entry)
             self._table.restore(record)
             self._routes.set_group(self._table.route(record.group_id))
@@ -72,14 +72,14 @@ class BrokerRegistry:
         UnsupportedVersion for one that is older than the metadata, InvalidRequest for one that
         cannot be.
         """
-        if report.cluster_id and report.cluster_id != self._office.cluster_id:
+        if report.cluster_id and report.cluster_id != self._epoch.cluster_id:
             raise DataDirectoryError(
                 f"node {report.node.node_id} at {report.node.address} belongs to cluster "
-                f"{report.cluster_id}, this is cluster {self._office.cluster_id}. Start it with "
+                f"{report.cluster_id}, this is cluster {self._epoch.cluster_id}. Start it with "
                 "the right controller, or with an empty data directory"
             )
         told = report.levels if report.HasField("levels") else untold_levels()
-        check_member(f"node {report.node.node_id}", told, self._office.level)
+        check_member(f"node {report.node.node_id}", told, self._epoch.level)
         await self.foundings.on_report(report.group_id, report.node.node_id, report.founding_id)
         now_ms = self._clock()
         outcome = self._table.on_report(report, now_ms)
@@ -107,7 +107,7 @@ class BrokerRegistry:
         if outcome.changed:
             await self._store(group_id)
         return ReportNodeReply(
-            cluster_id=self._office.cluster_id,
+            cluster_id=self._epoch.cluster_id,
             route_version=self._routes.version,
             controllers=self._routes.controllers,
         )
@@ -157,4 +157,4 @@ class BrokerRegistry:
 
     async def _store(self, group_id: int) -> None:
         key = records.broker_group_key(group_id)
-        await self._office.transact(puts={key: records.dump(self._table.record(group_id))})
+        await self._epoch.transact(puts={key: records.dump(self._table.record(group_id))})

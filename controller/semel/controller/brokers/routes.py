@@ -19,16 +19,16 @@ from typing import Final
 from semel.protos.errors import UnknownTopic
 from semel.protos.v1.controller_pb2 import GroupRoute, Routes, TopicRoute
 
-OFFICE_SHIFT: Final = 32
+EPOCH_SHIFT: Final = 32
 
 
 class RouteTable:
     """The newest routes. `on_change` is called after every change, with nothing."""
 
-    def __init__(self, cluster_id: str, office: int, on_change: Callable[[], None]) -> None:
-        assert office >= 1
+    def __init__(self, cluster_id: str, epoch: int, on_change: Callable[[], None]) -> None:
+        assert epoch >= 1
         self.cluster_id = cluster_id
-        self.version = office << OFFICE_SHIFT
+        self.version = epoch << EPOCH_SHIFT
         self._on_change = on_change
         self._groups: dict[int, GroupRoute] = {}
         self._topics: dict[str, TopicRoute] = {}

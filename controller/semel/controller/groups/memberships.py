@@ -25,7 +25,7 @@ from typing import Final
 
 from semel.controller import records
 from semel.controller.brokers.routes import RouteTable
-from semel.controller.epoch import Office, unbroken
+from semel.controller.epoch import ControllerEpoch, unbroken
 from semel.controller.groups.group import (
     NAME_CHARACTERS_MAX,
     SESSION_MS_DEFAULT,
@@ -67,13 +67,13 @@ class MembershipService:
 
     def __init__(
         self,
-        office: Office,
+        epoch: ControllerEpoch,
         routes: RouteTable,
         *,
         clock: Callable[[], int],
         loop_clock: Callable[[], int],
     ) -> None:
-        self._office = office
+        self._epoch = epoch
         self._routes = routes
         self._clock = clock
         self._loop_clock = loop_clock
@@ -83,7 +83,7 @@ class MembershipService:
 
     async def load(self) -> None:
         """Reads the stored groups; after the topics."""
-        for key, entry in (await self._office.store.scan(records.CONSUMERS)).items():
+        for key, entry in (await self._epoch.store.scan(records.CONSUMERS)).items():
             record = records.load(ConsumerGroupRecord, key, entry)
             self._groups[record.group] = ConsumerGroup.restore(record, self._clock())
 
@@ -130,7 +130,7 @@ class MembershipService:
                 raise UnknownTopic(f"there is no topic {name!r}. Create it, or check the spelling")
         group = self._groups.get(request.group)
         if group is None:
-            revision = await self._office.store.revision()
+            revision = await self._epoch.store.revision()
             group = self._groups.setdefault(
                 request.group, ConsumerGroup(request.group, generation=revision)
             )
@@ -174,7 +174,7 @@ class MembershipService:
             if not group.empty:
                 raise InvalidRequest(f"group {group.name!r} has members; stop them first")
             key = records.consumer_group_key(group.name)
-            await self._office.transact(deletes=frozenset({key}))
+            await self._epoch.transact(deletes=frozenset({key}))
             if group.empty and self._groups.get(group.name) is group:
                 del self._groups[group.name]
                 self._settling.pop(group.name, None)
@@ -197,7 +197,7 @@ class MembershipService:
             if plan is None:
                 return
             key = records.consumer_group_key(group.name)
-            await self._office.transact(puts={key: records.dump(group.record(plan))})
+            await self._epoch.transact(puts={key: records.dump(group.record(plan))})
             group.adopt(plan)
             log.info(
                 "group has a new assignment group=%s generation=%d members=%d",

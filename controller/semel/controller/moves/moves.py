@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from semel.controller import records
-from semel.controller.epoch import Office, unbroken
+from semel.controller.epoch import ControllerEpoch, unbroken
 from semel.controller.store import StoreFailed, VersionConflict
 from semel.controller.topics.splits import queues_of
 from semel.controller.topics.topics import RETRY_MS_FIRST, RETRY_MS_LAST, TopicService
@@ -129,14 +129,14 @@ class MoveService:
 
     def __init__(
         self,
-        office: Office,
+        epoch: ControllerEpoch,
         topics: TopicService,
         groups: Groups,
         caller: GroupCaller,
         *,
         clock_us: Callable[[], int],
     ) -> None:
-        self._office = office
+        self._epoch = epoch
         self._topics = topics
         self._groups = groups
         self._caller = caller
@@ -152,7 +152,7 @@ class MoveService:
 
     async def load(self) -> None:
         """Reads all moves; to be called once, before `start`."""
-        for key, entry in (await self._office.store.scan(records.MOVES)).items():
+        for key, entry in (await self._epoch.store.scan(records.MOVES)).items():
             record = records.load(MoveRecord, key, entry)
             self._known[_key(record)] = _Known(version=entry.version, record=record)
 
@@ -326,7 +326,7 @@ class MoveService:
         before = self._known.get(key)
         self._jobs += 1
         record = MoveRecord(
-            job=self._office.number << JOB_SHIFT | self._jobs,
+            job=self._epoch.number << JOB_SHIFT | self._jobs,
             topic=topic.name,
             topic_id=topic.topic_id,
             queue_id=queue_id,
@@ -366,7 +366,7 @@ class MoveService:
         record.CopyFrom(known.record)
         record.stage, record.reason = stage, reason or record.reason
         key = _key(record)
-        version = await self._office.transact(
+        version = await self._epoch.transact(
             checks={_path(key): known.version}, puts={_path(key): records.dump(record)}
         )
         self._known[key] = _Known(version=version, record=record)
@@ -387,7 +387,7 @@ class MoveService:
 
     async def _remove(self, known: _Known) -> None:
         key = _key(known.record)
-        await self._office.transact(
+        await self._epoch.transact(
             checks={_path(key): known.version}, deletes=frozenset({_path(key)})
         )
         self._known.pop(key, None)

@@ -38,7 +38,7 @@ from typing import Final, Protocol
 
 from semel.controller import records
 from semel.controller.brokers.routes import RouteTable
-from semel.controller.epoch import Office, unbroken
+from semel.controller.epoch import ControllerEpoch, unbroken
 from semel.controller.store import StoreFailed, VersionConflict
 from semel.controller.topics import rules as topic_rules
 from semel.controller.topics import splits
@@ -123,7 +123,7 @@ class TopicService:
 
     def __init__(
         self,
-        office: Office,
+        epoch: ControllerEpoch,
         routes: RouteTable,
         groups: Groups,
         applier: QueueApplier,
@@ -134,7 +134,7 @@ class TopicService:
     ) -> None:
         """`clock_us` is the wall clock; `on_change` hears of topics that came or went; `moving`
         says whether a queue of a topic, or a certain one, moves between groups."""
-        self._office = office
+        self._epoch = epoch
         self._routes = routes
         self._groups = groups
         self._applier = applier
@@ -154,7 +154,7 @@ class TopicService:
     async def load(self) -> None:
         """Reads all topics; to be called once, before `start`."""
         for prefix in (records.TOPICS, records.DELETING):
-            for key, entry in (await self._office.store.scan(prefix)).items():
+            for key, entry in (await self._epoch.store.scan(prefix)).items():
                 record = records.load(TopicRecord, key, entry)
                 self._absorb(_Known(key=key, version=entry.version, record=record))
 
@@ -227,7 +227,7 @@ class TopicService:
             record = _copy(known.record)
             change(record)
             try:
-                version = await self._office.transact(
+                version = await self._epoch.transact(
                     checks={known.key: known.version, **checks},
                     puts={known.key: records.dump(record), **puts},
                 )
@@ -340,7 +340,7 @@ class TopicService:
                 request_id=request.request_id,
             )
             key = records.topic_key(request.name)
-            version = await self._office.transact(
+            version = await self._epoch.transact(
                 checks={key: None}, puts={key: records.dump(record)}
             )
             self._absorb(_Known(key=key, version=version, record=record))
@@ -430,7 +430,7 @@ class TopicService:
         """Writes a new state, under another key if one is given; false when it had changed."""
         key = key or known.key
         try:
-            version = await self._office.transact(
+            version = await self._epoch.transact(
                 checks={known.key: known.version},
                 puts={key: records.dump(record)},
                 deletes=frozenset({known.key} - {key}),
@@ -441,7 +441,7 @@ class TopicService:
         return True
 
     async def _remove(self, known: _Known) -> None:
-        await self._office.transact(
+        await self._epoch.transact(
             checks={known.key: known.version}, deletes=frozenset({known.key})
         )
         self._known.pop(known.record.topic_id, None)

@@ -1,4 +1,4 @@
-"""Several controllers over one store: who answers, and what becomes of an office that is lost.
+"""Several controllers over one store: which one answers, and what becomes of an epoch that is lost.
 
 The store's word on the mastership comes from the test, so every order can be had: also two
 controllers that are both told to be master, and one that is not told that it is none any more.
@@ -19,8 +19,8 @@ import grpc.aio
 import pytest
 
 from semel.controller import ControllerConfig, ControllerNode
-from semel.controller.active.active_controller import Duty
-from semel.controller.epoch import Office
+from semel.controller.active.active_controller import ActiveController
+from semel.controller.epoch import ControllerEpoch
 from semel.controller.store import MetadataStore
 from semel.protos import compat
 from semel.protos.errors import (
@@ -74,9 +74,9 @@ class Controllers:
         del self.group.present[number]
 
     async def elect(self, number: int) -> None:
-        """Makes one the master, and waits until it is in office."""
+        """Makes one the master, and waits until it is active."""
         self.group.elect(number)
-        await until_async(lambda: self.nodes[number].in_office)
+        await until_async(lambda: self.nodes[number].is_active)
 
     async def open_producer(self, number: int, open_id: bytes, timeout: float = 10.0) -> int:
         """Opens the producer "p" at one controller; returns its epoch."""
@@ -199,17 +199,17 @@ async def test_a_watch_ends_with_the_new_masters_name(tmp_path: Path) -> None:
         assert error.master_address == controllers.nodes[2].address
 
 
-async def test_an_office_without_an_end_would_be_noticed(
+async def test_an_epoch_without_an_end_would_be_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planted bug: the office's end reaches nobody."""
-    monkeypatch.setattr(Duty, "end", lambda self, reason: None)
+    """The planted bug: the end of the epoch reaches nobody."""
+    monkeypatch.setattr(ActiveController, "end", lambda self, reason: None)
     async with running(tmp_path, 1, 2) as controllers:
         with pytest.raises(TimeoutError):
             await _watched_to_the_end(controllers)
 
 
-async def test_a_call_under_way_ends_with_the_office_and_the_next_master_finishes_it(
+async def test_a_call_under_way_ends_with_the_epoch_and_the_next_master_finishes_it(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, 1, 2) as controllers:
@@ -228,17 +228,17 @@ async def test_a_call_under_way_ends_with_the_office_and_the_next_master_finishe
             error = await creating
             assert type(error) is Unavailable
             assert "unknown" in error.message
-            assert not node.queues  # the old master's call was given up with its office
+            assert not node.queues  # the old master's call was given up with its epoch
             node.before = None
             go_on.set()
-            await until_async(lambda: controllers.nodes[2].in_office)
+            await until_async(lambda: controllers.nodes[2].is_active)
             await until_async(lambda: len(node.queues) == 2)
             await controllers.clients[2].create("orders", 2, if_not_exists=True)  # once active
             (topic,) = (await controllers.clients[2].routes()).topics
             assert {key[0] for key in node.queues} == {topic.topic_id}
 
 
-async def test_the_old_master_writes_nothing_once_the_next_is_in_office(tmp_path: Path) -> None:
+async def test_the_old_master_writes_nothing_once_the_next_is_active(tmp_path: Path) -> None:
     """Both are told to be master; the store's versions decide."""
     async with running(tmp_path, 1, 2) as controllers:
         await controllers.elect(1)
@@ -246,53 +246,53 @@ async def test_the_old_master_writes_nothing_once_the_next_is_in_office(tmp_path
         controllers.group.present[2].say(
             controllers.group.present[1]._word  # "mine", while nobody tells controller 1
         )
-        await until_async(lambda: controllers.nodes[2].in_office)
-        assert controllers.nodes[1].in_office
+        await until_async(lambda: controllers.nodes[2].is_active)
+        assert controllers.nodes[1].is_active
         assert await controllers.open_producer(2, b"2") == 2
         before = await controllers.group.data.scan("/producers/")
         error = await raised_by(controllers.open_producer(1, b"3"))
         assert "taken over" in error.message
         assert await controllers.group.data.scan("/producers/") == before
-        assert not controllers.nodes[1].in_office
+        assert not controllers.nodes[1].is_active
 
 
-async def test_an_ended_office_does_not_even_ask_the_store() -> None:
+async def test_an_ended_epoch_does_not_even_ask_the_store() -> None:
     group = Group()
     store = ControllerStore(group)
-    office = await Office.take(store, now_us=1)
+    epoch = await ControllerEpoch.begin(store, now_us=1)
     asked = store.transactions
-    office.end()
+    epoch.end()
     with pytest.raises(Unavailable, match="taken over"):
-        await office.transact(puts={"/a": b""})
+        await epoch.transact(puts={"/a": b""})
     assert store.transactions == asked
 
 
-async def test_an_office_ends_with_the_stores_word_and_not_with_the_next_office(
+async def test_an_epoch_ends_with_the_stores_hint_and_not_with_the_next_epoch(
     tmp_path: Path,
 ) -> None:
-    """Nobody else is in office yet, so the store's versions would let it write."""
+    """No other controller is active yet, so the store's versions would let it write."""
     async with running(tmp_path, 1) as controllers:
-        offices: list[Office] = []
-        take = Office.take.__func__  # type: ignore[attr-defined]
+        epochs: list[ControllerEpoch] = []
+        begin = ControllerEpoch.begin.__func__  # type: ignore[attr-defined]
 
-        async def noted(store: MetadataStore, **fields: Any) -> Office:
-            offices.append(await take(Office, store, **fields))
-            return offices[-1]
+        async def noted(store: MetadataStore, **fields: Any) -> ControllerEpoch:
+            epochs.append(await begin(ControllerEpoch, store, **fields))
+            return epochs[-1]
 
-        with patch.object(Office, "take", noted):
+        with patch.object(ControllerEpoch, "begin", noted):
             await controllers.elect(1)
-        (office,) = offices
-        await office.transact(puts={"/a": b"in office"})
+        (epoch,) = epochs
+        await epoch.transact(puts={"/a": b"active"})
         controllers.group.elect()
-        await until_async(lambda: not controllers.nodes[1].in_office)
+        await until_async(lambda: not controllers.nodes[1].is_active)
         with pytest.raises(Unavailable, match="taken over"):
-            await office.transact(puts={"/a": b"too late"})
+            await epoch.transact(puts={"/a": b"too late"})
         entry = await controllers.group.data.get("/a")
         assert entry is not None
-        assert entry.value == b"in office"
+        assert entry.value == b"active"
 
 
-async def test_an_office_that_is_lost_while_it_is_taken_never_begins(tmp_path: Path) -> None:
+async def test_an_epoch_that_is_lost_while_it_begins_makes_nobody_active(tmp_path: Path) -> None:
     async with running(tmp_path, 1, 2) as controllers:
         reached = asyncio.Event()
 
@@ -305,7 +305,7 @@ async def test_an_office_that_is_lost_while_it_is_taken_never_begins(tmp_path: P
         controllers.group.elect(1)
         await reached.wait()
         await controllers.elect(2)
-        assert not controllers.nodes[1].in_office
+        assert not controllers.nodes[1].is_active
         assert isinstance(await raised_by(controllers.clients[1].routes()), NotMaster)
         controllers.stores[1].before = None
         await controllers.elect(1)
@@ -326,7 +326,7 @@ async def test_a_store_without_a_majority_is_asked_again(tmp_path: Path) -> None
         await until_async(lambda: refused >= 4)
         assert isinstance(await raised_by(controllers.clients[1].routes()), NotMaster)
         controllers.stores[1].before = None
-        await until_async(lambda: controllers.nodes[1].in_office)
+        await until_async(lambda: controllers.nodes[1].is_active)
 
 
 async def test_a_controller_of_another_cluster_ends_also_as_a_standby(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ async def test_any_order_of_gains_losses_and_crashes_keeps_every_epoch(
     """Epochs that were given out rise whoever gave them, and the last one elected serves."""
     dice = random.Random(seed)
     epochs: list[int] = []
-    offices = 0
+    newest = 0
     async with running(tmp_path, 1, 2, 3) as controllers:
         for step in range(25):
             up = sorted(controllers.nodes)
@@ -366,22 +366,22 @@ async def test_any_order_of_gains_losses_and_crashes_keeps_every_epoch(
                         epochs.append(await opening)
             for _ in range(dice.choice([0, 1, 30])):
                 await asyncio.sleep(0)
-            offices = max(offices, *(_office(node) for node in controllers.nodes.values()))
+            newest = max(newest, *(_epoch(node) for node in controllers.nodes.values()))
         last = dice.choice(sorted(controllers.nodes))
         controllers.group.elect()
-        await until_async(lambda: not any(node.in_office for node in controllers.nodes.values()))
+        await until_async(lambda: not any(node.is_active for node in controllers.nodes.values()))
         await controllers.elect(last)
         epochs.append(await controllers.open_producer(last, b"last"))
-        assert _office(controllers.nodes[last]) > offices
-        assert [n for n, node in controllers.nodes.items() if node.in_office] == [last]
+        assert _epoch(controllers.nodes[last]) > newest
+        assert [n for n, node in controllers.nodes.items() if node.is_active] == [last]
     assert epochs == sorted(set(epochs))
 
 
-def _office(node: ControllerNode) -> int:
-    """The number of a node's present office; 0 without one."""
+def _epoch(node: ControllerNode) -> int:
+    """The number of a node's present epoch; 0 without one."""
     succession = node._succession
     assert succession is not None
-    return succession.duty().office.number if succession.in_office else 0
+    return succession.active().epoch.number if succession.is_active else 0
 
 
 async def test_a_create_that_is_asked_again_at_the_next_master_is_its_own_topic(

@@ -11,7 +11,7 @@ import pytest
 
 from semel.controller import records
 from semel.controller.brokers.routes import RouteTable
-from semel.controller.epoch import Office
+from semel.controller.epoch import ControllerEpoch
 from semel.controller.groups.group import ConsumerGroup
 from semel.controller.groups.memberships import MembershipService
 from semel.controller.store import MemoryStore, Transaction
@@ -202,11 +202,11 @@ async def test_senseless_joins_are_refused(cluster: Cluster) -> None:
 async def test_nobody_is_dropped_because_the_controller_stood_still(noticed: bool) -> None:
     """The second case is the planted bug: the gap goes unnoticed, and the member is dropped."""
     clock = Clock()
-    office = await Office.take(MemoryStore(), now_us=0)
+    epoch = await ControllerEpoch.begin(MemoryStore(), now_us=0)
     routes = RouteTable("c", 1, lambda: None)
     routes.set_topic(pb.TopicRoute(name="orders", topic_id=1, queues=[pb.QueueRoute(queue_id=0)]))
     service = MembershipService(
-        office, routes, clock=clock, loop_clock=clock if noticed else lambda: 0
+        epoch, routes, clock=clock, loop_clock=clock if noticed else lambda: 0
     )
     await service.join(
         pb.JoinGroupRequest(group="g", member_id="m", topics=["orders"], session_ms=SESSION_MS)
@@ -241,11 +241,11 @@ async def test_nobody_is_told_an_assignment_before_it_is_stored(
         monkeypatch.setattr(ConsumerGroup, "plan", planned)
         monkeypatch.setattr(MembershipService, "_settle_once", _settle_without_adopting)
     store = GatedStore()
-    office = await Office.take(store, now_us=0)
+    epoch = await ControllerEpoch.begin(store, now_us=0)
     routes = RouteTable("c", 1, lambda: None)
     queues = [pb.QueueRoute(queue_id=number) for number in range(2)]
     routes.set_topic(pb.TopicRoute(name="orders", topic_id=1, queues=queues))
-    service = MembershipService(office, routes, clock=Clock(), loop_clock=Clock())
+    service = MembershipService(epoch, routes, clock=Clock(), loop_clock=Clock())
 
     def joining(member: str) -> pb.JoinGroupRequest:
         return pb.JoinGroupRequest(group="g", member_id=member, topics=["orders"])
@@ -284,4 +284,4 @@ async def _settle_without_adopting(
         assert plan is not None
         record = ConsumerGroup("g", generation=plan.generation - 1).record(plan)
         key = records.consumer_group_key(group.name)
-        await self._office.transact(puts={key: records.dump(record)})
+        await self._epoch.transact(puts={key: records.dump(record)})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semel.broker.state import Duplicate
-from semel.controller.active import active_controller as duty
+from semel.controller.active import active_controller as active
 from semel.controller.moves import moves
 from semel.controller.moves.moves import MoveService
 from semel.controller.store import MemoryStore, Transaction
@@ -121,7 +121,7 @@ async def test_a_queue_moves_and_the_routes_follow(tmp_path: Path) -> None:
 async def test_a_crash_between_any_two_steps_leaves_the_queue_in_one_place(
     tmp_path: Path, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duty, "RECONCILE_S", 3_600)  # nothing may be left to that
+    monkeypatch.setattr(active, "RECONCILE_S", 3_600)  # nothing may be left to that
     hit, stop_at, seen = True, 0, set()
     while hit:
         points = CrashPoints()
@@ -148,7 +148,7 @@ async def test_any_history_ends_with_each_queue_in_one_place(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moves and their giving up, failing brokers and crashes in a random order, many at once."""
-    monkeypatch.setattr(duty, "RECONCILE_S", 3_600)
+    monkeypatch.setattr(active, "RECONCILE_S", 3_600)
     monkeypatch.setattr(moves, "SEALED_S", 0.1)
     dice = random.Random(seed)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from semel.controller.active import active_controller as duty
+from semel.controller.active import active_controller as active
 from semel.controller.store import Transaction
 from semel.controller.topics.topics import TopicService
 from semel.protos.errors import SemelError, Unavailable
@@ -164,7 +164,7 @@ async def test_any_history_ends_with_whole_topics(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Creates, alters, deletes, failing brokers and crashes in a random order, many at once."""
-    monkeypatch.setattr(duty, "RECONCILE_S", 3_600)  # nothing may be left to that
+    monkeypatch.setattr(active, "RECONCILE_S", 3_600)  # nothing may be left to that
     dice = random.Random(seed)
 
     async def sometimes_fail() -> None:
