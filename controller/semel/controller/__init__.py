@@ -1,4 +1,4 @@
-"""The controller: topics, routes, producers' identities, consumer groups."""
+"""The controller: topics, routes, identities of producers, consumer groups."""
 
 from semel.controller.config import ControllerConfig
 from semel.controller.node import ControllerNode

@@ -10,7 +10,7 @@ Invariants
 1. No transaction of one epoch is applied after the transaction that begins the next one.
 2. The cluster id never changes once it is stored.
 3. No controller begins an epoch over metadata whose feature level it does not know. That level
-never falls.
+   never falls.
 
 Not here: electing a master among several controllers (`store/`), what the active controller runs
 (`active/`).

@@ -1,19 +1,19 @@
 """Producers: durable names, ids that are never given twice, epochs that only rise.
 
-How it works. A named producer is one record: its id, its newest epoch, and the newest calls with
-the epochs they were given, so that a call that is repeated (its reply was lost) or delayed gets its
-old answer instead of a new epoch that would fence its own caller.
+How it works. A named producer is one record: its id, its newest epoch, and its newest calls with
+the epochs that answered them. A call that is repeated (its reply was lost) or delayed gets its
+old answer; a new epoch would fence its own caller.
 
-Ids come from blocks: the store says below which id everything may be in use, and a block of ids is
-taken with one write. So opening an anonymous producer writes nothing most times; a crash loses the
-rest of the block and no id comes twice.
+Ids come from blocks: the store holds the first id that is not yet reserved, and one write reserves
+a block. So opening an anonymous producer usually writes nothing; a crash loses the rest of the
+block, and no id is given twice.
 
 Invariants
-1. A name keeps its id for ever; its epoch rises with every new open_id and is stored before anybody
-   hears of it.
-2. Every id given out lies below the stored `next_id`.
+1. A name keeps its id for ever; its epoch rises with every new open_id and is stored before any
+   reply names it.
+2. Every id given out is below the stored `next_id`.
 
-Not here: what brokers do with (id, epoch) (the fence in their log).
+Not here: what brokers do with (id, epoch): they fence older epochs in their log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from semel.protos.v1.metadata_pb2 import ProducerIdsRecord, ProducerOpen, Produc
 
 ID_BLOCK: Final = 1_000
 OPENS_REMEMBERED: Final = 16
-"""Calls per name whose answer is repeated; older ones count as new."""
+"""Calls per name whose answer is repeated; older calls count as new."""
 ANONYMOUS_REMEMBERED: Final = 10_000
 """Anonymous calls whose answer is repeated, in memory: a second id would only be wasted."""
 FIRST_EPOCH: Final = 1
@@ -43,7 +43,7 @@ OPEN_ID_BYTES_MAX: Final = 64
 
 
 def next_open(record: ProducerRecord, open_id: bytes, now_us: int) -> tuple[ProducerRecord, int]:
-    """The record after a call and the epoch it is answered with; the same record for an old call.
+    """The record after a call, and the epoch that answers it; for a repeated call the same record.
 
     Raises InvalidRequest when the epochs are used up.
     """
@@ -76,7 +76,7 @@ class IdAllocator:
         self._reserving = asyncio.Lock()
 
     async def take(self) -> ProducerId:
-        """An id that nobody ever had. Raises what `ControllerEpoch.transact` raises."""
+        """An id that was never given out. Raises what `ControllerEpoch.transact` raises."""
         async with self._reserving:
             if self._next == self._end:
                 self._next, self._end = await self._reserve()
@@ -84,8 +84,7 @@ class IdAllocator:
             return ProducerId(self._next - 1)
 
     async def lend(self) -> tuple[int, int]:
-        """Ids [start, end) for somebody else to hand out. Raises what `ControllerEpoch.transact`
-        raises."""
+        """Ids [start, end) for the caller to give out. Raises what `take` raises."""
         async with self._reserving:
             return await self._reserve()
 
@@ -106,7 +105,7 @@ class IdAllocator:
                     puts={key: records.dump(record)},
                 )
             except VersionConflict:
-                continue  # a cancelled call's block: it is lost, take the one after it
+                continue  # a cancelled call took this block, which is lost: take the next one
             return start, start + ID_BLOCK
 
 
@@ -120,7 +119,7 @@ class ProducerService:
         self._anonymous: OrderedDict[bytes, ProducerId] = OrderedDict()
 
     async def open(self, name: str, open_id: bytes) -> OpenProducerReply:
-        """A producer's id and an epoch above all before, the same for the same `open_id`.
+        """A producer's id, and an epoch above all earlier ones; for one `open_id` always the same.
 
         Raises InvalidRequest. Each attempt begins from what is stored, so a cancelled one may
         have raised the epoch and leaves nothing else behind.
@@ -149,7 +148,7 @@ class ProducerService:
                         puts={key: records.dump(opened)},
                     )
                 except VersionConflict:
-                    continue  # opened by somebody else meanwhile
+                    continue  # another call opened it meanwhile
             return OpenProducerReply(producer_id=record.producer_id, epoch=epoch)
 
     async def list(self, name: str) -> list[ProducerInfo]:

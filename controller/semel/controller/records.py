@@ -1,8 +1,8 @@
-"""The keys of the metadata store and the messages behind them.
+"""The keys of the metadata store and the messages stored under them.
 
-How it works. Names that users choose are percent-quoted into their key, so that no name can reach
-into another key's place. `load` and `dump` are the only places where values become messages and
-back; what is stored under each key stands in docs/formats/metadata.md.
+How it works. Names that users choose are percent-quoted in their key, so that no name can form
+another key. `load` and `dump` are the only places where values become messages and
+back; docs/formats/metadata.md says what each key holds.
 
 Not here: the store (`store/`), what the records mean (`topics/topics.py`, `producers.py`, …).
 """
@@ -33,7 +33,7 @@ M = TypeVar("M", bound=Message)
 
 
 def topic_key(name: str) -> str:
-    """Key of a topic that is being created or active."""
+    """Key of a topic that is active or being created."""
     return TOPICS + quote(name, safe="")
 
 
@@ -48,7 +48,7 @@ def broker_group_key(group_id: int) -> str:
 
 
 def founding_key(group_id: int) -> str:
-    """Key of what a broker group was founded as."""
+    """Key of the founding of a broker group."""
     return f"{FOUNDINGS}{group_id}"
 
 
@@ -68,7 +68,7 @@ def move_key(topic_id: int, queue_id: int) -> str:
 
 
 def load(kind: type[M], key: str, entry: Versioned) -> M:
-    """The message stored under `key`; raises DataDirectoryError when it is none."""
+    """The message stored under `key`. Raises DataDirectoryError when the value is none."""
     try:
         return kind.FromString(entry.value)
     except DecodeError as error:
@@ -78,5 +78,5 @@ def load(kind: type[M], key: str, entry: Versioned) -> M:
 
 
 def dump(message: Message) -> bytes:
-    """The message as stored, the same bytes for the same content."""
+    """The message as it is stored: the same bytes for the same content."""
     return message.SerializeToString(deterministic=True)

@@ -9,10 +9,10 @@ which two controllers may have for a moment.
 
 Invariants
 1. This controller has at most one active controller at a time; the next begins after the last has
-ended.
+   ended.
 2. An active controller ends in the same step in which the store's hint is received.
 3. Only errors that will not go away by themselves end `run`: a failed store, another cluster's
-store, metadata of a newer feature level, a bug.
+   store, metadata of a newer feature level, a bug.
 
 Not here: what the active controller consists of (`active_controller.py`), electing (`store/`).
 """

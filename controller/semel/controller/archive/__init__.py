@@ -1,1 +1,1 @@
-"""A cluster's metadata as one file, out of one store and into another."""
+"""Export and import: the metadata of a cluster as one file, from one store into another."""

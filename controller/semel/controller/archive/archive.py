@@ -1,14 +1,14 @@
-"""A cluster's whole metadata as one file, which any store can be filled from.
+"""The export file: the whole metadata of a cluster, from which any store can be filled.
 
 Format. UTF-8 lines, each one JSON object without spaces, its members in the order given here:
     {"format":"semel-metadata","version":1,"cluster_id":…,"revision":…,"entries":…}
     {"key":…,"value":…}     one line an entry, by key; the value in base64 (RFC 4648, with padding)
     {"crc32c":…}            of all bytes before this line, eight hexadecimal digits
-`revision` is the newest that the old store gave out, `entries` their number. The same metadata
-gives the same bytes, whatever store it was in.
+`revision` is the newest that the old store gave out, `entries` is the number of entries. The same
+metadata gives the same bytes, whatever store it was in.
 
 Invariants
-1. What does not match its checksum, or is cut off, is refused; nothing of it is used.
+1. A file that does not match its checksum, or is cut off, is refused as a whole.
 
 Not here: reading stores and filling them (`transfer.py`), what the keys mean (`records.py`).
 """
@@ -34,11 +34,11 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """Everything that a cluster's controllers keep."""
+    """All metadata of one cluster."""
 
     cluster_id: str
     revision: int
-    """The newest that was given out; a store that takes this over must go on above it."""
+    """The newest revision that was given out; a store that takes this over must go on above it."""
     entries: Mapping[str, bytes]
 
 
@@ -87,7 +87,7 @@ def load(data: bytes, where: str) -> Archive:
 
 
 def write(archive: Archive, path: Path) -> int:
-    """Writes a new file durably and whole; returns its bytes. Raises InvalidRequest, OSError."""
+    """Writes a new file durably and whole; returns its size. Raises InvalidRequest, OSError."""
     if path.exists():
         raise InvalidRequest(f"{path} exists: choose another name, or move it away")
     data = dump(archive)

@@ -1,8 +1,9 @@
-"""`semel controller export|import`: a cluster's metadata out of one store and into another.
+"""`semel controller export` and `import`: they move metadata from one store to another.
 
-How it works. Both run in a process of their own, beside no controller: a directory is locked by
-whoever uses it, and ZooKeeper tells who is there. The exit status is 0, 1 for an error, which is
-one line on stderr, and 2 for wrong usage; with `--json` the only line on stdout is the outcome.
+How it works. Both run in a process of their own while no controller runs: a process locks the
+directory that it uses, and ZooKeeper knows which controllers are there. The exit status is 0; 1 for
+an error, which is one line on stderr; 2 for wrong usage. With `--json` the outcome is the only line
+on stdout.
 
 Not here: the file (`archive.py`), what is moved and how (`transfer.py`).
 """
@@ -114,8 +115,8 @@ def import_(
 ) -> None:
     """Fills an empty store with what `export` has written to FILE.
 
-    Refused while a controller uses the store. An import that was interrupted is finished by the
-    same command; no controller takes office before.
+    It is refused while a controller uses the store. The same command finishes an import that was
+    interrupted; no controller becomes active before that.
     """
     config = _config(data, metadata, metadata_auth)
 
@@ -152,7 +153,7 @@ def _config(
 async def _source(
     config: ControllerConfig, directories: tuple[Path, ...]
 ) -> AsyncIterator[MetadataStore]:
-    """The store that is to be read."""
+    """The store to read."""
     if len(directories) > 1 or any((path / EMBEDDED_FILE).exists() for path in directories):
         async with gathered(list(directories)) as store:
             yield store
@@ -168,7 +169,7 @@ async def _source(
 async def _target(
     config: ControllerConfig, directories: tuple[Path, ...], cluster_id: str
 ) -> AsyncIterator[MetadataStore]:
-    """The store that is to be filled; several directories are those of controllers 1, 2, …"""
+    """The store to fill; several directories belong to controllers 1, 2, …"""
     if len(directories) > 1:
         members = dict(enumerate(directories, start=1))
         async with opened(members, tuple(members), cluster_id) as store:
@@ -182,7 +183,7 @@ async def _target(
 
 
 class _progress:  # noqa: N801 - used as a function
-    """A bar on a terminal, nothing elsewhere; entering gives what counts it on."""
+    """A progress bar on a terminal, else nothing; entering gives the function that advances it."""
 
     def __init__(self, length: int, as_json: bool) -> None:
         self._bar = None

@@ -1,12 +1,13 @@
-"""Taking a cluster's metadata out of one store and filling another one with it.
+"""The transfer of metadata: `take_out` reads a whole store, `fill` fills another one.
 
-How it works. A store may not take everything in one transaction, so an import is several. The first
-one puts `/import`, which names what is imported, and the last one takes it away and puts
-`/cluster`. Until then no controller can take office (`ControllerEpoch.begin`), and the same import
-may be begun again and goes on; whoever began it before is stopped by the version of `/import`.
+How it works. A store may not take everything in one transaction, so an import consists of several.
+The first one puts `/import`, which identifies the imported file; the last one removes it and puts
+`/cluster`. Until then no controller can become active (`ControllerEpoch.begin`), and the same
+import may be started again and goes on; the version of `/import` then stops the process that
+started it before.
 
 Invariants
-1. Only an empty store is filled, or one that an interrupted import of the same file has left.
+1. Only an empty store is filled, or one in which an import of the same file was interrupted.
 2. The first transaction raises the store's revision above all that the old store gave out:
    versions, and generations that begin with a revision, never come again.
 
@@ -30,7 +31,7 @@ BATCH_KEYS: Final = 500
 
 
 async def take_out(store: MetadataStore) -> Archive:
-    """Everything in the store; raises DataDirectoryError when there is no whole cluster in it."""
+    """All entries of the store; raises DataDirectoryError when it holds no whole cluster."""
     found = await store.scan("")
     if records.IMPORT in found:
         raise DataDirectoryError(
@@ -53,9 +54,9 @@ async def fill(
     locked: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Fills an empty store and returns its revision; `progress` is told each number of entries.
+    """Fills an empty store and returns its revision; `progress` gets the entries of each step.
 
-    `locked` says that nobody else can use the store, so who takes part in it is this process.
+    `locked` says that no other process can use the store: the controllers in it are this process.
 
     Raises DataDirectoryError when the store is not empty, InvalidRequest when a controller uses it,
     MessageTooLarge for a value that it cannot hold, Unavailable when another import took over.
@@ -105,7 +106,7 @@ async def fill(
 
 
 def _batches(entries: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """All entries but /cluster, in transactions that every store takes."""
+    """All entries but /cluster, in batches that every store takes as one transaction."""
     batch: dict[str, bytes] = {}
     size = 0
     for key, value in sorted(entries.items()):

@@ -1,1 +1,1 @@
-"""The broker groups as the controller knows them: reports, foundings, routes, calls to them."""
+"""Broker groups as the controller knows them: reports, foundings, routes, calls to them."""

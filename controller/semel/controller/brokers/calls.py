@@ -1,10 +1,10 @@
 """Calls from the controller to broker groups, and to controllers.
 
 How it works. `apply` is one attempt: it asks the supposed master, follows the hints of nodes that
-are not, and asks each node at most once. Trying again later is the caller's business. A channel
-stays open when a call fails: others have calls on it, which its closing would cancel, and it
-connects again by itself within half a second. Each request says under which office it is made, and
-a broker that has heard of a newer one refuses it.
+are not the master, and asks each node at most once. Trying again later is the caller's business. A
+channel stays open when a call fails: closing it would cancel the other calls on it, and it connects
+again by itself within half a second. Each request carries the controller epoch, and a broker that
+has heard of a newer epoch refuses it.
 
 Not here: what to send (`topics/rules.py`), when to try again (`topics/topics.py`).
 """
@@ -39,7 +39,7 @@ from semel.protos.v1.controller_pb2_grpc import ControllerStub
 
 
 class BrokerCaller:
-    """Channels to broker nodes; `addresses` gives a group's nodes, the supposed master first."""
+    """Channels to broker nodes. `addresses` gives a group's nodes, the supposed master first."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class BrokerCaller:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def apply(self, group_id: int, batch: list[ControlRecord]) -> None:
-        """Brings records to a group's log; returns once they are applied there.
+        """Appends records to a group's log; returns once they are applied there.
 
-        Raises the last node's SemelError when no node took them.
+        Raises the last node's SemelError when no node accepted them.
         """
         request = ApplyQueuesRequest(records=batch, cluster_id=self._cluster_id, office=self._epoch)
         await self._at_master(group_id, lambda channel: BrokerStub(channel).ApplyQueues, request)
 
     async def offsets(self, group_id: int, queues: Sequence[QueueRef]) -> ListOffsetsReply:
-        """Where queues of a group begin and end, and what is delayed of them. Raises SemelError."""
+        """Start, end and delayed messages of queues of a group. Raises SemelError."""
         reply: ListOffsetsReply = await self._at_master(
             group_id,
             lambda channel: BrokerStub(channel).ListOffsets,
@@ -77,7 +77,7 @@ class BrokerCaller:
         return reply
 
     async def transfer(self, group_id: int, node_id: int) -> None:
-        """Has a group's master hand over to another node. Raises SemelError."""
+        """Makes a group's master hand over to another node. Raises SemelError."""
         request = TransferMastershipRequest(
             cluster_id=self._cluster_id, group_id=group_id, node_id=node_id
         )
@@ -97,7 +97,7 @@ class BrokerCaller:
     async def pull(
         self, group_id: int, source_id: int, request: PullQueueRequest
     ) -> PullQueueReply:
-        """Has a group's master fetch from another group for a while. Raises SemelError."""
+        """Makes a group's master fetch from another group for a while. Raises SemelError."""
         request.cluster_id, request.office = self._cluster_id, self._epoch
         request.sources.extend(self._addresses(source_id))
         reply: PullQueueReply = await self._at_master(
@@ -109,7 +109,7 @@ class BrokerCaller:
         return reply
 
     async def controller_levels(self, address: str) -> Levels:
-        """The feature levels of a controller, this one perhaps. Raises SemelError."""
+        """The feature levels of a controller, which may be this one. Raises SemelError."""
         request = ClusterStatusRequest(standby=True)
         reply: ClusterStatusReply = await self._call(
             address, lambda channel: ControllerStub(channel).GetClusterStatus, request, 0.0
@@ -126,7 +126,7 @@ class BrokerCaller:
     ) -> Any:
         waiting = deque(self._addresses(group_id))
         asked: set[str] = set()
-        trouble: SemelError = Unavailable(f"no node of broker group {group_id} is known")
+        failure: SemelError = Unavailable(f"no node of broker group {group_id} is known")
         while waiting:
             address = waiting.popleft()
             if address in asked:
@@ -135,12 +135,12 @@ class BrokerCaller:
             try:
                 return await self._call(address, method, request, extra_s)
             except NotMaster as error:
-                trouble = error
+                failure = error
                 if error.master_address:
                     waiting.appendleft(error.master_address)
             except (Unavailable, TimedOut) as error:
-                trouble = error
-        raise trouble
+                failure = error
+        raise failure
 
     async def close(self) -> None:
         """Closes all channels."""

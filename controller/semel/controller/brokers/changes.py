@@ -1,4 +1,4 @@
-"""Waking those who wait for the next change of the routes."""
+"""The event that wakes everything that waits for the next change of the routes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from semel.protos.errors import SemelError
 
 
 class Changes:
-    """Wakes everybody who waits for the next change."""
+    """Wakes all tasks that wait for the next change."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.closed = False
         self.reason: SemelError | None = None
-        """Why there will be no more; None when the controller simply stops."""
+        """Why there will be no more changes; None when the controller simply stops."""
 
     def notify(self) -> None:
-        """Wakes all who wait now."""
+        """Wakes all tasks that wait now."""
         self._event.set()
         self._event = asyncio.Event()
 
     def close(self, reason: SemelError | None = None) -> None:
-        """There will be no more changes."""
+        """Wakes all waiting tasks for the last time: there will be no more changes."""
         if not self.closed:
             self.closed, self.reason = True, reason
             self.notify()
 
     async def wait(self) -> None:
-        """Returns after the next change; without one in between, so check first, then wait."""
+        """Returns after the next change. Check first, then wait, with no other await in between."""
         await self._event.wait()

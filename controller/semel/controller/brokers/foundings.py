@@ -1,21 +1,22 @@
-"""What each broker group was founded as: a record that refuses a second founding.
+"""The founding of each broker group: a record that prevents a second founding.
 
-How it works. A node with an empty directory asks (`on_request`). A group of which nothing is known
-gets a *grant*: a random name for its founding, in which its founding members promise each other to
-take part (`broker/founding.py`). When all have promised, the first of them says so, and the record
-is *founded*; from then on whoever asks hears that, and is fed by the members instead of beginning
-anew. Only an operator ends a founding (`anew`); the nodes of the old one are refused from then on.
+How it works. A node with an empty directory asks (`on_request`). A group that is unknown gets a
+*grant*: a random name for its founding, for which its founding members promise each other to take
+part (`broker/founding.py`). When all have promised, the first of them reports that, and the record
+is *founded*. From then on each node that asks is told so, and the members feed it; it does not
+begin anew. Only an operator ends a founding (`anew`); the nodes of the old founding are refused
+from then on.
 
-The record is not all that keeps a group from being founded twice, as a store can be lost: all
+A store can be lost, so the record alone does not keep a group from being founded twice: all
 founding members must be empty as well. A store that was lost learns the foundings again from the
-nodes' reports.
+reports of the nodes.
 
-While an operator's work is unfinished, the record names the founding of before, too: what is left
-of the group is on its way from that one to the new one, and the same call goes on with it.
+While an operator's `anew` is unfinished, the record also names the previous founding: the rest of
+the group is on its way from that one to the new one, and the same call, repeated, goes on with it.
 
 Invariants
 1. A record that is founded changes by `anew` only.
-2. Nothing is answered that is not stored.
+2. Every answer is stored before it is given.
 
 Not here: the rule by which nodes act (`broker/founding.py`), their reports (`registry.py`).
 """
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 NODES_MAX: Final = 7
 UNKNOWN: Final = "?"
-"""In place of a previous founding that nobody could name."""
+"""Stands for a previous founding whose name is unknown."""
 
 
 class Foundings:
@@ -53,7 +54,7 @@ class Foundings:
         nodes: Callable[[int], Sequence[NodeAddress]],
         has_history: Callable[[int], bool],
     ) -> None:
-        """`nodes` gives a group's members as they are known, `has_history` whether it ever had a
+        """`nodes` gives the known members of a group, `has_history` whether it ever had a
         master."""
         self._epoch = epoch
         self._clock_us = clock_us
@@ -69,7 +70,7 @@ class Foundings:
             self._records[record.group_id] = record
 
     async def on_request(self, request: FoundGroupRequest) -> FoundGroupReply:
-        """Answers a node that is empty, or an operator.
+        """Answers an empty node, or an operator.
 
         Raises DataDirectoryError for a caller of another cluster, InvalidRequest.
         """
@@ -96,7 +97,7 @@ class Foundings:
                 known = record is not None and record.founded
                 previous = record.founding_id if record and known else request.previous_id
                 log.warning(
-                    "GROUP BEGUN ANEW by order of an operator group=%d before=%s nodes=%s",
+                    "GROUP BEGUN ANEW by order of an operator group=%d previous=%s nodes=%s",
                     group_id,
                     previous or "?",
                     members,
@@ -108,7 +109,7 @@ class Foundings:
             if request.complete_id == record.founding_id:
                 await self._store(group_id, record.founding_id, members, founded=True)
         elif record is None and self._has_history(group_id):
-            # Its members are older than foundings; they report theirs once they are upgraded.
+            # Its members run programs from before foundings; upgraded, they report their founding.
             return self._known(group_id)
         elif record is None or (not record.founded and list(record.members) != members):
             await self._store(group_id, _new_id(), members, founded=False)
@@ -129,7 +130,7 @@ class Foundings:
         )
 
     async def on_report(self, group_id: int, node_id: int, founding_id: str) -> None:
-        """A node says which founding it belongs to; empty says nothing.
+        """Takes in the founding that a node reports; an empty one says nothing.
 
         Raises DataDirectoryError for a node of a founding that was ended.
         """
@@ -148,8 +149,8 @@ class Foundings:
         if founding_id not in (record.founding_id, record.previous_id):
             raise DataDirectoryError(
                 f"node {node_id} belongs to founding {founding_id} of broker group {group_id}, "
-                f"which is at its end; the group is {record.founding_id} now. Its data is of "
-                "another history: give the node an empty directory"
+                f"which was ended; the group's founding is {record.founding_id} now. The node's "
+                "data is of another history: give it an empty directory"
             )
 
     async def _store(

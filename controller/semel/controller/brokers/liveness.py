@@ -1,12 +1,13 @@
-"""What the broker nodes say about themselves, folded into one view of each group.
+"""One view of each broker group, made from the reports of its nodes.
 
-How it works. Every node reports itself every second. A group's members are those that its newest
-master names; until a master has reported, all that any report named. Nodes that wait to join, or
-were removed, are shown while they report, and are no members. A node's own word about its
-address beats anybody else's. The highest term wins; within one term the first master named stays.
+How it works. Every node reports about itself every second. A group's members are those that its
+newest master names; until a master has reported, they are all nodes that any report named. Nodes
+that wait to join, or were removed, are shown while they report, but are no members. A node's own
+report about its address counts more than the reports of others. The highest term wins; within one
+term the first master named stays.
 
-All of it is a hint for clients and for people: who is master is decided by the group itself, and a
-client that is told wrong is corrected by the node it asks.
+The view is a hint for clients and for people: the group itself decides which node is the master,
+and the node that a client asks corrects a wrong hint.
 
 Invariants
 1. Term and master only move forward, with one exception: when every member reports a lower term
@@ -35,14 +36,14 @@ OUTSIDE = ("joining", "removed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a report changed."""
+    """The changes that a report made."""
 
     changed: bool
-    """Members, addresses, term or master: store and publish the group."""
+    """Members, addresses, term or master changed: the group must be stored and published."""
     new_master: bool
-    """The group has a master now, and another one or a newer term than before."""
+    """The group has a master now, and it is another one, or its term is newer, than before."""
     regressed: bool
-    """All members are at a lower term than the group once was."""
+    """All members are at a lower term than the group had before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +107,7 @@ class NodeTable:
         self._groups: dict[int, _Group] = {}
 
     def restore(self, record: BrokerGroupRecord) -> None:
-        """Puts a stored group back; its nodes have not been heard of yet."""
+        """Puts a stored group back; its nodes have not reported yet."""
         self._groups[record.group_id] = _Group(
             term=record.term,
             master_id=record.master_id,
@@ -115,7 +116,7 @@ class NodeTable:
         )
 
     def on_report(self, report: ReportNodeRequest, now_ms: int) -> Outcome:
-        """Takes a report in. Raises InvalidRequest for a node of another group."""
+        """Takes in a report. Raises InvalidRequest for a node of another group."""
         node_id = report.node.node_id
         if not node_id or not report.node.address:
             raise InvalidRequest("a node's report needs its number, 1 and up, and its address")
@@ -151,7 +152,7 @@ class NodeTable:
         ]
 
     def has_room(self, group_id: int) -> bool:
-        """The group's master has room on its disk, as far as it has told."""
+        """Whether the group's master has room on its disk, as far as it has reported."""
         report = self._masters_report(group_id)
         if report is None or not report.load.disk_total_bytes:
             return report is None or not report.disk_full
@@ -159,12 +160,12 @@ class NodeTable:
         return not report.disk_full and free >= FREE_SHARE_MIN
 
     def written_bytes(self, group_id: int) -> int:
-        """Bytes a second that producers write to the group, as its master told last."""
+        """Bytes a second that producers write to the group, as its master reported last."""
         report = self._masters_report(group_id)
         return 0 if report is None else report.load.produced_bytes
 
     def level(self, group_id: int) -> int | None:
-        """Feature level of the group's log, as its master told last; None when it did not."""
+        """Feature level of the group's log, as its master reported last; None when it did not."""
         report = self._masters_report(group_id)
         return report.levels.active or None if report is not None else None
 
@@ -174,7 +175,7 @@ class NodeTable:
         return None if seen is None else seen.report
 
     def addresses(self, group_id: int) -> list[str]:
-        """Where to ask a group, the master first; empty for an unknown group."""
+        """The addresses of a group's nodes, the master first; empty for an unknown group."""
         group = self._groups.get(group_id)
         if group is None:
             return []
@@ -187,7 +188,7 @@ class NodeTable:
         return [] if group is None else group.addresses()
 
     def has_history(self, group_id: int) -> bool:
-        """The group had a master at some time."""
+        """Whether the group ever had a master."""
         group = self._groups.get(group_id)
         return group is not None and group.term > 0
 
@@ -256,7 +257,7 @@ class QueueCountWatch:
     """Notices a group that has fewer queues than were placed on it.
 
     A report may be older than the placement it is compared with, so only a shortfall that lasts
-    counts, and it is told once until it ends.
+    counts. It is reported once until it ends.
     """
 
     def __init__(self, *, patience_ms: int) -> None:
@@ -265,7 +266,7 @@ class QueueCountWatch:
         self._told: set[int] = set()
 
     def on_count(self, group_id: int, *, found: int, placed: int, now_ms: int) -> bool:
-        """True when an operator must be told now."""
+        """Takes in a count; true when an operator must be told now."""
         if found >= placed:
             self._since_ms.pop(group_id, None)
             self._told.discard(group_id)

@@ -1,15 +1,16 @@
-"""When a broker group's mastership goes to the preferred rack.
+"""The rule for moving the mastership of a broker group to the preferred rack.
 
-How it works. A group whose master is elsewhere gets one in the preferred rack as soon as a node
-there has been fit for `settled_ms` without a break: a slave that reports, is caught up, has room
-and no damage. Every change of a group's term begins that time anew, so that an election, a drained
-node or a transfer that did not last is followed by a pause and not by the next transfer.
+How it works. A group whose master is elsewhere gets a master in the preferred rack as soon as a
+node there has been fit for `settled_ms` without a break. A fit node is a slave that reports, is
+caught up, has room and has no damage. Every change of a group's term starts that time again, so
+that an election, a drained node or a transfer that did not last is followed by a pause and not by
+the next transfer.
 
 Invariants
 1. At most one transfer of a group in `settled_ms`.
 2. A master in the preferred rack is never moved.
 
-Not here: asking the broker (`calls.py`); it hands over only to a slave that has everything.
+Not here: asking the broker (`calls.py`), which hands over only to a slave that has the whole log.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from semel.protos.v1.controller_pb2 import GroupStatus, NodeStatus
 
 SLAVE: Final = "slave"
 CLOSE_ENTRIES: Final = 512
-"""A slave no further behind the commit counts as caught up: reports are of different moments."""
+"""A slave counts as caught up when it is at most this far behind the commit index, because the
+reports are from different moments."""
 
 
 class MasterPreference:
-    """Decides about all groups. Times are milliseconds of one monotonic clock."""
+    """Decides for all groups. Times are milliseconds of one monotonic clock."""
 
     def __init__(self, rack: str, *, settled_ms: int) -> None:
         """`rack` is the preferred one; empty prefers none."""
@@ -36,7 +38,7 @@ class MasterPreference:
         """By group and node."""
 
     def on_status(self, groups: Iterable[GroupStatus], now_ms: int) -> list[tuple[int, int]]:
-        """Groups to move now, each with the node that is to be its master."""
+        """The groups to move now, each with its new master."""
         moves = []
         for group in groups if self._rack else ():
             if self._terms.get(group.group_id) != group.term:

@@ -1,10 +1,10 @@
-"""The broker groups as the controller knows them, stored and published.
+"""The registry of broker groups: it stores and publishes what their nodes report.
 
-How it works. A report goes into the `NodeTable`; if it changed a group, the route is published at
-once and the group is stored after it, because the route is a hint that the next reports would
-bring back anyway, and clients wait for it during a failover.
+How it works. A report goes into the `NodeTable`. If it changed a group, the route is published
+first and the group is stored after that: clients wait for the route during a failover, and if it is
+lost the next reports bring it back.
 
-Not here: the rules (`liveness.py`), what groups were founded as (`foundings.py`), pushing routes
+Not here: the rules (`liveness.py`), the foundings of groups (`foundings.py`), pushing routes
 (`server.py`).
 """
 
@@ -66,11 +66,11 @@ class BrokerRegistry:
             self._routes.set_group(self._table.route(record.group_id))
 
     async def on_report(self, report: ReportNodeRequest) -> ReportNodeReply:
-        """Takes a node's report in.
+        """Takes in the report of a node.
 
         Raises DataDirectoryError for a node of another cluster or of a founding that was ended,
-        UnsupportedVersion for one that is older than the metadata, InvalidRequest for one that
-        cannot be.
+        UnsupportedVersion for a node whose program does not know the metadata's level,
+        InvalidRequest for a report that makes no sense.
         """
         if report.cluster_id and report.cluster_id != self._epoch.cluster_id:
             raise DataDirectoryError(
@@ -86,7 +86,7 @@ class BrokerRegistry:
         group_id = report.group_id
         if outcome.regressed:
             log.error(
-                "group is at a lower term than before, it was restored from nothing or from an "
+                "group is at a lower term than before, so it was restored from nothing or from an "
                 "old copy: check its data group=%d term=%d",
                 group_id,
                 report.term,
@@ -113,7 +113,7 @@ class BrokerRegistry:
         )
 
     def addresses(self, group_id: int) -> list[str]:
-        """Where to ask a group, the supposed master first."""
+        """The addresses of a group's nodes, the supposed master first."""
         return self._table.addresses(group_id)
 
     def group_ids(self) -> list[int]:
@@ -121,7 +121,7 @@ class BrokerRegistry:
         return self._table.group_ids()
 
     def roomy_groups(self) -> list[int]:
-        """Groups whose master reported in time, and has room; those without, if none has."""
+        """Groups whose master reported in time and has room; if none has room, those without."""
         served = self._table.served_groups(self._clock())
         return [group_id for group_id in served if self._table.has_room(group_id)] or served
 
@@ -130,7 +130,7 @@ class BrokerRegistry:
         return self._table.served_groups(self._clock())
 
     def level(self, group_id: int) -> int | None:
-        """Feature level of a group's log, as its master told last; None when it did not."""
+        """Feature level of a group's log, as its master reported last; None when it did not."""
         return self._table.level(group_id)
 
     def written_bytes(self) -> dict[int, int]:
@@ -147,7 +147,7 @@ class BrokerRegistry:
             report.group_id, found=report.queues, placed=placed, now_ms=now_ms
         ):
             log.error(
-                "group has fewer queues than were placed on it: its log is not the one it had. "
+                "group has fewer queues than were placed on it, so its log is not the one it had. "
                 "Restore it from a node that has the data, or delete the topics that lost queues; "
                 "nothing is recreated by itself group=%d found=%d placed=%d",
                 report.group_id,

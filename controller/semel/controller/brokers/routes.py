@@ -1,12 +1,12 @@
-"""The routes: which broker group owns which queue, and who is master of each group.
+"""The routes: which broker group owns which queue, and which node is the master of each group.
 
-How it works. `RouteTable` holds ready-made messages and a version. The version's upper half counts
-the controller's terms of office (durable), the lower half the changes within one: it rises with
-every change and never falls over a restart, without a write per change.
+How it works. `RouteTable` holds ready-made messages and a version. The upper half of the version is
+the number of the controller epoch (durable), the lower half counts the changes within it. So the
+version rises with every change and never falls at a restart, without a write per change.
 
 Invariants
 1. The version rises whenever `snapshot` would return something else, and never falls.
-2. Only topics whose queues all exist are here.
+2. The table holds only topics whose queues all exist.
 
 Not here: where the facts come from (`topics/topics.py`, `registry.py`), pushing (`server.py`).
 """
@@ -23,7 +23,7 @@ EPOCH_SHIFT: Final = 32
 
 
 class RouteTable:
-    """The newest routes. `on_change` is called after every change, with nothing."""
+    """The newest routes. `on_change` is called after every change, without arguments."""
 
     def __init__(self, cluster_id: str, epoch: int, on_change: Callable[[], None]) -> None:
         assert epoch >= 1
@@ -54,7 +54,7 @@ class RouteTable:
             self._changed()
 
     def remove_topic(self, name: str) -> None:
-        """Removes a topic; an unknown one is no change."""
+        """Removes a topic; for an unknown one it does nothing."""
         if self._topics.pop(name, None) is not None:
             self._changed()
 
@@ -65,7 +65,7 @@ class RouteTable:
     def snapshot(
         self, topics: Iterable[str] = (), *, groups_only: bool = False, strict: bool = True
     ) -> Routes:
-        """All groups, and the topics asked for (all when none is named).
+        """All groups, and the topics that are named (all when none is named).
 
         Raises UnknownTopic for a name that does not exist, unless `strict` is false.
         """

@@ -1,1 +1,1 @@
-"""Consumer groups: members, and which queues each one should read."""
+"""Consumer groups: their members, and the queues that each member should read."""

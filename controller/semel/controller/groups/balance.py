@@ -1,21 +1,21 @@
-"""Which member of a consumer group reads which queue: balanced, and moving as little as possible.
+"""The assignment of a consumer group: a balanced one that moves as few queues as possible.
 
 How it works. A queue may go to the members that subscribe to its topic. Four steps:
 
-1. Every queue stays with its owner if that one is still there and still subscribes.
-2. Every free queue goes to the member with the fewest queues among those who may have it; topics
+1. Every queue stays with its owner if that member is still there and still subscribes.
+2. Every free queue goes to the member with the fewest queues among those that may have it; topics
    with few subscribers first, since they have the least choice.
 3. While there is a chain of hand-overs from a member to one that has at least two queues fewer
    (A gives one to B, B gives one of another topic to C, …), it is carried out, shortest first, from
    the fullest member. Members with equal subscriptions need no chains; they are levelled first.
-4. What a chain moved without need goes back: to an owner who has fewer, or in exchange for a queue
-   that is not that owner's own either.
+4. A queue that a chain moved without need goes back to its former owner: if that owner has fewer
+   queues, or in exchange for a queue that the owner did not have before either.
 
 This is the optimal semi-matching of Harvey, Ladner, Lovász and Tamir ("Semi-matchings for
 bipartite graphs and load balancing", 2003): it ends exactly when no load-reducing chain is left.
 
 Invariants of the result
-1. Every queue of a subscribed topic has one owner, who subscribes to it.
+1. Every queue of a subscribed topic has one owner, which subscribes to it.
 2. Among members with the same subscriptions the numbers of queues differ by at most one. Members
    with different subscriptions: no queue can be handed on, directly or by a chain, to a member with
    at least two queues fewer than its owner; so the greatest load is the least possible.
@@ -26,7 +26,7 @@ Invariants of the result
    other, two at most.
 4. The same input gives the same result; the order of mappings does not matter.
 
-Not here: who is a member (`group.py`).
+Not here: membership (`group.py`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def balance(
     """The target assignment of one group.
 
     `subscriptions`: topic ids of each member. `queues`: all queues of each topic id; a topic that
-    is missing has none. `current`: what each member had; unknown members and queues are ignored.
+    is missing has none. `current`: the queues that each member had; unknown members and queues are
+    ignored.
     """
     return _Balancer(subscriptions, queues, current).result()
 
@@ -70,7 +71,7 @@ class _Balancer:
         for member in self._members:
             for topic in sorted(self._topics[member]):
                 self._subscribers[topic].append(member)
-        # What each member holds, by topic; a list is a stack of which the last is handed on first.
+        # The queues of each member by topic; each list is a stack: the last one is handed on first.
         self._held: dict[str, dict[int, list[QueueKey]]] = {m: {} for m in self._members}
         self._load = dict.fromkeys(self._members, 0)
         self._keep(queues, current)
@@ -179,8 +180,8 @@ class _Balancer:
         return chain
 
     def _return(self) -> None:
-        """Gives queues that moved back to their owners where the loads allow that, or against a
-        queue that is not the owner's own either."""
+        """Gives moved queues back to their former owners where the loads allow that, or in exchange
+        for a queue that the owner did not have before."""
         moved = [
             (queue, member)
             for member in self._members
@@ -204,7 +205,7 @@ class _Balancer:
             self._give(owner, queue)
 
     def _foreign(self, member: str, topics: Set[int]) -> QueueKey | None:
-        """A queue of these topics that the member has and did not have before."""
+        """A queue of these topics that the member has but did not have before."""
         for topic, held in self._held[member].items():
             if topic in topics:
                 for queue in held:

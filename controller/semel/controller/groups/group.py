@@ -1,22 +1,23 @@
-"""One consumer group: who is a member, and which queues each one should read.
+"""One consumer group: its members, and the queues that each member should read.
 
-How it works. Members join, beat and leave, and are dropped when they stay silent for longer than
-their session. Each such change, and each change of a topic's queues, makes the group *unsettled*.
-`plan` then computes the next generation from everything that happened so far, and `adopt` makes
-it the current one, after the shell has stored it. What happens between the two waits for the next
-plan. So a hundred joins at once cost a few generations, not a hundred.
+How it works. Members join, send heartbeats and leave, and are dropped when they stay silent for
+longer than their session. Each such change, and each change of a topic's queues, makes the group
+*unsettled*. `plan` then computes the next generation from all changes so far, and `adopt` makes it
+the current one after the shell has stored it. Changes between the two wait for the next plan. So a
+hundred joins at once cost a few generations, not a hundred.
 
-A member that chose its own id may ask for a *grace* time: away for no longer than that (a
-restart), it keeps its queues, which nobody reads meanwhile. Two processes under one id would take
-each other's locks for ever; so each names itself by an *incarnation*, and the one that joined last
-is the member. Its joining is a new generation, under which the brokers refuse locks to the other.
+A member that chose its own id may ask for a *grace* time: if it is away for no longer than that (a
+restart), it keeps its queues, which nobody reads meanwhile. Two processes with the same id would
+take each other's locks for ever; so each process has an *incarnation*, and the one that joined last
+is the member. Its joining makes a new generation, under which the brokers refuse locks to the other
+process.
 
-There is no stop of the world: the plan gives a queue to its new member at once, and the lock at
-the broker decides when that one can begin: when the old member has released it.
+The world does not stop: the plan gives a queue to its new member at once, and the lock at
+the broker decides when that member can begin, namely when the old member has released it.
 
 Invariants
 1. The generation rises with every adopted plan, and a plan is made only when something changes.
-2. An assignment that anybody was told is the stored one of its generation.
+2. Every assignment in a reply is the stored one of its generation.
 3. Nothing here looks at a clock; times are milliseconds of one monotonic clock.
 
 Not here: the assignment itself (`balance.py`), storing and answering (`memberships.py`).
@@ -47,7 +48,7 @@ GRACE_MS_MAX: Final = 24 * 3600 * 1000
 INCARNATION_BYTES_MAX: Final = 64
 HEARTBEATS_A_SESSION: Final = 3
 HEARTBEAT_MS_MAX: Final = 1_000
-"""A member learns of a new assignment with its next heartbeat, so it must not beat rarely."""
+"""A member learns of a new assignment with its next heartbeat, so heartbeats must not be rare."""
 NAME_CHARACTERS_MAX: Final = 249
 
 Topics = Mapping[str, Sequence[QueueKey]]
@@ -64,15 +65,15 @@ def check_name(name: str, what: str = "group name") -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a member asks for when it joins."""
+    """The settings that a member asks for when it joins."""
 
     topics: tuple[str, ...]
     session_ms: int = SESSION_MS_DEFAULT
     client: str = ""
     grace_ms: int = 0
-    """How long it keeps its queues while it is away, if that is longer than its session."""
+    """How long the member keeps its queues while it is away, if that is longer than its session."""
     incarnation: bytes = b""
-    """Who speaks under the member's id; empty for a client that does not say."""
+    """Identifies the process that uses the member's id; empty for a client that does not say."""
 
     def __post_init__(self) -> None:
         if not self.topics:
@@ -99,11 +100,11 @@ class _Member:
 
     @property
     def absence_ms(self) -> int:
-        """How long it may be silent."""
+        """How long the member may be silent."""
         return max(self.wish.session_ms, self.wish.grace_ms)
 
     def fences(self, incarnation: bytes) -> bool:
-        """Whoever says so was followed by another one."""
+        """Whether another process has replaced the one with this incarnation."""
         return bool(incarnation) and incarnation != self.wish.incarnation
 
 
@@ -115,7 +116,7 @@ class Plan:
     wishes: Mapping[str, Wish]
     assignment: Assignment
     changes: int
-    """How many changes of the group it covers."""
+    """The number of the group's changes that the plan covers."""
 
 
 class ConsumerGroup:
@@ -125,17 +126,17 @@ class ConsumerGroup:
         self.name = name
         self.generation = generation
         self.changes = 0
-        """Changes so far; the plan that covers them all settles the group."""
+        """Changes so far; a plan that covers all of them settles the group."""
         self.settled_changes = 0
         self._members: dict[str, _Member] = {}
         self._adopted_wishes: Mapping[str, Wish] = {}
 
     @classmethod
     def restore(cls, record: ConsumerGroupRecord, now_ms: int) -> ConsumerGroup:
-        """A stored group after a restart.
+        """Makes the group of a stored record after a restart.
 
-        Its members count as seen one longest session in the future: they could not beat while
-        there was no controller, and nothing should move because of that.
+        Its members count as seen one longest session in the future: they could not send heartbeats
+        while there was no controller, and nothing should move because of that.
         """
         group = cls(record.group, generation=record.generation)
         grace_ms = max((member.session_ms for member in record.members), default=0)
@@ -157,21 +158,21 @@ class ConsumerGroup:
 
     @property
     def settled(self) -> bool:
-        """Nothing happened since the current generation."""
+        """Whether nothing has changed since the current generation."""
         return self.settled_changes == self.changes
 
     @property
     def empty(self) -> bool:
-        """It has no members."""
+        """Whether the group has no members."""
         return not self._members
 
     @property
     def member_count(self) -> int:
-        """How many members it has."""
+        """The number of members."""
         return len(self._members)
 
     def join(self, member_id: str, wish: Wish, now_ms: int) -> None:
-        """A new member, or a member that comes again or wants something else."""
+        """Adds a member, or updates one that joins again, perhaps with other wishes."""
         member = self._members.get(member_id)
         if member is None:
             self._members[member_id] = _Member(wish=wish, last_seen_ms=now_ms)
@@ -183,7 +184,10 @@ class ConsumerGroup:
             self.changes += 1
 
     def heartbeat(self, member_id: str, now_ms: int, incarnation: bytes = b"") -> None:
-        """The member is alive. Raises UnknownMember; MemberFenced when another speaks for it."""
+        """Notes that the member is alive.
+
+        Raises UnknownMember, and MemberFenced when another process has replaced it.
+        """
         member = self._members.get(member_id)
         if member is None:
             raise UnknownMember(
@@ -198,7 +202,7 @@ class ConsumerGroup:
         member.last_seen_ms = max(member.last_seen_ms, now_ms)
 
     def leave(self, member_id: str, incarnation: bytes = b"") -> bool:
-        """The member is gone; false when it was already, or when another speaks for it."""
+        """Removes the member; false when it had left before, or another process has replaced it."""
         member = self._members.get(member_id)
         if member is None or member.fences(incarnation):
             return False
@@ -214,16 +218,16 @@ class ConsumerGroup:
         return gone
 
     def next_deadline_ms(self) -> int | None:
-        """When the next member would be dropped."""
+        """The time at which the next silent member will be dropped; None without members."""
         return min((member.deadline_ms for member in self._members.values()), default=None)
 
     def forgive(self, gap_ms: int) -> None:
-        """The controller itself did nothing for so long: no member's fault."""
+        """Extends all sessions by a time during which the controller itself stood still."""
         for member in self._members.values():
             member.last_seen_ms += gap_ms
 
     def on_topic_changed(self, topic: str) -> None:
-        """A topic came, went or has other queues."""
+        """Notes that a topic came, went or has other queues."""
         if topic in self.topics():
             self.changes += 1
 
@@ -232,7 +236,7 @@ class ConsumerGroup:
         return {name for member in self._members.values() for name in member.wish.topics}
 
     def plan(self, topics: Topics) -> Plan | None:
-        """The next generation; None, and the group is settled, when it would be the same."""
+        """The next generation; None, and the group is settled, when nothing would change."""
         existing = [topics[name] for name in sorted(self.topics()) if topics.get(name)]
         queues: dict[int, Sequence[QueueKey]] = {found[0].topic_id: found for found in existing}
         ids = {name: found[0].topic_id for name, found in topics.items() if found}
@@ -257,7 +261,7 @@ class ConsumerGroup:
         )
 
     def adopt(self, plan: Plan) -> None:
-        """The plan is stored: it is the current generation from now on."""
+        """Makes a stored plan the current generation."""
         assert plan.generation == self.generation + 1
         self.generation = plan.generation
         self.settled_changes = plan.changes
@@ -267,7 +271,7 @@ class ConsumerGroup:
                 self._members[member_id].assignment = assignment
 
     def record(self, plan: Plan) -> ConsumerGroupRecord:
-        """The group as it is to be stored before `plan` is adopted."""
+        """The record of the group to store before `plan` is adopted."""
         return ConsumerGroupRecord(
             group=self.name,
             generation=plan.generation,
@@ -286,7 +290,7 @@ class ConsumerGroup:
         )
 
     def reply(self, member_id: str) -> GroupMembershipReply:
-        """What the member is told. Raises UnknownMember."""
+        """The reply to the member. Raises UnknownMember."""
         member = self._members.get(member_id)
         if member is None:
             raise UnknownMember(f"member {member_id!r} has left group {self.name!r}")

@@ -1,16 +1,16 @@
-"""Consumer groups in a running controller: stored, settled, expired.
+"""The consumer groups of a running controller: it stores and settles them and expires members.
 
-How it works. Calls change a `ConsumerGroup` at once and then wait until it is *settled*: one
-caller at a time plans, stores and adopts the next generation, for all who wait. A task of its own
+How it works. Calls change a `ConsumerGroup` at once and then wait until it is *settled*: one caller
+at a time plans, stores and adopts the next generation for all callers that wait. A task of its own
 drops silent members and settles groups whose topics changed.
 
-A new group's generation starts at the store's revision. Each generation is one transaction, so no
-generation of a group that is forgotten and made again under the same name ever comes twice: locks
-and commits of the old one are refused as stale, never taken for new ones.
+A new group's generation starts at the store's revision, and each generation is one transaction. So
+if a group is forgotten and made again under the same name, none of its generations comes twice:
+locks and commits of the old group are refused as stale and never taken for new ones.
 
 Invariants
 1. A reply carries a generation that is durable.
-2. When the controller's own loop stood still (it was paused), that time counts against nobody.
+2. Time during which the controller's own loop stood still (it was paused) counts against no member.
 
 Not here: the rules (`group.py`), exclusivity (the locks at the brokers).
 """
@@ -54,15 +54,15 @@ from semel.protos.v1.metadata_pb2 import ConsumerGroupRecord
 log = logging.getLogger(__name__)
 
 EXPIRY_MS: Final = 200
-"""How often silent members are looked for."""
+"""Pause between two searches for silent members."""
 LOOP_GAP_MS: Final = 300
-"""A tick that comes so late means that this process stood still."""
+"""A tick that is later than this means that this process stood still."""
 
 
 class MembershipService:
     """All consumer groups. Both clocks give monotonic milliseconds.
 
-    `clock` measures members' silence, `loop_clock` whether this process itself stood still.
+    `clock` measures the silence of members, `loop_clock` shows whether this process stood still.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MembershipService:
         self._wake = asyncio.Event()
 
     async def load(self) -> None:
-        """Reads the stored groups; after the topics."""
+        """Reads the stored groups; the topics must have been read before."""
         for key, entry in (await self._epoch.store.scan(records.CONSUMERS)).items():
             record = records.load(ConsumerGroupRecord, key, entry)
             self._groups[record.group] = ConsumerGroup.restore(record, self._clock())
@@ -102,15 +102,15 @@ class MembershipService:
             await self._look_after_all()
 
     def on_topic_changed(self, name: str) -> None:
-        """The queues of a topic changed."""
+        """Takes in that the queues of a topic changed."""
         for group in self._groups.values():
             group.on_topic_changed(name)
         self._wake.set()
 
     async def join(self, request: JoinGroupRequest) -> GroupMembershipReply:
-        """A member enters or comes back.
+        """Adds a member, or takes one back.
 
-        Raises InvalidRequest and UnknownTopic. A cancelled call may have made a member, which is
+        Raises InvalidRequest and UnknownTopic. A cancelled call may have added the member, which is
         dropped after its session.
         """
         check_name(request.group)
@@ -141,7 +141,10 @@ class MembershipService:
         return group.reply(member_id)
 
     async def heartbeat(self, request: HeartbeatGroupRequest) -> GroupMembershipReply:
-        """A member is alive; returns what it should hold. Raises UnknownMember, MemberFenced."""
+        """Notes that a member is alive; returns its assignment.
+
+        Raises UnknownMember, MemberFenced.
+        """
         group = self._groups.get(request.group)
         if group is None:
             raise UnknownMember(f"there is no group {request.group!r} any more; join again")
@@ -149,7 +152,7 @@ class MembershipService:
         return group.reply(request.member_id)
 
     async def leave(self, group_name: str, member_id: str, incarnation: bytes = b"") -> None:
-        """A member goes; one that is unknown has gone already. Raises UnknownGroup."""
+        """Removes a member; an unknown one has left before. Raises UnknownGroup."""
         group = self._find(group_name)
         if group.leave(member_id, incarnation):
             log.info("member leaves group=%s member=%s", group_name, member_id)
@@ -162,7 +165,7 @@ class MembershipService:
         return [self._groups[name].info() for name in sorted(self._groups)]
 
     def counts(self) -> tuple[int, int]:
-        """How many groups there are, and members in all of them."""
+        """The number of groups, and of members in all of them."""
         return len(self._groups), sum(group.member_count for group in self._groups.values())
 
     async def forget(self, group_name: str) -> None:
@@ -181,7 +184,7 @@ class MembershipService:
             log.info("group is forgotten group=%s", group.name)
 
     async def _settle(self, group: ConsumerGroup) -> None:
-        """Returns once everything that happened before the call is stored and adopted."""
+        """Returns once all changes from before the call are stored and adopted."""
         wanted = group.changes
         while group.settled_changes < wanted:
             await unbroken(self._settle_once(group, wanted))

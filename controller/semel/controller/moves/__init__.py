@@ -1,1 +1,1 @@
-"""Moving queues between broker groups."""
+"""Moves of queues between broker groups."""

@@ -1,7 +1,7 @@
-"""Moving queues between broker groups: decided once, in steps that survive a crash between any two.
+"""Moves of queues between broker groups, in steps that survive a crash between any two steps.
 
-How it works. A move is a record in the store, and a *driver* task that brings both groups to what
-the record says, as with topics (`topics/topics.py`):
+How it works. A move is a record in the store, and a *driver* task that brings both groups to the
+state that the record describes, as with topics (`topics/topics.py`):
 
     copying     target: BEGIN, then fetch again and again while the source serves   → sealing
     sealing     source: SEAL; target: fetch the rest and the slice, INGEST          → decided
@@ -9,17 +9,18 @@ the record says, as with topics (`topics/topics.py`):
     activated   source: FORWARD                                                     → (no record)
     aborting    source: UNSEAL; target: ABORT                                       → aborted
 
-The step from sealing to decided, a compare-and-set, is the decision: before it the move can be
-given up (by an operator, by the deletion of the topic, because the groups did not get through while
-the queue was sealed), after it there is only one way to go. The routes change with *activated*: the
-target has the queue, and the source still refuses it as sealed until it is told to forward.
+The step from sealing to decided, a compare-and-set, is the decision. Before it the move can be
+given up: by an operator, by the deletion of the topic, or because the groups did not finish while
+the queue was sealed. After it the move only goes forward. The routes change with *activated*: the
+target has the queue, and the source still refuses requests to it as sealed until it is told to
+forward.
 
 Invariants
 1. UNSEAL and ABORT are sent only once *aborting* is stored, ACTIVATE and FORWARD only once
    *decided* is: never both of one job.
-2. A queue is sealed only while *sealing* is stored; a move that is not decided `SEALED_S` after it
-   was sealed, or was found sealing, is given up.
-3. Jobs of a queue rise: their upper half counts the controllers' offices.
+2. A queue is sealed only while *sealing* is stored. A move is given up if it is not decided within
+   `SEALED_S` after its queue was sealed, or after this controller found it sealing.
+3. The job numbers of a queue rise: their upper half is the controller epoch.
 4. A queue that moves is not split, and the queues of a deleted topic are not deleted before its
    moves have ended.
 
@@ -76,11 +77,11 @@ from semel.protos.v1.metadata_pb2 import (
 log = logging.getLogger(__name__)
 
 PULL_MS: Final = 1_000
-"""One call's part of the fetching: so often is looked whether the move was given up."""
+"""Length of one fetching call; after each, the driver checks whether the move was given up."""
 SEAL_BYTES: Final = 8 << 20
-"""So much may be left to copy when the queue is sealed: well below a second's work."""
+"""Bytes that may be left to copy when the queue is sealed: well below a second's work."""
 SEALED_S: Final = 15.0
-"""How long producers of a queue wait at most for a move that does not get through."""
+"""How long producers of a queue wait at most for a move that does not finish."""
 JOB_SHIFT: Final = 32
 _RUNNING: Final = frozenset({MOVE_STAGE_COPYING, MOVE_STAGE_SEALING})
 
@@ -92,7 +93,7 @@ class GroupCaller(Protocol):
     """Calls to the masters of broker groups. Every method raises SemelError."""
 
     async def apply(self, group_id: int, batch: list[ControlRecord]) -> None:
-        """Control records, applied once it returns."""
+        """Sends control records, which are applied once it returns."""
 
     async def figures(self, group_id: int, queue: QueueRef) -> CopyQueueReply:
         """Start, end and size of a queue that could be moved."""
@@ -100,20 +101,20 @@ class GroupCaller(Protocol):
     async def pull(
         self, group_id: int, source_id: int, request: PullQueueRequest
     ) -> PullQueueReply:
-        """Has a group fetch from another one."""
+        """Makes a group fetch from another one."""
 
 
 class Groups(Protocol):
-    """What is known of broker groups."""
+    """The facts about broker groups that moves depend on."""
 
     def group_ids(self) -> list[int]:
         """All groups ever heard of."""
 
     def served_groups(self) -> list[int]:
-        """Those whose master reported in time."""
+        """Groups whose master reported in time."""
 
     def level(self, group_id: int) -> int | None:
-        """Feature level of a group's log; None when its master has not told."""
+        """Feature level of a group's log; None when its master has not reported it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,7 @@ class MoveService:
         self._clock_us = clock_us
         self._known: dict[Key, _Known] = {}
         self._drivers: dict[Key, asyncio.Task[None]] = {}
-        self._troubles: dict[Key, SemelError] = {}
+        self._errors: dict[Key, SemelError] = {}
         self._progress: dict[Key, PullQueueReply] = {}
         self._sealed_since: dict[Key, float] = {}
         self._jobs = 0
@@ -157,12 +158,12 @@ class MoveService:
             self._known[_key(record)] = _Known(version=entry.version, record=record)
 
     def start(self) -> None:
-        """Goes on with everything that is unfinished."""
+        """Continues all unfinished moves."""
         for key in list(self._known):
             self._drive(key)
 
     async def stop(self) -> None:
-        """Ends all drivers; what they had not finished stays unfinished in the store."""
+        """Ends all drivers; their unfinished moves stay unfinished in the store."""
         self._stopped = True
         drivers = list(self._drivers.values())
         for driver in drivers:
@@ -170,13 +171,13 @@ class MoveService:
         await asyncio.gather(*drivers, return_exceptions=True)
 
     def on_new_master(self) -> None:
-        """Tries again at once what waits for a group."""
+        """Retries at once all moves that wait for a group."""
         self._retry_now.set()
         self._retry_now = asyncio.Event()
         self.start()
 
     def moving(self, topic_id: int, queue_id: int | None = None) -> bool:
-        """A queue of the topic, or this one, is on its way or on its way back."""
+        """Whether a queue of the topic, or this one, is on its way or on its way back."""
         return any(
             key[0] == topic_id
             and queue_id in (None, key[1])
@@ -184,10 +185,10 @@ class MoveService:
             for key, known in self._known.items()
         )
 
-    # --- what is asked --------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
     async def move(self, name: str, queue_id: int, group_id: int) -> MoveStatus:
-        """Begins a move; the same one again is success.
+        """Begins a move; repeating the call succeeds.
 
         Raises UnknownTopic, UnknownQueue, UnknownGroup, Unavailable (the target has no master, or
         the source does not answer), Throttled while the topic changes, InvalidRequest.
@@ -203,9 +204,9 @@ class MoveService:
         return self._status(key)
 
     async def cancel(self, name: str, queue_id: int) -> MoveStatus:
-        """Gives a move up that is not decided; again is success.
+        """Gives up a move that is not decided; repeating the call succeeds.
 
-        Raises UnknownTopic, InvalidRequest when nothing moves, or it is decided.
+        Raises UnknownTopic, and InvalidRequest when the queue does not move or its move is decided.
         """
         key = self._topics.find(name).topic_id, queue_id
         while True:
@@ -229,7 +230,7 @@ class MoveService:
         return sorted(found, key=lambda status: (status.topic, status.queue_id))
 
     def unfinished(self) -> list[UnfinishedTopic]:
-        """Moves that are under way, as `GetClusterStatus` tells them."""
+        """Moves that are under way, in the form of `GetClusterStatus`."""
         return [
             UnfinishedTopic(
                 name=status.topic,
@@ -242,7 +243,7 @@ class MoveService:
         ]
 
     def _check(self, record: TopicRecord, queue_id: int, group_id: int) -> int:
-        """The group that has the queue, if it can be moved to the other one. Raises SemelError."""
+        """The group that owns the queue, if the queue can move to `group_id`. Raises SemelError."""
         name = record.name
         queues = queues_of(record)
         if queue_id >= len(queues):
@@ -278,14 +279,14 @@ class MoveService:
         return queue.group_id
 
     def _check_levels(self, source: int, target: int) -> None:
-        """Raises UnsupportedVersion, and Throttled while it is not known."""
+        """Raises UnsupportedVersion, and Throttled while the target's level is not known."""
         level = self._groups.level(target)
         if level is None:
             raise Throttled(
                 f"broker group {target} has not told its feature level; ask again",
                 retry_after_ms=1_000,
             )
-        # Who does not tell may be at any level of its time.
+        # A source that reports no level may be at any level from before levels were reported.
         needed = self._groups.level(source) or UNTOLD_MAX
         if level < max(needed, MOVE_LEVEL):
             raise UnsupportedVersion(
@@ -300,10 +301,10 @@ class MoveService:
 
     def _status(self, key: Key) -> MoveStatus:
         known = self._known.get(key)
-        if known is None:  # it has come to its end since
+        if known is None:  # the move has ended meanwhile
             return MoveStatus(topic_id=key[0], queue_id=key[1], stage="done")
         record, progress = known.record, self._progress.get(key, PullQueueReply())
-        trouble = record.reason or str(self._troubles.get(key, ""))
+        trouble = record.reason or str(self._errors.get(key, ""))
         return MoveStatus(
             topic=record.topic,
             topic_id=record.topic_id,
@@ -321,7 +322,7 @@ class MoveService:
     # --- the store ------------------------------------------------------------------------------
 
     async def _begin(self, topic: TopicRecord, queue_id: int, source: int, target: int) -> None:
-        """Stores a new move, and with the topic that the target may know of the queue."""
+        """Stores a new move, and in the topic's record that the target may know of the queue."""
         key = topic.topic_id, queue_id
         before = self._known.get(key)
         self._jobs += 1
@@ -361,7 +362,7 @@ class MoveService:
         self._drive(key)
 
     async def _set(self, known: _Known, stage: MoveStage, reason: str = "") -> None:
-        """The next stage of a move. Raises VersionConflict when it has another one by now."""
+        """Stores the next stage of a move. Raises VersionConflict when the record has changed."""
         record = MoveRecord()
         record.CopyFrom(known.record)
         record.stage, record.reason = stage, reason or record.reason
@@ -370,14 +371,14 @@ class MoveService:
             checks={_path(key): known.version}, puts={_path(key): records.dump(record)}
         )
         self._known[key] = _Known(version=version, record=record)
-        self._troubles.pop(key, None)
+        self._errors.pop(key, None)
         log.info(
             "move goes on topic=%s queue=%d stage=%s%s",
             *(record.topic, record.queue_id, MoveStage.Name(stage), reason and f" reason={reason}"),
         )
 
     async def _abort(self, known: _Known, reason: str) -> bool:
-        """False when the move has got further meanwhile."""
+        """Gives up the move; false when it has got further meanwhile."""
         try:
             await self._set(known, MOVE_STAGE_ABORTING, reason)
         except VersionConflict:
@@ -394,7 +395,7 @@ class MoveService:
         self._forget(key)
 
     def _forget(self, key: Key) -> None:
-        for known in (self._troubles, self._progress, self._sealed_since):
+        for known in (self._errors, self._progress, self._sealed_since):
             known.pop(key, None)
 
     # --- the drivers ----------------------------------------------------------------------------
@@ -420,7 +421,7 @@ class MoveService:
         except (Closed, StoreFailed):
             return  # the controller ends
         except Exception:
-            log.exception("move stops by a bug, until a controller starts queue=%s", key)
+            log.exception("a bug ends the work on a move until a controller starts queue=%s", key)
         finally:
             del self._drivers[key]
 
@@ -430,15 +431,15 @@ class MoveService:
             known, retry_now = self._known[key], self._retry_now
             try:
                 await self._step(known)
-                self._troubles.pop(key, None)
+                self._errors.pop(key, None)
                 pause_ms = RETRY_MS_FIRST
                 continue
             except VersionConflict:
-                continue  # given up meanwhile, or the topic changed: read again
+                continue  # the move was given up meanwhile, or the topic changed: read again
             except (Closed, StoreFailed):
                 raise
             except SemelError as error:
-                self._troubles[key] = error
+                self._errors[key] = error
                 log.warning("move waits queue=%s reason=%s", key, error)
                 if known.record.stage in _RUNNING and not _passes(error):
                     await unbroken(self._abort(known, str(error)))
@@ -471,7 +472,7 @@ class MoveService:
             await self._tell(record, record.target, control_pb2.MOVE_STEP_ABORT)
             await unbroken(self._set(known, MOVE_STAGE_ABORTED))
         elif self._topics.by_id(key[0]) is None or topic is None:
-            await unbroken(self._remove(known))  # an old failure, of a topic that is gone
+            await unbroken(self._remove(known))  # an aborted move of a topic that is gone
 
     async def _copy(self, known: _Known, topic: TopicRecord) -> None:
         record, key = known.record, _key(known.record)
@@ -479,10 +480,10 @@ class MoveService:
         rounds = 0
         while self._known.get(key) is known and self._topic(key) is not None:
             found = self._progress[key] = await self._pull(record, finish=False)
-            self._troubles.pop(key, None)
+            self._errors.pop(key, None)
             rounds += 1
             left = found.total_bytes - found.copied_bytes
-            # Who writes faster than is copied would never be caught up with.
+            # The limit rises, because producers may write faster than the queue is copied.
             if found.copied_offset >= found.log_end_offset or left <= SEAL_BYTES * (
                 1 + rounds // 16
             ):
@@ -490,7 +491,10 @@ class MoveService:
                 return
 
     async def _seal(self, known: _Known) -> None:
-        """Raises when the groups do not get through; too late, and the move is given up."""
+        """Seals the queue and fetches the rest; gives the move up when that takes too long.
+
+        Raises SemelError for a failure that may pass.
+        """
         record, key = known.record, _key(known.record)
         since = self._sealed_since.setdefault(key, time.monotonic())
         try:
@@ -507,7 +511,7 @@ class MoveService:
             await unbroken(self._abort(known, f"not everything was copied in {SEALED_S:g} s"))
 
     async def _activated(self, known: _Known) -> None:
-        """Target has it: stores that with the queue's new place, which changes the routes."""
+        """Stores that the target has the queue, and its new place, which changes the routes."""
         record, key = MoveRecord(), _key(known.record)
         record.CopyFrom(known.record)
         record.stage = MOVE_STAGE_ACTIVATED
@@ -566,7 +570,7 @@ class MoveService:
 
 
 def _passes(error: SemelError) -> bool:
-    """It may be otherwise soon, or when a group's other nodes have mended something."""
+    """Whether the error may pass, perhaps once other nodes of a group have repaired something."""
     return isinstance(error, RetriableError | StorageError) and not isinstance(error, QueueMoved)
 
 
@@ -579,6 +583,6 @@ def _path(key: Key) -> str:
 
 
 def _touch(topic: TopicRecord, queue_id: int, group_id: int) -> None:
-    """The group may know something of the queue, whoever has it: it is told when the topic goes."""
+    """Notes that the group may know of the queue, so that it is told when the topic is deleted."""
     if not any((each.queue_id, each.group_id) == (queue_id, group_id) for each in topic.touched):
         topic.touched.add(queue_id=queue_id, group_id=group_id)

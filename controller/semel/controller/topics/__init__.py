@@ -1,1 +1,1 @@
-"""Topics: their rules, creating, altering and deleting them, splitting their queues."""
+"""Topics: their rules; creating, altering and deleting them; splitting their queues."""

@@ -1,9 +1,10 @@
-"""Whether a queue holds delayed messages: asked before a split of it is decided.
+"""The check that a queue holds no delayed messages, made before a split of it is decided.
 
-How it works. A broker group does not split a queue of which something is delayed, and what is
-decided stays decided: without asking first, a split could wait for years. The master of each
-queue's group is asked. A group that does not answer holds nothing up, for then the split waits for
-it in any case; so does a message that is delayed between the question and the split.
+How it works. A broker group does not split a queue that holds delayed messages, and a decided split
+cannot be taken back: without this check a split could wait for years. The master of each queue's
+group is asked. A group that does not answer does not prevent the decision, because the split waits
+for that group in any case. The split also waits for a message that is delayed between the question
+and the split.
 
 Not here: the split itself (`splits.py`), the broker's own refusal.
 """
@@ -25,13 +26,13 @@ from semel.protos.v1.metadata_pb2 import SplitRecord, TopicRecord
 log = logging.getLogger(__name__)
 
 AskOffsets: TypeAlias = Callable[[int, Sequence[QueueRef]], Awaitable[ListOffsetsReply]]
-"""A group's word on queues of its own. Raises SemelError."""
+"""Asks a group about queues of its own. Raises SemelError."""
 
 
 async def require_nothing_delayed(
     ask: AskOffsets, record: TopicRecord, plan: Sequence[SplitRecord]
 ) -> None:
-    """Raises InvalidRequest when something is delayed of a queue that is to be split."""
+    """Raises InvalidRequest when a queue that is to be split holds delayed messages."""
     homes = {queue.queue_id: queue.group_id for queue in queues_of(record)}
     by_group: dict[int, list[QueueRef]] = defaultdict(list)
     for split in plan:
@@ -41,7 +42,9 @@ async def require_nothing_delayed(
         try:
             reply = await ask(group_id, queues)
         except SemelError as error:
-            log.info("split is decided without a look group=%s error=%s", group_id, error.message)
+            log.info(
+                "split is decided without the check group=%s error=%s", group_id, error.message
+            )
             continue
         for found in reply.queues:
             if found.delayed_messages:

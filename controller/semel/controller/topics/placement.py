@@ -1,9 +1,10 @@
-"""Which broker group owns which queue of a new topic.
+"""The placement of a new topic: which broker group owns which queue.
 
 How it works. Each queue in turn goes to the group with the least load so far, the lowest number
 first among equals. So the queues of one topic are spread as evenly as the groups' loads allow, and
-the same input always gives the same placement. `weigh` makes the loads: a group's queues, and as
-many again, over all groups, shared out by the bytes that producers write to each.
+the same input always gives the same placement. `weigh` computes the loads. A group's load is the
+number of its queues plus a share of the number of all queues, in proportion to the bytes that
+producers write to the group.
 
 Not here: moving queues that exist.
 """
@@ -17,11 +18,11 @@ from typing import Final
 from semel.protos.ids import GroupId
 
 QUIET_BYTES: Final = 1 << 20
-"""Bytes a second over all groups, below which they say nothing about load."""
+"""Bytes a second over all groups; below this the written bytes say nothing about load."""
 
 
 def weigh(counts: Mapping[GroupId, int], written: Mapping[GroupId, int]) -> dict[GroupId, int]:
-    """Every group's load, in queues, from its queue count and the bytes written to it a second."""
+    """Each group's load, in queues, from its queue count and the bytes written to it a second."""
     total, total_bytes = sum(counts.values()), sum(written.get(group, 0) for group in counts)
     if total_bytes < QUIET_BYTES:
         return dict(counts)
@@ -32,9 +33,9 @@ def weigh(counts: Mapping[GroupId, int], written: Mapping[GroupId, int]) -> dict
 
 
 def place(queues: int, loads: Mapping[GroupId, int]) -> list[GroupId]:
-    """The group of each of `queues` new queues; `loads` has every usable group's load, in queues.
+    """The group of each of `queues` new queues.
 
-    Asserts that there is a group.
+    `loads` has the load of every usable group, in queues; it must not be empty.
     """
     assert loads
     heap = [(count, group) for group, count in loads.items()]

@@ -1,7 +1,8 @@
-"""What a topic may be: names, numbers of queues, settings; and the records that make its queues.
+"""The rules for topics: names, numbers of queues, settings, and the control records of each change.
 
-All functions are pure. `queue_records` gives for each broker group the control records that bring
-it to the wanted state; each record is idempotent, so the whole list can be sent again at any time.
+All functions are pure. `create_records`, `alter_records`, `delete_records` and `split_calls` give
+the control records that bring a broker group to the wanted state; each record is idempotent, so the
+whole list can be sent again at any time.
 
 Not here: storing topics and driving the groups (`topics.py`).
 """
@@ -29,7 +30,7 @@ BATCH_BYTES_MAX: Final = 4 * MIB
 BATCH_BYTES_CAP: Final = 8 * MIB
 """A frame holds at least one batch and is cut at 8 MiB."""
 BATCH_OVERHEAD: Final = 1024
-"""Room for a batch's headers and column offsets around a single message."""
+"""Room for the headers and column offsets of a batch with a single message."""
 RECORDS_A_CALL: Final = 1_000
 """Control records in one call to a broker: some 100 KB, one entry of its log."""
 
@@ -103,12 +104,12 @@ def groups_of(record: TopicRecord) -> list[int]:
 
 
 def touched_groups(record: TopicRecord) -> list[int]:
-    """Those, and the broker groups that still know of queues that were to move."""
+    """The groups of `groups_of`, and those that may still know of a queue that was to move."""
     return sorted({*record.placement, *(each.group_id for each in record.touched)})
 
 
 def create_records(record: TopicRecord, group_id: int) -> Iterator[list[ControlRecord]]:
-    """What creates the group's queues of the topic, one list a call."""
+    """The records that create the group's queues of the topic, one list per call."""
     queues = [
         ControlRecord(
             create_queue=CreateQueue(
@@ -126,14 +127,17 @@ def create_records(record: TopicRecord, group_id: int) -> Iterator[list[ControlR
 
 
 def alter_records(record: TopicRecord) -> Iterator[list[ControlRecord]]:
-    """What brings the settings to a group, one list a call."""
+    """The records that bring the settings to a group, one list per call."""
     alter = AlterTopic(topic_id=record.topic_id, settings=record.settings)
     return _calls([ControlRecord(alter_topic=alter)])
 
 
 def delete_records(record: TopicRecord, group_id: int) -> Iterator[list[ControlRecord]]:
-    """What deletes the group's queues of the topic, one list a call; also those that a split may
-    have made which is not known to be done, and what the group knows of queues that moved."""
+    """The records that delete the group's queues of the topic, one list per call.
+
+    They include the children of splits that may have been done, and queues that moved and of which
+    the group may still know.
+    """
     touched = {each.queue_id for each in record.touched if each.group_id == group_id}
     queues = [
         ControlRecord(
@@ -148,7 +152,7 @@ def delete_records(record: TopicRecord, group_id: int) -> Iterator[list[ControlR
 
 
 def split_calls(record: TopicRecord, group_id: int) -> Iterator[list[ControlRecord]]:
-    """What brings decided splits to a group, one list a call."""
+    """The records that bring decided splits to a group, one list per call."""
     return _calls(list(split_records(record, group_id)))
 
 

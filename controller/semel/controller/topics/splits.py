@@ -1,16 +1,16 @@
-"""Splitting queues of a topic: what is decided, how groups are told, what the record says after.
+"""Splits of a topic's queues: how they are planned, sent to the groups and recorded.
 
-How it works. The record of a topic names splits that are decided (`splits`); the driver brings them
-to the parents' groups and then writes the record in which they are done. Numbers and slots of the
-children are part of the decision, so that whoever repeats it after a crash says the same.
+How it works. The record of a topic names the splits that are decided (`splits`). The driver brings
+them to the groups of the parents and then writes the record in which they are done. The numbers and
+slots of the children are part of the decision, so that a repetition after a crash sends the same.
 
-    decided   splits: parent, children's numbers and first slots
-    done      the parent is sealed, the children stand behind all other queues, in its group
+    decided   splits: parent, numbers and first slots of the children
+    done      the parent is sealed; the children follow all other queues, in the parent's group
 
-To reach a number of open queues, the widest queue is always cut first, and a queue that is cut more
-than once is cut into equal ranges at once: one split, one step for its readers.
+To reach a number of open queues, the widest queue is always cut first. A queue that would be cut
+more than once is cut into equal ranges at once: one split, one step for its readers.
 
-Not here: when (`topics.py`), what a split does (the broker).
+Not here: when a queue is split (`topics.py`), what a split does (the broker).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from semel.protos.v1.metadata_pb2 import QueueRecord, SplitRecord, TopicRecord
 
 
 class Queue(NamedTuple):
-    """One queue of a topic, as its record tells."""
+    """One queue of a topic, as the topic's record describes it."""
 
     queue_id: int
     group_id: int
@@ -60,12 +60,12 @@ def queues_of(record: TopicRecord) -> list[Queue]:
 
 
 def open_queues(record: TopicRecord) -> list[Queue]:
-    """Those that own slots now."""
+    """The queues that own slots now."""
     return [queue for queue in queues_of(record) if not queue.sealed]
 
 
 def plan_count(record: TopicRecord, queues: int) -> list[SplitRecord]:
-    """Splits after which the topic has so many open queues. Raises InvalidRequest."""
+    """The splits after which the topic has this many open queues. Raises InvalidRequest."""
     present = open_queues(record)
     if queues < len(present):
         raise InvalidRequest(
@@ -91,7 +91,7 @@ def plan_count(record: TopicRecord, queues: int) -> list[SplitRecord]:
 
 
 def plan_queue(record: TopicRecord, queue_id: int, children: int) -> list[SplitRecord]:
-    """The split of one queue; none when it was split so before.
+    """The split of one queue; empty when the queue was split into as many before.
 
     Raises UnknownQueue, InvalidRequest.
     """
@@ -124,7 +124,7 @@ def _split(queue: Queue, children: int, first_id: int) -> SplitRecord:
 
 
 def split_records(record: TopicRecord, group_id: int) -> Iterator[ControlRecord]:
-    """What brings the decided splits to one group."""
+    """The records that bring the decided splits to one group."""
     queues = queues_of(record)
     for split in record.splits:
         parent = queues[split.queue_id]
@@ -146,7 +146,7 @@ def _ranges(split: SplitRecord, parent: Queue) -> Iterator[tuple[int, int, int]]
 
 
 def after_splits(record: TopicRecord) -> TopicRecord:
-    """The record once all its splits are done."""
+    """The record as it is once all its splits are done."""
     done = TopicRecord()
     done.CopyFrom(record)
     queues = queues_of(record)
