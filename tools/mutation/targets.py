@@ -221,6 +221,7 @@ TARGETS: Final = {
                 "brokers/preference",
                 "moves/moves",
                 "topics/splits",
+                "topics/table",
                 "topics/topics",
                 "active/active_controller",
                 "active/succession",
