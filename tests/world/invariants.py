@@ -44,7 +44,7 @@ from semel.broker.raft import Message, MessageKind, Role
 from semel.broker.replica.replica import Replica
 from semel.broker.state import MoveState, ProducerState
 from semel.broker.state.apply.rows import WINDOW_BATCHES
-from semel.controller.moves.moves import JOB_SHIFT
+from semel.controller.moves.table import JOB_SHIFT
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     BatchFlags,

@@ -220,6 +220,7 @@ TARGETS: Final = {
                 "topics/placement",
                 "brokers/preference",
                 "moves/moves",
+                "moves/table",
                 "topics/splits",
                 "topics/table",
                 "topics/topics",

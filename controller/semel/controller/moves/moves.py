@@ -20,11 +20,11 @@ Invariants
    *decided* is: never both of one job.
 2. A queue is sealed only while *sealing* is stored. A move is given up if it is not decided within
    `SEALED_S` after its queue was sealed, or after this controller found it sealing.
-3. The job numbers of a queue rise: their upper half is the controller epoch.
-4. A queue that moves is not split, and the queues of a deleted topic are not deleted before its
+3. A queue that moves is not split, and the queues of a deleted topic are not deleted before its
    moves have ended.
 
-Not here: what a step does (the broker), records of topics (`topics/topics.py`).
+Not here: the stored records (`table.py`), what a step does (the broker), records of topics
+(`topics/topics.py`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
-from semel.controller import records
 from semel.controller.epoch import ControllerEpoch, unbroken
+from semel.controller.moves.table import Key, MoveTable, StoredMove, key_of
 from semel.controller.store import StoreFailed, VersionConflict
 from semel.controller.topics.splits import queues_of
 from semel.controller.topics.topics import RETRY_MS_FIRST, RETRY_MS_LAST, TopicService
@@ -82,11 +81,7 @@ SEAL_BYTES: Final = 8 << 20
 """Bytes that may be left to copy when the queue is sealed: well below a second's work."""
 SEALED_S: Final = 15.0
 """How long producers of a queue wait at most for a move that does not finish."""
-JOB_SHIFT: Final = 32
 _RUNNING: Final = frozenset({MOVE_STAGE_COPYING, MOVE_STAGE_SEALING})
-
-Key = tuple[int, int]
-"""Topic and queue."""
 
 
 class GroupCaller(Protocol):
@@ -117,14 +112,6 @@ class Groups(Protocol):
         """Feature level of a group's log; None when its master has not reported it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """A record as it is in the store."""
-
-    version: int
-    record: MoveRecord
-
-
 class MoveService:
     """All moves of the cluster. `start` begins its work, `stop` ends it."""
 
@@ -137,29 +124,24 @@ class MoveService:
         *,
         clock_us: Callable[[], int],
     ) -> None:
-        self._epoch = epoch
+        self._table = MoveTable(epoch, topics, clock_us=clock_us)
         self._topics = topics
         self._groups = groups
         self._caller = caller
-        self._clock_us = clock_us
-        self._known: dict[Key, _Known] = {}
         self._drivers: dict[Key, asyncio.Task[None]] = {}
         self._errors: dict[Key, SemelError] = {}
         self._progress: dict[Key, PullQueueReply] = {}
         self._sealed_since: dict[Key, float] = {}
-        self._jobs = 0
         self._retry_now = asyncio.Event()
         self._stopped = False
 
     async def load(self) -> None:
         """Reads all moves; to be called once, before `start`."""
-        for key, entry in (await self._epoch.store.scan(records.MOVES)).items():
-            record = records.load(MoveRecord, key, entry)
-            self._known[_key(record)] = _Known(version=entry.version, record=record)
+        await self._table.load()
 
     def start(self) -> None:
         """Continues all unfinished moves."""
-        for key in list(self._known):
+        for key in self._table.queues():
             self._drive(key)
 
     async def stop(self) -> None:
@@ -178,12 +160,7 @@ class MoveService:
 
     def moving(self, topic_id: int, queue_id: int | None = None) -> bool:
         """Whether a queue of the topic, or this one, is on its way or on its way back."""
-        return any(
-            key[0] == topic_id
-            and queue_id in (None, key[1])
-            and known.record.stage != MOVE_STAGE_ABORTED
-            for key, known in self._known.items()
-        )
+        return self._table.moving(topic_id, queue_id)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -195,7 +172,7 @@ class MoveService:
         """
         record = self._topics.find(name)
         key = record.topic_id, queue_id
-        running = self._running(key)
+        running = self._table.running(key)
         if running is not None and running.target == group_id:
             return self._status(key)
         source = self._check(record, queue_id, group_id)
@@ -210,7 +187,7 @@ class MoveService:
         """
         key = self._topics.find(name).topic_id, queue_id
         while True:
-            known = self._known.get(key)
+            known = self._table.get(key)
             if known is None:
                 raise InvalidRequest(f"queue {queue_id} of topic {name!r} is not being moved")
             if known.record.stage in (MOVE_STAGE_ABORTING, MOVE_STAGE_ABORTED):
@@ -226,7 +203,7 @@ class MoveService:
     def statuses(self, name: str = "") -> list[MoveStatus]:
         """Moves of one topic or of all, by topic, then queue. Raises UnknownTopic."""
         wanted = self._topics.find(name).topic_id if name else None
-        found = [self._status(key) for key in self._known if wanted in (None, key[0])]
+        found = [self._status(key) for key in self._table.queues() if wanted in (None, key[0])]
         return sorted(found, key=lambda status: (status.topic, status.queue_id))
 
     def unfinished(self) -> list[UnfinishedTopic]:
@@ -252,7 +229,7 @@ class MoveService:
         groups = self._groups.group_ids()
         if group_id not in groups:
             raise UnknownGroup(f"there is no broker group {group_id}; known are {groups}")
-        running = self._running((record.topic_id, queue_id))
+        running = self._table.running((record.topic_id, queue_id))
         if running is not None:
             raise InvalidRequest(
                 f"queue {queue_id} of topic {name!r} is on its way from broker group"
@@ -295,12 +272,8 @@ class MoveService:
                 level=max(needed, MOVE_LEVEL),
             )
 
-    def _running(self, key: Key) -> MoveRecord | None:
-        known = self._known.get(key)
-        return None if known is None or known.record.stage == MOVE_STAGE_ABORTED else known.record
-
     def _status(self, key: Key) -> MoveStatus:
-        known = self._known.get(key)
+        known = self._table.get(key)
         if known is None:  # the move has ended meanwhile
             return MoveStatus(topic_id=key[0], queue_id=key[1], stage="done")
         record, progress = known.record, self._progress.get(key, PullQueueReply())
@@ -322,77 +295,29 @@ class MoveService:
     # --- the store ------------------------------------------------------------------------------
 
     async def _begin(self, topic: TopicRecord, queue_id: int, source: int, target: int) -> None:
-        """Stores a new move, and in the topic's record that the target may know of the queue."""
         key = topic.topic_id, queue_id
-        before = self._known.get(key)
-        self._jobs += 1
-        record = MoveRecord(
-            job=self._epoch.number << JOB_SHIFT | self._jobs,
-            topic=topic.name,
-            topic_id=topic.topic_id,
-            queue_id=queue_id,
-            source=source,
-            target=target,
-            stage=MOVE_STAGE_COPYING,
-            begun_us=self._clock_us(),
+        await self._table.add(
+            topic, queue_id, source, target, lambda changed: self._check(changed, queue_id, target)
         )
-
-        def touch(changed: TopicRecord) -> None:
-            self._check(changed, queue_id, target)
-            _touch(changed, queue_id, target)
-
-        try:
-            version = await self._topics.change_with(
-                key[0],
-                touch,
-                checks={_path(key): None if before is None else before.version},
-                puts={_path(key): records.dump(record)},
-            )
-        except VersionConflict:
-            raise Throttled(
-                f"queue {queue_id} of topic {topic.name!r} is being moved; ask again",
-                retry_after_ms=100,
-            ) from None
         self._forget(key)
-        self._known[key] = _Known(version=version, record=record)
-        log.info(
-            "queue begins to move topic=%s queue=%d from=%d to=%d job=%d",
-            *(topic.name, queue_id, source, target, record.job),
-        )
         self._drive(key)
 
-    async def _set(self, known: _Known, stage: MoveStage, reason: str = "") -> None:
-        """Stores the next stage of a move. Raises VersionConflict when the record has changed."""
-        record = MoveRecord()
-        record.CopyFrom(known.record)
-        record.stage, record.reason = stage, reason or record.reason
-        key = _key(record)
-        version = await self._epoch.transact(
-            checks={_path(key): known.version}, puts={_path(key): records.dump(record)}
-        )
-        self._known[key] = _Known(version=version, record=record)
-        self._errors.pop(key, None)
-        log.info(
-            "move goes on topic=%s queue=%d stage=%s%s",
-            *(record.topic, record.queue_id, MoveStage.Name(stage), reason and f" reason={reason}"),
-        )
+    async def _set(self, known: StoredMove, stage: MoveStage, reason: str = "") -> None:
+        await self._table.set(known, stage, reason)
+        self._errors.pop(key_of(known.record), None)
 
-    async def _abort(self, known: _Known, reason: str) -> bool:
+    async def _remove(self, known: StoredMove) -> None:
+        await self._table.remove(known)
+        self._forget(key_of(known.record))
+
+    async def _abort(self, known: StoredMove, reason: str) -> bool:
         """Gives up the move; false when it has got further meanwhile."""
         try:
             await self._set(known, MOVE_STAGE_ABORTING, reason)
         except VersionConflict:
             return False
-        self._drive(_key(known.record))
+        self._drive(key_of(known.record))
         return True
-
-    async def _remove(self, known: _Known) -> None:
-        key = _key(known.record)
-        await self._epoch.transact(
-            checks={_path(key): known.version}, deletes=frozenset({_path(key)})
-        )
-        self._known.pop(key, None)
-        self._forget(key)
 
     def _forget(self, key: Key) -> None:
         for known in (self._errors, self._progress, self._sealed_since):
@@ -405,7 +330,7 @@ class MoveService:
             self._drivers[key] = asyncio.get_running_loop().create_task(self._finish(key))
 
     def _to_do(self, key: Key) -> bool:
-        known = self._known.get(key)
+        known = self._table.get(key)
         if known is None:
             return False
         return known.record.stage != MOVE_STAGE_ABORTED or self._topic(key) is None
@@ -428,7 +353,8 @@ class MoveService:
     async def _steps(self, key: Key) -> None:
         pause_ms = RETRY_MS_FIRST
         while self._to_do(key):
-            known, retry_now = self._known[key], self._retry_now
+            known, retry_now = self._table.get(key), self._retry_now
+            assert known is not None
             try:
                 await self._step(known)
                 self._errors.pop(key, None)
@@ -450,9 +376,9 @@ class MoveService:
             except TimeoutError:
                 pause_ms = min(pause_ms * 2, RETRY_MS_LAST)
 
-    async def _step(self, known: _Known) -> None:
+    async def _step(self, known: StoredMove) -> None:
         record = known.record
-        key, topic = _key(record), self._topic(_key(record))
+        key, topic = key_of(record), self._topic(key_of(record))
         if record.stage in _RUNNING and topic is None:
             await unbroken(self._abort(known, "the topic was deleted"))
         elif record.stage == MOVE_STAGE_COPYING:
@@ -462,7 +388,7 @@ class MoveService:
             await self._seal(known)
         elif record.stage == MOVE_STAGE_DECIDED:
             await self._tell(record, record.target, control_pb2.MOVE_STEP_ACTIVATE, topic)
-            await unbroken(self._activated(known))
+            await unbroken(self._table.activate(known))
         elif record.stage == MOVE_STAGE_ACTIVATED:
             await self._tell(record, record.source, control_pb2.MOVE_STEP_FORWARD)
             log.info("queue has moved topic=%s queue=%d", record.topic, record.queue_id)
@@ -474,11 +400,11 @@ class MoveService:
         elif self._topics.by_id(key[0]) is None or topic is None:
             await unbroken(self._remove(known))  # an aborted move of a topic that is gone
 
-    async def _copy(self, known: _Known, topic: TopicRecord) -> None:
-        record, key = known.record, _key(known.record)
+    async def _copy(self, known: StoredMove, topic: TopicRecord) -> None:
+        record, key = known.record, key_of(known.record)
         await self._tell(record, record.target, control_pb2.MOVE_STEP_BEGIN, topic)
         rounds = 0
-        while self._known.get(key) is known and self._topic(key) is not None:
+        while self._table.get(key) is known and self._topic(key) is not None:
             found = self._progress[key] = await self._pull(record, finish=False)
             self._errors.pop(key, None)
             rounds += 1
@@ -490,12 +416,12 @@ class MoveService:
                 await unbroken(self._set(known, MOVE_STAGE_SEALING))
                 return
 
-    async def _seal(self, known: _Known) -> None:
+    async def _seal(self, known: StoredMove) -> None:
         """Seals the queue and fetches the rest; gives the move up when that takes too long.
 
         Raises SemelError for a failure that may pass.
         """
-        record, key = known.record, _key(known.record)
+        record, key = known.record, key_of(known.record)
         since = self._sealed_since.setdefault(key, time.monotonic())
         try:
             await self._tell(record, record.source, control_pb2.MOVE_STEP_SEAL)
@@ -509,29 +435,6 @@ class MoveService:
             await unbroken(self._set(known, MOVE_STAGE_DECIDED))
         elif time.monotonic() - since >= SEALED_S:
             await unbroken(self._abort(known, f"not everything was copied in {SEALED_S:g} s"))
-
-    async def _activated(self, known: _Known) -> None:
-        """Stores that the target has the queue, and its new place, which changes the routes."""
-        record, key = MoveRecord(), _key(known.record)
-        record.CopyFrom(known.record)
-        record.stage = MOVE_STAGE_ACTIVATED
-
-        def place(topic: TopicRecord) -> None:
-            topic.placement[record.queue_id] = record.target
-            _touch(topic, record.queue_id, record.source)
-            topic.settings_pending = topic.state == TOPIC_STATE_ACTIVE
-
-        version = await self._topics.change_with(
-            key[0],
-            place,
-            checks={_path(key): known.version},
-            puts={_path(key): records.dump(record)},
-        )
-        self._known[key] = _Known(version=version, record=record)
-        log.info(
-            "queue lives elsewhere topic=%s queue=%d group=%d",
-            *(record.topic, record.queue_id, record.target),
-        )
 
     async def _tell(
         self,
@@ -572,17 +475,3 @@ class MoveService:
 def _passes(error: SemelError) -> bool:
     """Whether the error may pass, perhaps once other nodes of a group have repaired something."""
     return isinstance(error, RetriableError | StorageError) and not isinstance(error, QueueMoved)
-
-
-def _key(record: MoveRecord) -> Key:
-    return record.topic_id, record.queue_id
-
-
-def _path(key: Key) -> str:
-    return records.move_key(*key)
-
-
-def _touch(topic: TopicRecord, queue_id: int, group_id: int) -> None:
-    """Notes that the group may know of the queue, so that it is told when the topic is deleted."""
-    if not any((each.queue_id, each.group_id) == (queue_id, group_id) for each in topic.touched):
-        topic.touched.add(queue_id=queue_id, group_id=group_id)
