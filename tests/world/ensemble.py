@@ -1,18 +1,18 @@
 """Several controllers of one simulated cluster, and the store that they share.
 
 How it works. The store is a machine of its own, as ZooKeeper's servers are: it orders transactions,
-and every controller talks to it over the simulated network. A controller that beats keeps a
-session; the oldest one that is alive is told to be master. Nobody is told that he was replaced as
-long as he does not ask, so one that is stopped, cut off or slow may take itself for the master for
-a while; `lease_s` says how long it trusts the store's last word. What it has sent may arrive when
-others have long been in office.
+and every controller talks to it over the simulated network. A controller that sends heartbeats
+keeps a session; the oldest one that is alive is told to be master. A controller learns that it was
+replaced only when it asks, so one that is stopped, cut off or slow may take itself for the master
+for a while; `lease_s` says how long it trusts the store's last answer. Its requests may arrive when
+others have long been active.
 
-As the real stores do, one that cannot tell whether its transaction was done lays the mastership
-down before it says so: whoever takes office reads everything again.
+As with the real stores, a controller that cannot tell whether its transaction was done gives up the
+mastership before it says so: the next active controller reads everything again.
 
 Invariants checked here
-1. Offices are counted up one by one, each taken by one process.
-2. Once another process has taken office, nothing of an older one is stored.
+1. Controller epochs are counted up one by one; each is begun by one process.
+2. Once another process has begun an epoch, no transaction of an older epoch is stored.
 
 Not here: what brokers accept from controllers (`invariants.py`).
 """
@@ -60,7 +60,7 @@ class Ensemble:
     def __init__(self, world: World, demand: Callable[[bool, str], None]) -> None:
         self.world = world
         self.table = Table()
-        self.office = 0
+        self.epoch = 0
         """The newest one."""
         self._holder: Process | None = None
         """Who has taken it."""
@@ -94,23 +94,23 @@ class Ensemble:
         if cluster is None:
             self._demand(
                 process is self._holder,
-                f"{process} stores {sorted(transaction.puts)}, but {self._holder} has office "
-                f"{self.office}",
+                f"{process} stores {sorted(transaction.puts)}, but {self._holder} has epoch "
+                f"{self.epoch}",
             )
         else:
             number = ClusterRecord.FromString(cluster).terms_of_office
             self._demand(
-                number == self.office + 1, f"{process} takes office {number} after {self.office}"
+                number == self.epoch + 1, f"{process} begins epoch {number} after {self.epoch}"
             )
             if self._holder is not None and self._holder.alive and self._holder is not process:
-                self.world.count("office taken from a living controller")
-            self.world.count("office taken")
-            self.office, self._holder = number, process
+                self.world.count("epoch taken from a living controller")
+            self.world.count("epoch begun")
+            self.epoch, self._holder = number, process
         return self.table.apply(transaction)
 
     @property
     def holder(self) -> str:
-        """The host whose process took office last; empty before the first."""
+        """The host whose process began the newest epoch; empty before the first."""
         return "" if self._holder is None else self._holder.host
 
 
@@ -180,7 +180,7 @@ class GroupStore:
         return int(await self._ask(lambda: self._ensemble.table.revision))
 
     async def transact(self, transaction: Transaction) -> int:
-        # Shielded: it is on its way, and how it ends decides whether the office goes on.
+        # Shielded: it is on its way, and its outcome decides whether the epoch goes on.
         return await asyncio.shield(asyncio.ensure_future(self._transact(transaction)))
 
     async def _transact(self, transaction: Transaction) -> int:

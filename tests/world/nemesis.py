@@ -294,7 +294,7 @@ class Nemesis:
             self.world.crash(name, "kill")
 
     def controller(self) -> ControllerHost:
-        """The one in office, as the store knows; sometimes another one."""
+        """The active controller, as the store knows it; sometimes another one."""
         controllers, ensemble = self.run.controllers, self.run.ensemble
         if ensemble is None:
             return controllers[0]

@@ -415,8 +415,8 @@ def removes_its_mark_before_it_has_caught_up() -> Any:
     return patch.object(MembershipStatus, "_catch_up", _catch_up)
 
 
-def writes_without_its_office() -> Any:
-    """A controller that was replaced goes on storing what it decides."""
+def writes_without_its_epoch() -> Any:
+    """A controller that was replaced goes on storing its decisions."""
 
     async def transact(
         self: Any, *, checks: Any = None, puts: Any = None, deletes: frozenset[str] = frozenset()

@@ -18,8 +18,8 @@ RARE = {
     "controller stop": 1,
     "controller unheard": 2,
     "mastership laid down": 1,
-    "office taken": 2 * len(SEEDS),
-    "office taken from a living controller": 1,
+    "epoch begun": 2 * len(SEEDS),
+    "epoch taken from a living controller": 1,
     "operator: made and deleted a topic": 2 * len(SEEDS),
 }
 
@@ -36,10 +36,10 @@ def test_controllers_replace_each_other_under_faults() -> None:
 @pytest.mark.parametrize(
     ("plant", "said"),
     [
-        (planted.writes_without_its_office, "has office"),
+        (planted.writes_without_its_epoch, "has epoch"),
         (planted.obeys_replaced_controllers, "obeys office"),
     ],
-    ids=["writes_without_its_office", "obeys_replaced_controllers"],
+    ids=["writes_without_its_epoch", "obeys_replaced_controllers"],
 )
 def test_a_planted_bug_of_controllers_is_found(plant: Plant, said: str) -> None:
     assert said in first_failure(range(80), plant, more=("controllers",))

@@ -1,4 +1,4 @@
-"""Three controllers, of which the one in office suffers, while topics are made and deleted all the
+"""Three controllers, of which the active one suffers, while topics are made and deleted all the
 time, so that it has something to do."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def with_controllers(plan: Plan) -> Plan:
 
 @fault("controller stop")
 def stop(nemesis: Nemesis) -> None:
-    """Longer than a session: another one is in office when it wakes."""
+    """Longer than a session: another one is active when it wakes."""
     world = nemesis.world
     process = world.hosts.get(nemesis.controller().name)
     if process is not None:
@@ -62,8 +62,8 @@ def cut_off(nemesis: Nemesis) -> None:
 
 @fault("controller unheard")
 def unheard(nemesis: Nemesis) -> None:
-    """What it tells brokers waits on its way, while it is asked for a topic; then it loses the
-    store, too, and another one is in office when everything arrives."""
+    """Its calls to brokers wait on their way, while it is asked for a topic; then it loses the
+    store, too, and another one is active when everything arrives."""
     name = nemesis.controller().name
     nemesis.world.count("controller unheard")
     nemesis.cut({(name, other) for other in nemesis.names()})
