@@ -14,6 +14,7 @@ from tests.packaging.test_layout import ROOT, tracked
 TOUR = ROOT / "docs" / "tour.md"
 TOUR_LINES_MAX = 120
 
+FENCED = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
 CODE = re.compile(r"`([^`]+)`")
 NAMED = re.compile(r"\[`([^`]+\.py):([\w.]+)`\]\(([^)\s]+)\)")
 """In the tour: a link to a file whose text is its end, a colon, and a name that it defines."""
@@ -38,7 +39,7 @@ def endings() -> frozenset[str]:
 
 def missing_paths(text: str) -> list[str]:
     """Code spans that look like a source file, or a folder, and are nothing in the repository."""
-    spans = (span.strip() for span in CODE.findall(text))
+    spans = (span.strip() for span in CODE.findall(FENCED.sub("", text)))
     looked_for = [one for one in spans if SOURCE.fullmatch(one) or FOLDER.fullmatch(one)]
     return [one for one in looked_for if one not in endings() and one not in NODE_FOLDERS]
 
