@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.test_layout import ROOT, tracked
+from tests.packaging.test_layout import PORTIONS, ROOT, tracked
 
 TOUR = ROOT / "docs" / "tour.md"
 TOUR_LINES_MAX = 120
@@ -74,6 +74,31 @@ def wrong_names(page: Path) -> list[str]:
     return wrong + loose
 
 
+@cache
+def spoken() -> str:
+    """Every string of the product's sources; a zero byte stands where a value is filled in."""
+    found = []
+    for folder in PORTIONS:
+        for path in tracked(f"{folder}/*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = (getattr(part, "value", "") for part in node.values)
+                    found.append("\0".join(part for part in parts if isinstance(part, str)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return "\0".join(found)
+
+
+def unspoken(table: str) -> list[str]:
+    """Quotations in the first column of a table that no program says; an ellipsis stands for what
+    is filled in."""
+    cells = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
+    quoted = [span for cell in cells for span in CODE.findall(cell)]
+    return [
+        span for span in quoted if not all(part.strip() in spoken() for part in span.split("…"))
+    ]
+
+
 @pytest.mark.parametrize("page", [path.relative_to(ROOT).as_posix() for path in tracked("*.md")])
 def test_files_and_folders_that_a_page_names_exist(page: str) -> None:
     assert missing_paths((ROOT / page).read_text(encoding="utf-8")) == []
@@ -84,6 +109,18 @@ def test_a_planted_path_that_is_nowhere_is_found() -> None:
         "`raft/core.py`, `core.py`, `broker/semel/broker/raft/`, `raft/cores.py`, `rafts/`, `a.b`"
     )
     assert missing_paths(text) == ["raft/cores.py", "rafts/"]
+
+
+def test_programs_say_what_the_operations_page_quotes() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    table = page.partition("\n## When something is wrong\n")[2].partition("\n## ")[0]
+    assert unspoken(table) == []
+    assert len(table.splitlines()) > 20
+
+
+def test_a_planted_text_that_no_program_says_is_found() -> None:
+    table = "| `no longer master: nobody gives …` | x |\n| `nobody says … this` or `up` | y |"
+    assert unspoken(table) == ["nobody says … this"]
 
 
 def test_the_tour_names_what_exists() -> None:
