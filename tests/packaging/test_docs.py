@@ -55,10 +55,22 @@ def too_long(text: str) -> list[int]:
     return long
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind `#`: the page's headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ +(.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def broken_links(page: Path) -> list[str]:
-    targets = [link.partition("#")[0] for link in LINK.findall(page.read_text(encoding="utf-8"))]
-    local = [target for target in targets if target and "://" not in target]
-    return [target for target in local if not (page.parent / target).exists()]
+    broken = []
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if "://" not in link and not (
+            target.exists() and (not anchor or anchor in anchors(target))
+        ):
+            broken.append(link)
+    return broken
 
 
 def test_every_link_leads_somewhere() -> None:
@@ -70,8 +82,10 @@ def test_every_link_leads_somewhere() -> None:
 
 def test_a_planted_dead_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("[a](page.md#here), [b](https://example.org/x), [c](nowhere.md)")
-    assert broken_links(page) == ["nowhere.md"]
+    page.write_text(
+        "# It's here\n[a](page.md#its-here), [b](https://example.org/x#y), [c](nowhere.md), [d](#a)"
+    )
+    assert broken_links(page) == ["nowhere.md", "#a"]
 
 
 def test_the_changelog_knows_the_version() -> None:
