@@ -20,6 +20,7 @@ NAMED = re.compile(r"\[`([^`]+\.py):([\w.]+)`\]\(([^)\s]+)\)")
 """In the tour: a link to a file whose text is its end, a colon, and a name that it defines."""
 SOURCE = re.compile(r"[\w./-]*\w\.(?:py|pyi|proto)")
 FOLDER = re.compile(r"(?:[\w.-]+/)+")
+PAGE = re.compile(r"docs/[\w/-]+\.md")
 NODE_FOLDERS = frozenset({"broker-1/", "controller-1/", "damaged-N/"})
 """Folders of a data directory; they are not in the repository."""
 
@@ -102,6 +103,23 @@ def unspoken(table: str) -> list[str]:
 @pytest.mark.parametrize("page", [path.relative_to(ROOT).as_posix() for path in tracked("*.md")])
 def test_files_and_folders_that_a_page_names_exist(page: str) -> None:
     assert missing_paths((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+def missing_pages(text: str) -> list[str]:
+    """Pages that a source names and that are not there."""
+    return [name for name in PAGE.findall(text) if not (ROOT / name).exists()]
+
+
+def test_pages_that_sources_name_exist() -> None:
+    sources = [
+        path for path in tracked("*.py", "*.proto", "*.toml", "run") if path != Path(__file__)
+    ]
+    found = {path: missing_pages(path.read_text(encoding="utf-8")) for path in sources}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_a_planted_page_that_is_nowhere_is_found() -> None:
+    assert missing_pages("# see docs/tour.md, docs/formats/none.md.") == ["docs/formats/none.md"]
 
 
 def test_a_planted_path_that_is_nowhere_is_found() -> None:
