@@ -31,12 +31,12 @@ _HEAD: Final = """\
 
 Made by `python -m tools.metrics` from the tables in `broker/semel/broker/probe.py` and
 `controller/semel/controller/probe.py`; a test keeps it true. [operations.md](operations.md#measure)
-says how to have them scraped and what to be woken for; [grafana.json](grafana.json) is a dashboard
-to import.
+says how Prometheus finds them and which to alert on; [grafana.json](grafana.json) is a dashboard to
+import.
 
-*Master only* means that a group's master alone shows it, so that sums over nodes count nothing
-twice. Counters begin at 0 with the process. Beside these every page has the standard `process_*`
-figures (CPU, memory, open files).
+*Master only* means that a group's master alone shows the metric, so that sums over nodes count
+nothing twice. Counters begin at 0 with the process. Beside these every page has the standard
+`process_*` figures (CPU, memory, open files).
 """
 
 

@@ -6,7 +6,8 @@ because they change nothing are listed in `docs/testing.md`, each with its reaso
 
     - `FILE` `FUNCTION`: `BEFORE` → `AFTER`: why it is the same program
 
-They are matched by these four texts. One that no longer exists is reported, so the list stays true.
+An entry may be wrapped: lines that begin with a space continue it. Entries are matched by these
+four texts. One that no longer exists is reported, so the list stays true.
 
 Not here: running them (`workbench.py`).
 """
@@ -75,11 +76,22 @@ def place_of(mutant: Mutant) -> Place:
 def read_equivalents(document: Path) -> set[Place]:
     """The mutants that the document explains."""
     found = set()
-    for line in document.read_text(encoding="utf-8").splitlines():
-        if match := _EQUIVALENT.match(line):
+    for entry in _joined(document.read_text(encoding="utf-8").splitlines()):
+        if match := _EQUIVALENT.match(entry):
             file, function, before, after = match.groups()
             found.add((file, function, before, after))
     return found
+
+
+def _joined(lines: Iterable[str]) -> list[str]:
+    """The lines, each with those that continue it."""
+    entries: list[str] = []
+    for line in lines:
+        if entries and entries[-1] and line.startswith(" "):
+            entries[-1] += " " + line.strip()
+        else:
+            entries.append(line.rstrip())
+    return entries
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,6 +260,17 @@ def test_the_account_counts_what_is_explained(source: Source, tmp_path: Path) ->
     assert account.score == len(rest) / (len(rest) + 1)
 
 
+def test_an_explanation_may_be_wrapped(tmp_path: Path) -> None:
+    document = tmp_path / "testing.md"
+    document.write_text(
+        "- `one.py` `f`: `a < 1` →\n  `a < 2`: nobody\n  asks\n"
+        "- `two.py` `g`:\n  `b`\n  → `c`:\n  it is the same\n\nNo entry `x`: `y` → `z`: w\n",
+        encoding="utf-8",
+    )
+    expected = {("one.py", "f", "a < 1", "a < 2"), ("two.py", "g", "b", "c")}
+    assert read_equivalents(document) == expected
+
+
 def test_a_run_that_was_ended_in_the_middle_of_a_line_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     Results(path).add(Fate("a", KILLED, "test", 1))

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RaftPeerStub:
-    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/peer-stream.md.
+    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/framed-streams.md.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class RaftPeerStub:
 
 
 class RaftPeerServicer:
-    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/peer-stream.md.
+    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/framed-streams.md.
     """
 
     def OpenStream(self, request, context):
@@ -70,7 +70,7 @@ def add_RaftPeerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RaftPeer:
-    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/peer-stream.md.
+    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/framed-streams.md.
     """
 
     @staticmethod
