@@ -65,9 +65,14 @@ def _section(program: Program) -> Iterator[str]:
     for parameter in program.command.params:
         assert isinstance(parameter, click.Option)
         yield f"### `{parameter.opts[0]}`\n"
-        yield " · ".join(_facts(program, parameter)) + "\n"
-        yield textwrap.fill(_text(parameter), 120, break_long_words=False, break_on_hyphens=False)
+        facts = (fact.replace(" ", "\N{NO-BREAK SPACE}") for fact in _facts(program, parameter))
+        yield _wrapped(" · ".join(facts)).replace("\N{NO-BREAK SPACE}", " ") + "\n"
+        yield _wrapped(_text(parameter))
         yield ""
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _facts(program: Program, option: click.Option) -> Iterator[str]:

@@ -15,7 +15,7 @@ def entries(program: Program) -> dict[str, str]:
     """Each flag of a program with the line of facts below its heading."""
     _, _, section = page().partition(f"## `{program.title}`\n")
     section, _, _ = section.partition("\n## ")
-    return dict(re.findall(r"### `(--[a-z-]+)`\n\n(.+)\n", section))
+    return dict(re.findall(r"### `(--[a-z-]+)`\n\n(.+?)\n\n", section, flags=re.S))
 
 
 def options(program: Program) -> list[click.Option]:
