@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.test_layout import PORTIONS, ROOT, tracked
+from tests.packaging.tree import PORTIONS, ROOT, tracked
 
 TOUR = ROOT / "docs" / "tour.md"
 TOUR_LINES_MAX = 120

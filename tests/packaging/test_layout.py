@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.tree import ROOT, tracked
+from tests.packaging.tree import PORTIONS, ROOT, tracked
 
-PORTIONS = ("protos", "client", "broker", "controller", "spark_connector")
 FILE_LINES_MAX = 600
 
 

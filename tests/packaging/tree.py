@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PORTIONS = ("protos", "client", "broker", "controller", "spark_connector")
 
 
 def tracked(*patterns: str) -> list[Path]:

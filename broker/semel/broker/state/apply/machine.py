@@ -14,7 +14,7 @@ Invariants
 
 Format. docs/formats/state.md.
 
-It is one long file because applying records and writing the canonical bytes of the whole state
+It is all in one file because applying records and writing the canonical bytes of the whole state
 change together: whatever is applied in one place and forgotten in the other would be lost at the
 next checkpoint.
 
