@@ -130,7 +130,7 @@ class Streams:
         stream = GrpcStream(channel, purpose, address, self._connections.told)
         try:
             async with compat.timeout(self._patience_s):
-                await stream.hear_levels()
+                await stream.hear_levels(min(_END_S, self._patience_s / 2))
         except TimeoutError:
             stream.close()
             raise TimedOut(f"{address} does not answer") from None
@@ -177,22 +177,23 @@ class GrpcStream:
             _METHODS[purpose], request_serializer=None, response_deserializer=None
         )(metadata=told)
 
-    async def hear_levels(self) -> None:
-        """Waits for what the broker says first. Raises SemelError."""
+    async def hear_levels(self, end_s: float) -> None:
+        """Waits for what the broker says first. Raises SemelError. A stream without levels may take
+        `end_s` to report its end."""
         try:
             told = told_levels(await self._call.initial_metadata())
         except grpc.RpcError as error:
             raise translate(error, self._address) from None
         if told is not None:
             self.levels = told
-        elif await self._has_ended():
+        elif await self._has_ended(end_s):
             await self.read()  # raises why
 
-    async def _has_ended(self) -> bool:
+    async def _has_ended(self, within_s: float) -> bool:
         """Whether the stream ended before the broker sent a message. The end arrives in the same
         frame as the empty metadata, but gRPC reports the two one after the other."""
         try:
-            async with compat.timeout(_END_S):
+            async with compat.timeout(within_s):
                 await self._call.code()
         except TimeoutError:
             return False
