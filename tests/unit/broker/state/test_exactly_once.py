@@ -139,6 +139,17 @@ def test_nothing_stored_twice_lost_or_reordered() -> None:
     run_state_machine_as_test(Histories, settings=QUICK)
 
 
+def test_a_forgery_among_the_sequences_that_a_batch_skips_stands_for_it() -> None:
+    """Found by Hypothesis: two writers under one identity, and the first one's batch comes again
+    when the window does not reach back to the other's any more."""
+    histories = Histories()
+    histories.make(producer=PRODUCERS[0], key=KEYS[0], size=1, kind="late positions", sends=1)
+    histories.forge(pick=0, kind="before")
+    histories.burst(producer=PRODUCERS[0], key=KEYS[0], count=63)
+    histories.old_connections()
+    histories.agree()
+
+
 def walk(seed: int, steps: int) -> World:
     """The same world under a seed, without hypothesis: longer and cheaper."""
     chance = random.Random(seed)

@@ -454,12 +454,20 @@ class World:
             assert self.touches_a_forgery(head, row), "acknowledged and not stored"
 
     def touches_a_forgery(self, head: BatchHeader, row: Row) -> bool:
-        """Two writers used the same sequences: then one content stands for the other."""
+        """Two writers used the same sequences: then one content stands for the other. Before the
+        oldest batch of a full window nothing is known, not even which sequences a batch skipped.
+        """
         overlapping = [
             stored.content_crc
             for stored, _ in row.stored
             if stored.base_sequence <= head.last_sequence
             and head.base_sequence <= stored.last_sequence
+        ]
+        overlapping += [
+            stored.content_crc
+            for stored, _ in row.stored[: max(0, len(row.stored) - WINDOW + 1)]
+            if stored.previous_sequence == head.previous_sequence
+            and head.last_sequence < stored.base_sequence
         ]
         return bool(overlapping) and not self.twins.isdisjoint([head.content_crc, *overlapping])
 
