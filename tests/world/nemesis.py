@@ -21,6 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.protos.ids import NodeId
 from tests.checking.moves import Did
 from tests.world.clients import TOPIC, Loader, Member
@@ -67,7 +68,7 @@ class Nemesis:
         for group in run.groups:
             group.invariants.on_step = partial(self._on_step, group)
         for step in plan.steps:
-            self.world.later(step.at_s, lambda step=step: self.strike(step))  # type: ignore[misc]
+            self.world.later(step.at_s, partial(self.strike, step))
 
     @property
     def hosts(self) -> list[BrokerHost]:
@@ -539,7 +540,7 @@ class Nemesis:
             if host.replica is not None and host.context is not None and host.node is not None:
                 checkpoints = host.node.checkpoints
 
-                async def write(checkpoints=checkpoints) -> None:  # type: ignore[no-untyped-def]
+                async def write(checkpoints: Checkpoints = checkpoints) -> None:
                     try:
                         await checkpoints.write()
                     except Exception:

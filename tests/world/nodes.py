@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,7 @@ class BrokerHost:
             return  # theirs break
         for peer in self.cluster.values():
             if peer is not self and (self.name, peer.name) not in world.network.cut:
-                world.later(world.network.latency(), lambda peer=peer: peer.on_unreachable(self))  # type: ignore[misc]
+                world.later(world.network.latency(), partial(peer.on_unreachable, self))
 
     def on_unreachable(self, other: BrokerHost) -> None:
         replica = self.replica

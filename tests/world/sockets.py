@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.world.loop import PROCESS, Process
@@ -78,7 +79,7 @@ class SimTransport:
         for piece in (data[:cut], data[cut:]):
             if piece:
                 self._on_its_way += len(piece)
-                self._out.send(lambda piece=bytes(piece): self._arrives(piece))  # type: ignore[misc]
+                self._out.send(partial(self._arrives, bytes(piece)))
         if self._on_its_way > self._high and not self._paused:
             self._paused = True
             self._network.writers_paused += 1

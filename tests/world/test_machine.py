@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def test_a_pipe_keeps_its_order_through_a_cut() -> None:
     got: list[int] = []
     network.set_cuts({("a", "b")})
     for number in range(10):
-        pipe.send(lambda number=number: got.append(number))  # type: ignore[misc]
+        pipe.send(partial(got.append, number))
     world.loop.run(3)
     assert got == []
     network.heal()
@@ -326,7 +327,7 @@ def test_a_misdirected_write_succeeds_and_lies_elsewhere() -> None:
         world = World(seed)
         disk = Disk(world, "h")
         bitten: list[int] = []
-        disk.on_misdirected = lambda bitten=bitten, seed=seed: bitten.append(seed)  # type: ignore[misc]
+        disk.on_misdirected = partial(bitten.append, seed)
 
         async def main(disk: Disk = disk, world: World = world) -> None:
             files = disk.mount(world.hosts["h"])

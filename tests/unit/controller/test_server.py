@@ -19,6 +19,7 @@ from semel.controller.store import MemoryStore
 from semel.protos.errors import (
     DataDirectoryError,
     InvalidRequest,
+    SemelError,
     TimedOut,
     TopicExists,
     Unavailable,
@@ -94,10 +95,12 @@ async def test_an_existing_topic_is_success_only_when_asked_and_equal(tmp_path: 
         ({"groups": [7]}, UnknownGroup),
     ],
 )
-async def test_senseless_topics_are_refused(tmp_path: Path, fields, error) -> None:  # type: ignore[no-untyped-def]
+async def test_senseless_topics_are_refused(
+    tmp_path: Path, fields: dict[str, Any], error: type[SemelError]
+) -> None:
     async with running_cluster(tmp_path) as cluster:
         await cluster.add_group(1)
-        given = {"name": "orders", "queues": 1, **fields}
+        given: dict[str, Any] = {"name": "orders", "queues": 1, **fields}
         assert type(await raised_by(cluster.client.create(**given))) is error
         assert not (await cluster.client.routes()).topics
 

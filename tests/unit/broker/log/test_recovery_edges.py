@@ -1,6 +1,6 @@
 """Recovery, segment by segment: what it makes of files that were put together by hand.
 
-One file: all tests build their segments with the same few helpers.
+This is one file because all tests put their segments together with the same helpers.
 """
 
 from __future__ import annotations

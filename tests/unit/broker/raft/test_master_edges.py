@@ -1,6 +1,7 @@
 """The edges of a master's rules: what it sends, counts, confirms, hands over, and when it goes.
 
-One file, although it is long: the tests are short and share their small world.
+This is one file because each section tests another duty of the same master: the sections share the
+master of `replicating`, and none of them stands for a module of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The edges of a slave's rules: what it votes for, takes, cuts and acknowledges; when it stands.
 
-One file, although it is long: the tests are short and share their small world.
+This is one file because the sections share the same few slaves: `chosen` fixes their election
+times, `standing` lets them campaign, and most rules hold for several of the inputs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Moves between groups: nothing is stored twice, lost or out of order, whatever comes again.
 
-One file: its scenarios, and all their interleavings at the end, share the two groups and the steps.
+This is one file because the scenarios and, at the end, the random interleavings share the two
+groups and the steps of a move.
 """
 
 from __future__ import annotations

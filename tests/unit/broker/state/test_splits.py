@@ -1,6 +1,6 @@
 """Splits: nothing is stored twice, lost or out of order, whatever of the parent comes again.
 
-One file: its scenarios share the split that each of them begins with.
+This is one file because every scenario begins with the same split.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_a_deleted_group_is_forgotten_wherever_its_queues_go(
     """Each event comes before one of the calls: target, source, target, source..."""
     groups = homes()
     assert known(groups) == [1]
-    cluster = Cluster(groups, [lambda event=event: event(groups) for event in events])  # type: ignore[misc]
+    cluster = Cluster(groups, [partial(event, groups) for event in events])
     assert asyncio.run(forget_progress(cluster, GROUP))  # type: ignore[arg-type]
     assert not cluster.events
     assert not known(groups)

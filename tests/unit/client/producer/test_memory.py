@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.client.config import ProducerConfig, build
+from semel.client.core.batching import Chunk
 from semel.client.producer.intake import Intake
 from semel.client.producer.memory import ProducerMemory
 from semel.protos.errors import BufferFull, Closed
@@ -19,7 +20,7 @@ def door(memory: ProducerMemory, **options: object) -> Intake:
     return Intake(config, wake=lambda: None, open_topic=None, memory=memory)
 
 
-def append(intake: Intake, value: bytes = b"v", *, block: bool = True):  # type: ignore[no-untyped-def]
+def append(intake: Intake, value: bytes = b"v", *, block: bool = True) -> tuple[Chunk, int]:
     return intake.append("t", value, None, None, None, None, None, block)
 
 

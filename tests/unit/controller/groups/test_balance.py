@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import pytest
 from hypothesis import given, settings
@@ -198,7 +198,9 @@ def test_a_topic_without_queues_and_a_group_without_members_are_nothing_special(
         (check_balanced, {"a": queues_of(1, 3), "b": [queues_of(1, 4)[3]]}),
     ],
 )
-def test_the_checks_see_a_bad_assignment(check, bad: Assignment) -> None:  # type: ignore[no-untyped-def]
+def test_the_checks_see_a_bad_assignment(
+    check: Callable[[Subscriptions, Queues, Assignment], None], bad: Assignment
+) -> None:
     with pytest.raises(AssertionError):
         check({"a": {1}, "b": {1}}, {1: queues_of(1, 4)}, bad)
 

@@ -1,6 +1,6 @@
 """Known bugs of Raft implementations, pysyncobj's own first: absent, and noticed when planted.
 
-One file: it is one list, read beside the one in docs/testing.md.
+This is one file because it is one list, which is read beside the list in docs/testing.md.
 """
 
 from __future__ import annotations
