@@ -1,8 +1,8 @@
-"""What must hold after every event, whatever the faults: checked as things happen.
+"""Checks, after every event, what must hold in a broker group whatever the faults.
 
-How it works. Sent messages, appends and truncations are seen as they pass; after each event of a
-broker its role and its applied index are looked at. All checks are incremental. What is durable is
-read from the disk's own durable image, not from what the node believes.
+How it works. The checker sees sent messages, appends and truncations as they pass, and looks at a
+broker's role and applied index after each of its events. All checks are incremental. The durable
+state is read from the disk's own durable image, and not from what the node believes.
 
 Invariants
 1. Election safety: one master a term.
@@ -23,8 +23,8 @@ Invariants
 10. A log loses its beginning only when a checkpoint that covers it is durable.
 11. Only the master of its term judges, whatever the disk does.
 
-One file, because all of it hangs on the same few moments of a node: it sends, it has a role, it has
-applied.
+This is one file because all checks hang on the same few moments of a node: it sends a message, its
+role changes, it applies an entry.
 
 Not here: what clients see (`tests/checking`).
 """
@@ -172,7 +172,7 @@ class Invariants:
             self.world.loop.broken = True
             self.world.tell(f"INVARIANT: {error}")
 
-    def _guarded_send(self, host: BrokerHost):  # type: ignore[no-untyped-def]
+    def _guarded_send(self, host: BrokerHost) -> Callable[[Message, Replica], None]:
         def on_send(message: Message, replica: Replica) -> None:
             try:
                 self.on_send(host, message, replica)
