@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from semel.console import zookeeper
+from semel.protos.addresses import Address
 from tests.kit.ports import free_ports
 
 START_S = 60.0
@@ -59,8 +60,8 @@ class Server:
     def mode(self) -> str:
         """What the server says it is; empty while it does not answer."""
         with contextlib.suppress(OSError):
-            host, _, port = self.address.rpartition(":")
-            with socket.create_connection((host, int(port)), timeout=1) as connection:
+            server = Address.parse(self.address)
+            with socket.create_connection((server.host, server.port), timeout=1) as connection:
                 connection.sendall(b"srvr")
                 answer = b""
                 while part := connection.recv(4096):

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import ctypes
 import functools
-import ipaddress
 import json
 import logging
 import os
@@ -37,6 +36,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.log import FileLayer, LogConfig, OsFiles, Reserve
 from semel.broker.log.config import SYNC_BY
 from semel.broker.node import READERS, BrokerNode
+from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import LEVEL_MAX
@@ -93,16 +93,22 @@ def _members(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> 
     members: dict[NodeId, str] = {}
     for value in values:
         node, equals, address = value.partition("=")
-        if not equals or not node.isdecimal() or not address:
+        if not equals or not node.isdecimal():
             raise click.BadParameter(f"{value!r} is not NODE=HOST:PORT")
+        _check_address(address)
         members[NodeId(int(node))] = address
     return members
 
 
+def _check_address(text: str) -> None:
+    try:
+        Address.parse(text)
+    except InvalidRequest as error:
+        raise click.BadParameter(error.message) from None
+
+
 def _address(_: click.Context, __: click.Parameter, value: str) -> str:
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        raise click.BadParameter(f"{value!r} is not HOST:PORT")
+    _check_address(value)
     return value
 
 
@@ -296,12 +302,7 @@ def _uvloop_run() -> Callable[[Coroutine[Any, Any, int]], int] | None:
 
 
 def _warn_unless_loopback(listen: str) -> None:
-    host = listen.rpartition(":")[0].strip("[]")
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
+    if not Address.parse(listen).loopback:
         logging.warning(
             "LISTENING ON %s: anybody who reaches this address can read and write; there is no "
             "authentication yet, keep it behind a firewall",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from semel.broker.log.config import LogConfig
 from semel.broker.raft.config import RaftConfig
+from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import LEVEL_MAX
@@ -276,7 +277,7 @@ def _on_one_machine(members: Mapping[NodeId, str]) -> list[NodeId]:
     """
     hosts: dict[str, NodeId] = {}
     for node_id, address in members.items():
-        host = address.rpartition(":")[0].strip("[]")
+        host = Address.parse(address, what=f"address of node {node_id}").host
         if host.startswith(LOOPBACK):
             continue
         if host in hosts:

@@ -67,6 +67,7 @@ from semel.broker.snapshots.install import CatchUp
 from semel.broker.snapshots.service import SnapshotService
 from semel.broker.state import State
 from semel.protos import compat
+from semel.protos.addresses import Address
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
@@ -304,9 +305,9 @@ class BrokerNode:
             TransactionsService(config, replica, self._transactions, calls), server
         )
         server.add_generic_rpc_handlers((routes_handler(self._routes),))
-        host, _, _ = config.listen.rpartition(":")
+        listen = Address.parse(config.listen)
         try:
-            port = server.add_insecure_port(config.listen)
+            port = server.add_insecure_port(str(listen))
         except RuntimeError:
             port = 0
         if not port:
@@ -314,17 +315,17 @@ class BrokerNode:
                 f"cannot listen on {config.listen}: the port is in use or the address is not "
                 "this machine's; choose another with --listen"
             )
-        self.address = f"{host}:{port}"
+        self.address = str(listen.with_port(port))
         for opened, number, whom in (
             (peer_port, config.peer_port, "peer"),
             (direct, config.stream_port, "stream"),
         ):
             try:
-                await opened.serve(host.strip("[]"), number)
+                await opened.serve(listen.host, number)
             except OSError as error:
                 raise OSError(
-                    f"cannot listen for {whom}s on {host}:{number}: {error.strerror}; choose "
-                    f"another port with --{whom}-port"
+                    f"cannot listen for {whom}s on {listen.with_port(number)}: {error.strerror}; "
+                    f"choose another port with --{whom}-port"
                 ) from error
             self._stack.push_async_callback(opened.close)
         await server.start()
@@ -334,7 +335,7 @@ class BrokerNode:
         config = self.config
         if config.metrics_port is None:
             return
-        host = config.listen.rpartition(":")[0].strip("[]")
+        host = Address.parse(config.listen).host
         metrics = MetricsServer(host, config.metrics_port, self._probe.page)
         await metrics.start()
         self.metrics_address = metrics.address

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeVar
 
 from semel.client.consumer.sql_offsets import SqlOffsets
+from semel.protos.addresses import Address
 from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, Codec
 from semel.protos.errors import InvalidRequest
 from semel.protos.levels import LEVEL_MAX
@@ -52,9 +53,7 @@ def parse_bootstrap(bootstrap: str) -> tuple[str, ...]:
     addresses = tuple(part.strip() for part in bootstrap.split(",") if part.strip())
     _require(bool(addresses), "bootstrap is empty; give HOST:PORT of a controller")
     for address in addresses:
-        host, colon, port = address.rpartition(":")
-        ok = bool(host) and bool(colon) and port.isdigit() and 0 < int(port) < 65_536
-        _require(ok, f"bootstrap address {address!r} is not HOST:PORT")
+        Address.parse(address, what="bootstrap address", port_min=1)
     return addresses
 
 

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from semel.protos.addresses import Address
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 
 FILE_NAME: Final = "cluster.toml"
@@ -131,7 +132,8 @@ def plan_cluster(
 ) -> ClusterPlan:
     """A new cluster: `groups` broker groups of `brokers` nodes each; port 0 takes free ones."""
     first = CONTROLLER_PORT if port is None else port
-    ports = _ports(host, first, controllers, groups * brokers)
+    listen = Address.parse(f"{host}:{first}", what="address to listen on")
+    ports = _ports(listen, controllers, groups * brokers)
     zookeepers: tuple[NodePlan, ...] = ()
     if metadata == ZOOKEEPER:
         own = first + ZOOKEEPER_PORT_STEP if first else next(ports)
@@ -141,12 +143,17 @@ def plan_cluster(
     return ClusterPlan(
         cluster_id=secrets.token_hex(8),
         controllers=tuple(
-            NodePlan(kind="controller", id=i + 1, group=None, address=f"{host}:{next(ports)}")
+            NodePlan(
+                kind="controller", id=i + 1, group=None, address=str(listen.with_port(next(ports)))
+            )
             for i in range(controllers)
         ),
         brokers=tuple(
             NodePlan(
-                kind="broker", id=i + 1, group=i // brokers + 1, address=f"{host}:{next(ports)}"
+                kind="broker",
+                id=i + 1,
+                group=i // brokers + 1,
+                address=str(listen.with_port(next(ports))),
             )
             for i in range(groups * brokers)
         ),
@@ -155,7 +162,8 @@ def plan_cluster(
     )
 
 
-def _ports(host: str, first: int, controllers: int, brokers: int) -> Iterator[int]:
+def _ports(listen: Address, controllers: int, brokers: int) -> Iterator[int]:
+    first = listen.port
     if first:
         if first + BROKER_PORT_STEP + brokers > 65_536:
             raise InvalidRequest(
@@ -165,15 +173,15 @@ def _ports(host: str, first: int, controllers: int, brokers: int) -> Iterator[in
         yield from range(first + BROKER_PORT_STEP, first + BROKER_PORT_STEP + brokers)
         return
     for port in random.sample(PRIVATE_PORTS, len(PRIVATE_PORTS)):
-        if not is_taken(f"{host}:{port}"):
+        if not is_taken(str(listen.with_port(port))):
             yield port
 
 
 def is_taken(address: str) -> bool:
     """Somebody listens on HOST:PORT; raises OSError for a host that is not this machine's."""
-    host, _, port = address.rpartition(":")
+    wanted = Address.parse(address)
     family, kind, protocol, _, target = socket.getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -283,7 +291,7 @@ def take_in(directory: Path, group: int, *, size: int = 0, replaces: int = 0) ->
         else:
             found = [node for node in members if node.joined]
             missing = max(0, size - len(members))
-        places = _free_places(plan, members[0].address.rpartition(":")[0])
+        places = _free_places(plan, Address.parse(members[0].address))
         added = [
             NodePlan(
                 kind="broker",
@@ -313,7 +321,7 @@ def found_group(directory: Path, group: int, brokers: int) -> list[NodePlan]:
                 f"not {brokers}: choose another number, or see `semel cluster grow`"
             )
         if not founders:
-            places = _free_places(plan, plan.brokers[0].address.rpartition(":")[0])
+            places = _free_places(plan, Address.parse(plan.brokers[0].address))
             founders = [
                 NodePlan(kind="broker", id=number, group=group, address=address)
                 for number, address in itertools.islice(places, brokers)
@@ -322,19 +330,19 @@ def found_group(directory: Path, group: int, brokers: int) -> list[NodePlan]:
         return founders
 
 
-def _free_places(plan: ClusterPlan, host: str) -> Iterator[tuple[int, str]]:
-    """Numbers and addresses that no node of the plan has."""
+def _free_places(plan: ClusterPlan, beside: Address) -> Iterator[tuple[int, str]]:
+    """Numbers and addresses, on the host of `beside`, that no node of the plan has."""
     taken = {node.address for node in plan.controllers + plan.brokers}
-    port = max(int(address.rpartition(":")[2]) for address in taken)
+    port = max(Address.parse(address).port for address in taken)
     number = max(node.id for node in plan.brokers)
     while True:
         number += 1
         port += 1
-        while port < 65_536 and is_taken(f"{host}:{port}"):
+        while port < 65_536 and is_taken(str(beside.with_port(port))):
             port += 1
         if port > 65_535:
-            raise InvalidRequest(f"no port above those of the cluster is free on {host}")
-        yield number, f"{host}:{port}"
+            raise InvalidRequest(f"no port above those of the cluster is free on {beside.host}")
+        yield number, str(beside.with_port(port))
 
 
 def retire(directory: Path, node_id: int) -> None:

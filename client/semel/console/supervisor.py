@@ -32,6 +32,7 @@ from typing import Final, Literal
 from semel.console import targets, zookeeper
 from semel.console.cluster_file import ClusterPlan, NodePlan
 from semel.protos import compat
+from semel.protos.addresses import Address
 from semel.protos.errors import Unavailable
 
 STOP_GRACE_S: Final = 6.0
@@ -291,9 +292,9 @@ def measured_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list
 
 async def _listens(address: str) -> bool:
     """Somebody takes connections at HOST:PORT."""
-    host, _, port = address.rpartition(":")
+    wanted = Address.parse(address)
     try:
-        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        _, writer = await asyncio.open_connection(wanted.host, wanted.port)
     except OSError:
         return False
     writer.close()

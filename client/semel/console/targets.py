@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.console.cluster_file import PRIVATE_PORTS, ClusterPlan, NodePlan, is_taken
+from semel.protos.addresses import Address
 
 FILE_NAME: Final = "prometheus.json"
 PORT_STEP: Final = 1_000
@@ -31,7 +32,7 @@ def options(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str]:
     if address is None or is_taken(address):
         known[node.name] = address = _choose(plan, node, known)
         _save(directory, plan, known)
-    return ["--metrics-port", address.rpartition(":")[2]]
+    return ["--metrics-port", str(Address.parse(address).port)]
 
 
 def addresses(directory: Path) -> dict[str, str]:
@@ -45,12 +46,12 @@ def addresses(directory: Path) -> dict[str, str]:
 
 
 def _choose(plan: ClusterPlan, node: NodePlan, known: dict[str, str]) -> str:
-    host, _, port = node.address.rpartition(":")
+    own = Address.parse(node.address)
     taken = {other.address for other in plan.nodes} | set(known.values())
-    above = int(port) + PORT_STEP
+    above = own.port + PORT_STEP
     near = [above] if above < PRIVATE_PORTS.stop else []
     for choice in (*near, *random.sample(PRIVATE_PORTS, len(PRIVATE_PORTS))):
-        address = f"{host}:{choice}"
+        address = str(own.with_port(choice))
         if address not in taken and not is_taken(address):
             return address
     raise OSError(f"no port is free for the metrics of {node.name}")

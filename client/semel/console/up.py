@@ -32,6 +32,7 @@ from semel.console.cluster_file import ClusterPlan
 from semel.console.options import examples, json_option
 from semel.console.supervisor import Supervisor
 from semel.protos import compat
+from semel.protos.addresses import Address
 from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut, Unavailable
 
 if TYPE_CHECKING:
@@ -157,14 +158,14 @@ def _plan(
         _check_ports(plan)
         cluster_file.save(directory, plan)
         return plan
-    kept_host, _, kept_port = plan.controllers[0].address.rpartition(":")
+    first = Address.parse(plan.controllers[0].address)
     wanted = {
         "brokers": (brokers, len(plan.founders(plan.groups[0]))),
         "controllers": (controllers, len(plan.controllers)),
         "groups": (groups, len(plan.groups)),
         "metadata": (metadata, plan.metadata or "in the controllers' directories"),
-        "port": (port or None, int(kept_port)),
-        "host": (host, kept_host),
+        "port": (port or None, first.port),
+        "host": (Address.parse(f"{host}:0").host if host else None, first.host),
     }
     for option, (asked, kept) in wanted.items():
         if asked is not None and asked != kept:

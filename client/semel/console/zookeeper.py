@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.client.java import find_java
+from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest
 
 MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -74,15 +75,15 @@ def prepare(
     `address` is HOST:PORT for clients. `ensemble` names, for each server of a group, its
     HOST:PORT:PORT for the others. Raises InvalidRequest, JavaMissing.
     """
-    host, _, port = address.rpartition(":")
+    listen = Address.parse(address)
     (directory / "data").mkdir(parents=True, exist_ok=True)
     settings = {
         "tickTime": TICK_MS,
         "initLimit": 40,
         "syncLimit": 20,
         "dataDir": directory / "data",
-        "clientPortAddress": host.strip("[]"),
-        "clientPort": port,
+        "clientPortAddress": listen.host,
+        "clientPort": listen.port,
         "maxClientCnxns": 0,
         "admin.enableServer": "false",
         "autopurge.snapRetainCount": 3,

@@ -5,12 +5,12 @@ The documentation below a field is also the help of its flag and its entry in do
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest
 from semel.protos.levels import LEVEL_MAX
 
@@ -87,9 +87,9 @@ class ControllerConfig:
     Default 0.5 s."""
 
     def __post_init__(self) -> None:
-        split_address(self.listen)
+        Address.parse(self.listen)
         if self.advertise:
-            split_address(self.advertise)
+            Address.parse(self.advertise)
         if self.controller_id < 1:
             raise InvalidRequest(f"controller_id is {self.controller_id}; it begins at 1")
         if self.peers and (len(self.peers) not in GROUP_SIZES or min(self.peers) < 1):
@@ -100,8 +100,8 @@ class ControllerConfig:
             raise InvalidRequest(
                 f"controller_id is {self.controller_id}, but peers names {sorted(self.peers)} only"
             )
-        for address in self.peers.values():
-            split_address(address)
+        for number, address in self.peers.items():
+            Address.parse(address, what=f"address of controller {number}")
         if self.metadata not in ("", SQLITE, EMBEDDED):
             split_zookeeper(self.metadata)
         elif self.metadata_auth is not None:
@@ -134,11 +134,7 @@ class ControllerConfig:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can connect."""
-        host, _ = split_address(self.listen)
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return Address.parse(self.listen).loopback
 
 
 def split_zookeeper(url: str) -> tuple[tuple[str, ...], str]:
@@ -155,14 +151,5 @@ def split_zookeeper(url: str) -> tuple[tuple[str, ...], str]:
         )
     hosts = tuple(servers.split(","))
     for host in hosts:
-        split_address(host)
+        Address.parse(host, what="ZooKeeper server")
     return hosts, f"/{'/'.join(parts)}"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host (without brackets) and port of HOST:PORT or [IPV6]:PORT; raises InvalidRequest."""
-    host, colon, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not bare or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise InvalidRequest(f"{address!r} is no address: write HOST:PORT, for IPv6 [HOST]:PORT")
-    return bare, int(port)

@@ -26,12 +26,13 @@ import grpc.aio
 
 from semel.controller.active.active_controller import ActiveController, Clocks
 from semel.controller.active.succession import Succession
-from semel.controller.config import ControllerConfig, split_address
+from semel.controller.config import ControllerConfig
 from semel.controller.probe import Probe
 from semel.controller.server import ControllerService
 from semel.controller.store import ControllerAddress, MetadataStore
 from semel.controller.store.opening import open_store
 from semel.protos import compat
+from semel.protos.addresses import Address
 from semel.protos.errors import InternalError, SemelError, Unavailable
 from semel.protos.levels import own_levels
 from semel.protos.metrics import MetricsServer
@@ -155,13 +156,12 @@ class ControllerNode:
 
     def _bind(self, server: grpc.aio.Server) -> None:
         config = self.config
-        host, port = split_address(config.listen)
-        shown = f"[{host}]" if ":" in host else host
+        listen = Address.parse(config.listen)
         try:
-            port = server.add_insecure_port(f"{shown}:{port}")
+            port = server.add_insecure_port(str(listen))
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {config.listen}: {error}") from error
-        self.address = config.advertise or f"{shown}:{port}"
+        self.address = config.advertise or str(listen.with_port(port))
         if not config.loopback:
             log.warning(
                 "EVERYBODY WHO REACHES %s MAY READ, WRITE AND DELETE EVERYTHING: callers are not "
@@ -173,7 +173,7 @@ class ControllerNode:
         config = self.config
         if config.metrics_port is None:
             return
-        host, _ = split_address(config.listen)
+        host = Address.parse(config.listen).host
         probe = Probe(config.controller_id, succession.active_or_none)
         metrics = MetricsServer(host, config.metrics_port, probe.page)
         try:
@@ -236,10 +236,10 @@ def _check_free(listen: str) -> None:
 
     gRPC reports only that it failed, and writes the reason to stderr.
     """
-    host, port = split_address(listen)
+    wanted = Address.parse(listen)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

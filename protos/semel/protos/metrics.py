@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from semel.protos import compat
+from semel.protos.addresses import Address
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -180,8 +181,7 @@ class MetricsServer:
                 "choose another port with --metrics-port"
             ) from error
         port = self._server.sockets[0].getsockname()[1]
-        shown = f"[{self._host}]" if ":" in self._host else self._host
-        self.address = f"{shown}:{port}"
+        self.address = str(Address(self._host, port))
 
     async def close(self) -> None:
         """Ends it; a page under way is not finished."""

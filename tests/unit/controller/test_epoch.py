@@ -10,7 +10,7 @@ import pytest
 
 from semel.controller import records
 from semel.controller.brokers.routes import RouteTable
-from semel.controller.config import ControllerConfig, split_address
+from semel.controller.config import ControllerConfig
 from semel.controller.epoch import ControllerEpoch, stored_cluster_id, unbroken
 from semel.controller.store import (
     MemoryStore,
@@ -203,7 +203,7 @@ def test_routes_are_chosen_by_name() -> None:
 @pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:x", "host:65536", "h:-1"])
 def test_senseless_addresses_are_refused(address: str) -> None:
     with pytest.raises(InvalidRequest, match="HOST:PORT"):
-        split_address(address)
+        ControllerConfig(data=Path("c"), listen=address)
 
 
 def test_loopback_is_recognised() -> None:

@@ -37,7 +37,8 @@ from semel.broker.identity import NodeIdentity
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.raft import Message, MessageKind, encode_message
 from semel.protos import compat
-from semel.protos.errors import CorruptSegment, UnsupportedVersion
+from semel.protos.addresses import Address
+from semel.protos.errors import CorruptSegment, InvalidRequest, UnsupportedVersion
 from semel.protos.framed import ACCEPTED, encode_head, encode_hello, tune
 from semel.protos.ids import NodeId
 from semel.protos.levels import check_levels, check_member, levels_metadata, own_levels
@@ -124,7 +125,7 @@ class PeerLink:
                         )
                         refused = reason
                     delay = _RECONNECT_MAX_S
-            except UnsupportedVersion as error:
+            except (UnsupportedVersion, InvalidRequest) as error:
                 if error.message != refused:
                     logger.error("peer is not let in peer=%s reason=%s", self.peer_id, error)
                     refused = error.message
@@ -167,9 +168,9 @@ class PeerLink:
         self.levels = told
         check_levels(levels, "this node", told, f"node {self.peer_id}")
         check_member(f"node {self.peer_id}", told, self._level_needed())
-        host, _, port = (self._route or self.address).rpartition(":")
+        peer = Address.parse(self._route or self.address, what=f"address of node {self.peer_id}")
         await asyncio.get_running_loop().create_connection(
-            lambda: stream, host.strip("[]"), int(port) if self._route else reply.port
+            lambda: stream, peer.host, peer.port if self._route else reply.port
         )
         await stream.accepted(reply.ticket)
 

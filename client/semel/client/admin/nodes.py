@@ -20,6 +20,7 @@ from typing import Any, Final
 from semel.client.admin.descriptions import Described
 from semel.client.transport.cluster import Cluster
 from semel.client.transport.connection import MEMBERS
+from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest, Throttled, TimedOut, Unavailable
 from semel.protos.ids import GroupId
 from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
@@ -323,9 +324,9 @@ def _check_machines(
         and wanted.get(member.node.node_id) is not Standing.REMOVED
     }
     for node, address in sorted(addresses.items()):
-        host = _host(address)
+        host = _host(node, address)
         for other, theirs in sorted(others.items()):
-            if other != node and _host(theirs) == host and not host.startswith(LOOPBACK):
+            if other != node and _host(other, theirs) == host and not host.startswith(LOOPBACK):
                 raise InvalidRequest(
                     f"node {node} would share the machine {host} with node {other}, and be lost "
                     "with it: choose another machine, or say --allow-same-machine"
@@ -333,8 +334,8 @@ def _check_machines(
         others[node] = address
 
 
-def _host(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
+def _host(node: int, address: str) -> str:
+    return Address.parse(address, what=f"address of node {node}").host
 
 
 def _standings(status: Any) -> dict[int, Standing]:

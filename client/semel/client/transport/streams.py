@@ -28,6 +28,7 @@ import grpc.aio
 from semel.client.futures import finish
 from semel.client.transport.connection import Connections, Purpose, translate
 from semel.protos import compat
+from semel.protos.addresses import Address
 from semel.protos.errors import (
     InvalidRequest,
     SemelError,
@@ -149,7 +150,7 @@ class Streams:
             broker_pb2.OpenDirectRequest(stream=_KINDS[purpose]),
             self._patience_s,
         )
-        host = address.rpartition(":")[0].strip("[]")
+        host = Address.parse(address).host
         stream = DirectStream(address)
         stream.levels = reply.levels if reply.HasField("levels") else untold_levels()
         try:

@@ -34,8 +34,8 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
-from semel.controller.config import split_address
 from semel.protos import compat
+from semel.protos.addresses import Address
 from semel.protos.errors import Closed, PermissionDenied, Unavailable
 
 log = logging.getLogger(__name__)
@@ -356,9 +356,10 @@ async def _probe(host: str) -> str:
     """What a server says of itself, in words for an operator."""
 
     def ask() -> str:
-        name, port = split_address(host)
+        server = Address.parse(host)
+        target = (server.host, server.port)
         try:
-            with socket.create_connection((name, port), timeout=PROBE_S) as connection:
+            with socket.create_connection(target, timeout=PROBE_S) as connection:
                 connection.settimeout(PROBE_S)
                 connection.sendall(b"srvr")
                 answer = b""
