@@ -18,28 +18,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-import grpc
-import grpc.aio
-
 from semel.broker.state import ApplyResult, Incoming, MoveApplied, MoveState, State
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_broker_header
-from semel.protos.errors import (
-    CorruptBatch,
-    InvalidRequest,
-    NotMaster,
-    SemelError,
-    TimedOut,
-    Unavailable,
-    UnsupportedVersion,
-)
+from semel.protos.channels import Channels
+from semel.protos.errors import CorruptBatch, InvalidRequest, SemelError, UnsupportedVersion
 from semel.protos.ids import QueueKey
-from semel.protos.levels import UNTOLD_MAX, levels_metadata, own_levels
+from semel.protos.levels import UNTOLD_MAX, own_levels
+from semel.protos.masters import MasterSearch
 from semel.protos.queue_refs import queue_ref
-from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, control_pb2
 from semel.protos.v1.common_pb2 import Levels
 
@@ -70,52 +59,28 @@ class Source:
 
     def __init__(self, addresses: Sequence[str], levels: Levels | None = None) -> None:
         """`levels` are this node's."""
+        told = own_levels() if levels is None else levels
         self._addresses = list(addresses)
-        self._told = levels_metadata(own_levels() if levels is None else levels)
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(lambda: told)
 
     async def close(self) -> None:
-        while self._channels:
-            _, channel = self._channels.popitem()
-            await channel.close(grace=0)
+        await self._channels.close()
 
     async def ask(self, method: str, request: Any) -> Any:
-        """The master's answer. Raises SemelError: its own, or Unavailable when none is found.
-
-        Never NotMaster: that would be taken for this group's, and send the caller to the source.
-        """
-        waiting, asked = deque(self._addresses), set[str]()
-        trouble: SemelError = Unavailable("no node of the queue's broker group is known")
-        while waiting:
-            address = waiting.popleft()
-            if address in asked:
-                continue
-            asked.add(address)
+        """The master's answer. Raises SemelError, never NotMaster."""
+        search = MasterSearch("the queue's broker group", self._addresses)
+        while address := search.next():
             try:
-                reply = await self._call(address, method, request)
-            except NotMaster as error:
-                trouble = error
-                if error.master_address:
-                    waiting.appendleft(error.master_address)
-                continue
-            except (Unavailable, TimedOut) as error:
-                trouble = error
-                continue
-            if self._addresses[0] != address:
-                self._addresses.insert(0, address)
-            return reply
-        raise Unavailable(f"the queue's broker group has no master that answers: {trouble.message}")
-
-    async def _call(self, address: str, method: str, request: Any) -> Any:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-            self._channels[address] = channel
-        call = getattr(broker_pb2_grpc.MovesStub(channel), method)
-        try:
-            return await call(request, timeout=SOURCE_TIMEOUT_S, metadata=self._told)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from error
+                reply = await self._channels.call(
+                    address, broker_pb2_grpc.MovesStub, method, request, SOURCE_TIMEOUT_S
+                )
+            except SemelError as error:
+                search.on_error(error)
+            else:
+                if self._addresses[0] != address:
+                    self._addresses.insert(0, address)
+                return reply
+        raise search.error
 
 
 class QueuePull:

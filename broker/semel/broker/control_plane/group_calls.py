@@ -1,8 +1,8 @@
 """Calls to the masters of other broker groups.
 
 How it works. A group's nodes are known from the copy of the controllers' routes, or were named by a
-client that asked for something which needs them. They are tried in turn, the last known master
-first; a node that is not master may name the one that is.
+client that asked for something which needs them. They are asked in rounds (`protos/masters.py`),
+the last known master first, with a pause after each of them, until one answers or the time is over.
 
 Invariants
 1. Only calls that may be repeated are made here.
@@ -16,15 +16,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-import grpc
-import grpc.aio
-
 from semel.broker.control_plane.route_cache import RoutesCopy
-from semel.protos.errors import NotMaster, SemelError, TimedOut, Unavailable
-from semel.protos.levels import levels_metadata, own_levels
-from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
-from semel.protos.v1 import transactions_pb2, transactions_pb2_grpc
+from semel.protos.channels import Channels
+from semel.protos.errors import RetriableError, SemelError
+from semel.protos.levels import own_levels
+from semel.protos.masters import MasterSearch
+from semel.protos.rpc import PEER_CHANNEL_OPTIONS
+from semel.protos.v1 import transactions_pb2
 from semel.protos.v1.common_pb2 import Levels
+from semel.protos.v1.transactions_pb2_grpc import TransactionsStub
 
 ATTEMPT_S: Final = 1.0
 PAUSE_S: Final = 0.05
@@ -38,10 +38,9 @@ class GroupCalls:
     def __init__(self, routes: RoutesCopy, levels: Callable[[], Levels] = own_levels) -> None:
         """`levels` are this node's."""
         self._routes = routes
-        self._levels = levels
         self._named: dict[int, tuple[str, ...]] = {}
         self._masters: dict[int, str] = {}
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(levels, PEER_CHANNEL_OPTIONS)
 
     def learn(self, groups: Iterable[transactions_pb2.KnownGroup]) -> None:
         """A client names nodes of groups; the controllers' word counts more."""
@@ -50,58 +49,36 @@ class GroupCalls:
                 self._named[group.group_id] = tuple(group.addresses)
 
     async def call(self, group_id: int, method: str, request: Any, timeout_s: float) -> Any:
-        """The answer of the group's master. Raises SemelError, but never NotMaster: that would be
-        taken for this group's."""
+        """The answer of the group's master. Raises SemelError, never NotMaster."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + timeout_s
-        last: SemelError | None = None
-        turn = 0
+        search = MasterSearch(f"broker group {group_id}", passing=(RetriableError,))
         while True:
-            addresses = self._addresses(group_id)
-            if not addresses:
-                raise Unavailable(f"no node of broker group {group_id} is known here yet")
-            address = self._masters.get(group_id) or addresses[turn % len(addresses)]
-            turn += 1
+            address = search.next()
+            if not address:
+                search.again(self._addresses(group_id))
+                address = search.next()
+            if not address:
+                raise search.error
             left = give_up - loop.time()
             try:
-                stub = transactions_pb2_grpc.TransactionsStub(self._channel(address))
-                reply = await getattr(stub, method)(
-                    request,
-                    timeout=max(0.001, min(ATTEMPT_S, left)),
-                    metadata=levels_metadata(self._levels()),
+                reply = await self._channels.call(
+                    address, TransactionsStub, method, request, max(0.001, min(ATTEMPT_S, left))
                 )
-            except grpc.aio.AioRpcError as error:
-                failure = error_from_rpc(error)
-                if last is None or left >= ATTEMPT_S or not isinstance(failure, TimedOut):
-                    last = failure  # an attempt that was cut short says less than the one before
+            except SemelError as error:
+                self._masters.pop(group_id, None)
+                search.on_error(error, cut_short=left < ATTEMPT_S)
             else:
                 self._masters[group_id] = address
                 return reply
-            if not last.retriable:
-                raise last
-            hint = last.master_address if isinstance(last, NotMaster) else ""
-            if hint and hint != address:
-                self._masters[group_id] = hint
-            else:
-                self._masters.pop(group_id, None)
             if loop.time() + PAUSE_S >= give_up:
-                if isinstance(last, NotMaster):
-                    raise Unavailable(f"broker group {group_id} has no master: {last.message}")
-                raise last
+                raise search.error
             await asyncio.sleep(PAUSE_S)
 
     def _addresses(self, group_id: int) -> tuple[str, ...]:
-        return self._routes.nodes_of(group_id) or self._named.get(group_id, ())
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS)
-            self._channels[address] = channel
-        return channel
+        nodes = self._routes.nodes_of(group_id) or self._named.get(group_id, ())
+        return (self._masters.get(group_id, ""), *nodes) if nodes else ()
 
     async def close(self) -> None:
         """Ends all channels; calls under way fail."""
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            await channel.close(grace=0)
+        await self._channels.close()

@@ -20,7 +20,6 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ import grpc
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.transport.connection import CONTROLLER, Connections, translate
 from semel.protos.errors import NotMaster, SemelError, Throttled, TimedOut, Unavailable
+from semel.protos.masters import Round
 from semel.protos.v1 import controller_pb2
 
 logger = logging.getLogger(__name__)
@@ -44,33 +44,6 @@ BROKERS_TOO: Final = ("GetRoutes", "OpenProducer")
 """Methods that brokers answer too, from their copy of the routes, and with ids lent to them."""
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 WATCH_POLICY: Final = BackoffPolicy(initial_ms=100, max_ms=2_000)
-
-
-class _Round:
-    """Whom one call asks, each at most once."""
-
-    def __init__(self, addresses: Iterable[str]) -> None:
-        self.waiting = deque(addresses)
-        self.copy: Any = None
-        """The best answer so far, from a broker's copy."""
-        self._asked = {""}
-
-    def next(self) -> str:
-        """The next to ask; "" when all were."""
-        while self.waiting:
-            address = self.waiting.popleft()
-            if address not in self._asked:
-                self._asked.add(address)
-                return address
-        return ""
-
-    def ask_next(self, address: str) -> None:
-        """Somebody named the controller in office."""
-        self.waiting.appendleft(address)
-
-    def ask_too(self, addresses: Iterable[str]) -> None:
-        """When all others were asked."""
-        self.waiting.extend(one for one in addresses if one not in self._asked)
 
 
 class Controllers:
@@ -108,7 +81,8 @@ class Controllers:
         backoff = Backoff(CALL_POLICY, random.random)
         last: SemelError | None = None
         while True:
-            asked = _Round(self._addresses)
+            asked = Round(self._addresses)
+            copied: Any = None  # the best answer so far, from a broker's copy
             while (address := asked.next()) and (left := deadline - time.monotonic()) > 0:
                 try:
                     reply = await self._ask(address, method, request, left)
@@ -122,17 +96,17 @@ class Controllers:
                     last = error
                 else:
                     if isinstance(reply, controller_pb2.Routes) and reply.copied:
-                        asked.copy = reply  # unless a controller that it names answers
+                        copied = reply  # unless a controller that it names answers
                         asked.ask_too(reply.controllers)
                     else:
                         self._prefer(address)
                         return reply
-                if not asked.waiting and asked.copy is None and method in BROKERS_TOO:
+                if asked.over and copied is None and method in BROKERS_TOO:
                     asked.ask_too(
                         random.sample(copies := list(self._copies()), min(3, len(copies)))
                     )
-            if asked.copy is not None:
-                return asked.copy
+            if copied is not None:
+                return copied
             wait = backoff.next_ms() / 1000
             if time.monotonic() + wait >= deadline:
                 where = ", ".join(self._addresses)

@@ -39,7 +39,6 @@ from semel.controller.topics.topics import TopicService
 from semel.protos import compat
 from semel.protos.errors import NotMaster, SemelError, Unavailable
 from semel.protos.levels import check_member, own_levels
-from semel.protos.rpc import client_interceptors
 from semel.protos.v1.controller_pb2 import ControllerStatus
 
 log = logging.getLogger(__name__)
@@ -98,7 +97,6 @@ class ActiveController:
             epoch=epoch.number,
             addresses=self.registry.addresses,
             timeout_s=config.broker_call_timeout_ms / 1000,
-            interceptors=client_interceptors(),
             level_max=config.level_max,
         )
         self.topics = TopicService(
