@@ -12,11 +12,11 @@ import pytest_asyncio
 
 from semel.broker.server.fetch import FetchHandler
 from semel.protos import compat
-from semel.protos.arrow_records import to_record_batch
 from semel.protos.errors import InvalidRequest, LockLost, NotMaster, UnknownQueue, from_detail
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import FETCH_METHOD, MEMORY_HEAD_BYTES, decode_fetch_reply
 from semel.protos.v1 import broker_pb2, control_pb2
+from tests.kit.batches import to_record_batch
 from tests.kit.brokers import CLUSTER, QUEUE, BrokerGroup, RawClient, acquire, make_batch
 
 pytestmark = pytest.mark.both_loops

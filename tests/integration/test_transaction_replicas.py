@@ -12,7 +12,6 @@ import pytest
 
 from semel.broker.node import BrokerNode
 from semel.protos import compat
-from semel.protos.arrow_records import to_record_batch
 from semel.protos.batch import decode_header
 from semel.protos.queue_refs import queue_ref
 from semel.protos.rpc import error_from_rpc
@@ -24,6 +23,7 @@ from semel.protos.v1 import (
     transactions_pb2,
     transactions_pb2_grpc,
 )
+from tests.kit.batches import to_record_batch
 from tests.kit.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
 
 STAGER = STAGER_ID_MIN + 5

@@ -25,7 +25,6 @@ from semel.broker.config import BrokerConfig
 from semel.broker.log import FileLayer, LogConfig
 from semel.broker.node import BrokerNode
 from semel.broker.raft import RaftConfig
-from semel.protos.arrow_records import to_record_batch
 from semel.protos.batch import Codec
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import NotMaster, Throttled
@@ -41,6 +40,7 @@ from semel.protos.streams import (
     encode_produce,
 )
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
+from tests.kit.batches import to_record_batch
 from tests.kit.ports import free_ports
 
 CLUSTER = "test-cluster"

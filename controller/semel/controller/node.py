@@ -36,7 +36,7 @@ from semel.protos.addresses import Address
 from semel.protos.errors import InternalError, SemelError, Unavailable
 from semel.protos.levels import own_levels
 from semel.protos.metrics import MetricsServer
-from semel.protos.rpc import SERVER_OPTIONS, Authenticate, ServerInterceptor
+from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
 from semel.protos.v1.controller_pb2_grpc import add_ControllerServicer_to_server
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def wall_us() -> int:
 
 
 class ControllerNode:
-    """A running controller. Tests pass a store, clocks and an authenticator."""
+    """A running controller. Tests pass a store and clocks."""
 
     def __init__(
         self,
@@ -63,7 +63,6 @@ class ControllerNode:
         clock: Callable[[], int] = monotonic_ms,
         loop_clock: Callable[[], int] = monotonic_ms,
         clock_us: Callable[[], int] = wall_us,
-        authenticate: Authenticate | None = None,
     ) -> None:
         """A given `store` stays open when the node ends."""
         self.config = config
@@ -74,7 +73,6 @@ class ControllerNode:
         self._given_store = store
         self._clocks = Clocks(sessions_ms=clock, loop_ms=loop_clock, wall_us=clock_us)
         self._succession: Succession | None = None
-        self._authenticate = authenticate
         self._failed: asyncio.Future[SemelError] | None = None
         self._exits = AsyncExitStack()
 
@@ -130,7 +128,7 @@ class ControllerNode:
             level_max=config.level_max,
         )
         server = grpc.aio.server(
-            interceptors=[ServerInterceptor(self._authenticate, own_levels(config.level_max))],
+            interceptors=[ServerInterceptor(own_levels(config.level_max))],
             options=SERVER_OPTIONS,
         )
         add_ControllerServicer_to_server(service, server)

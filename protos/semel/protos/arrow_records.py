@@ -17,15 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from semel.protos.batch import (
-    BROKER_HEADER_BYTES,
-    BatchFlags,
     BatchHeader,
-    check_batch,
-    decode_broker_header,
 )
 from semel.protos.body import HEADERS_TYPE
-from semel.protos.columns import Columns, decode_columns
-from semel.protos.errors import InvalidRequest
+from semel.protos.columns import Columns
 
 _TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
 
@@ -62,36 +57,6 @@ REPEATED_INT64: Final = Repeater(pa.int64())
 REPEATED_STRING: Final = Repeater(pa.string())
 _NO_KEYS: Final = Repeater(pa.binary())
 _NO_HEADERS: Final = Repeater(HEADERS_TYPE)
-
-
-def to_record_batch(
-    stored_batch: bytes | bytearray | memoryview,
-    row_start: int = 0,
-    row_end: int | None = None,
-    *,
-    base_offset: int | None = None,
-) -> pa.RecordBatch:
-    """Rows `[row_start, row_end)` of a stored batch as RECORD_SCHEMA, after all its checks.
-
-    Row r, counted from the batch's first, has offset `base_offset + r`. `base_offset` defaults to
-    the broker header's; a fetch reply names the offset of row `row_start`, so pass that minus
-    `row_start`. Raises CorruptBatch; InvalidRequest for rows that the batch does not have.
-    """
-    broker = decode_broker_header(stored_batch)
-    batch = memoryview(stored_batch)[BROKER_HEADER_BYTES:]
-    header = check_batch(batch)
-    row_end = header.count if row_end is None else row_end
-    if not 0 <= row_start <= row_end <= header.count:
-        raise InvalidRequest(f"rows {row_start} to {row_end} of a batch of {header.count}")
-    if header.flags & BatchFlags.POSITION_MARK:
-        return pa.RecordBatch.from_pylist([], RECORD_SCHEMA)
-    columns = decode_columns(batch, header)
-    if row_end - row_start != header.count:
-        columns = columns.slice(row_start, row_end)
-    first = (broker.base_offset if base_offset is None else base_offset) + row_start
-    return pa.RecordBatch.from_arrays(
-        record_arrays(columns, header, row_start, first), schema=RECORD_SCHEMA
-    )
 
 
 def record_arrays(

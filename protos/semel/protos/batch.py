@@ -52,8 +52,6 @@ BODY_BYTES_MAX: Final = BATCH_BYTES_MAX - HEADER_BYTES
 UNCOMPRESSED_BYTES_MAX: Final = 64 << 20
 """What a reader is ready to unpack: a bound for its memory, whatever a batch claims."""
 
-_QUEUE_STRUCT: Final = struct.Struct("<QI")
-_QUEUE_AT: Final = 24
 _CRC_STRUCT: Final = struct.Struct("<I")
 _RESERVED: Final = bytes(20)
 
@@ -295,48 +293,3 @@ def decode_broker_header(data: bytes | bytearray | memoryview, at: int = 0) -> B
     if reserved or base_offset < -1:
         raise CorruptBatch("broker header has a field that is out of range")
     return BrokerHeader(base_offset, append_time_us, term)
-
-
-def encode_position_mark(
-    *,
-    topic_id: TopicId | int,
-    queue_id: QueueId | int,
-    producer_id: ProducerId | int,
-    epoch: int,
-    session: int,
-    previous_sequence: Sequence | int,
-    last_sequence: Sequence | int,
-    timestamp_us: int,
-) -> bytes:
-    """A batch without messages that moves the producer's last sequence on an idle queue.
-
-    `previous_sequence < last_sequence` is the caller's to keep.
-    """
-    return BatchHeader(
-        codec=Codec.NONE,
-        flags=BatchFlags.POSITION_MARK | BatchFlags.SOURCE_POSITIONS,
-        body_length=0,
-        uncompressed_length=0,
-        body_crc=0,
-        content_crc=0,
-        topic_id=TopicId(topic_id),
-        queue_id=QueueId(queue_id),
-        count=0,
-        producer_id=ProducerId(producer_id),
-        epoch=epoch,
-        session=session,
-        previous_sequence=Sequence(previous_sequence),
-        base_sequence=Sequence(previous_sequence + 1),
-        last_sequence=Sequence(last_sequence),
-        first_timestamp_us=timestamp_us,
-        max_timestamp_us=timestamp_us,
-        deliver_at_us=0,
-    ).encode()
-
-
-def peek_queue(data: bytes | bytearray | memoryview, at: int = 0) -> QueueKey:
-    """The queue a batch names, before anything about it is checked. Raises CorruptBatch."""
-    if len(data) - at < HEADER_BYTES:
-        raise CorruptBatch(f"batch header is cut: {len(data) - at} of {HEADER_BYTES} bytes")
-    topic_id, queue_id = _QUEUE_STRUCT.unpack_from(data, at + _QUEUE_AT)
-    return QueueKey(topic_id, queue_id)

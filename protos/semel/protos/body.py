@@ -180,16 +180,6 @@ class BodyReader:
         ]
         self.taken = 0
 
-    def content(self) -> list[pa.Buffer]:
-        """The buffers that `content_crc` covers."""
-        key_and_headers = 2 + 3 * bool(self.flags & BatchFlags.KEY)
-        key_and_headers += 5 * bool(self.flags & BatchFlags.HEADERS)
-        found = self.buffers[:key_and_headers]
-        if self.flags & BatchFlags.MESSAGE_ID:
-            at = key_and_headers + bool(self.flags & BatchFlags.TIMESTAMP)
-            found += self.buffers[at : at + 3]
-        return found
-
     def _next(self, length: int | None = None) -> pa.Buffer:
         buffer = self.buffers[self.taken]
         self.taken += 1

@@ -38,7 +38,6 @@ from semel.protos.batch import (
     BatchFlags,
     BatchHeader,
     Codec,
-    check_batch,
     decode_header,
 )
 from semel.protos.body import (
@@ -379,20 +378,6 @@ def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -
         sequences=sequences,
         deliver_at=deliver_at,
     )
-
-
-def check_content(batch: bytes | bytearray | memoryview) -> BatchHeader:
-    """The header, after its `content_crc` was computed again from the body.
-
-    Raises CorruptBatch when anything is damaged or the content is not what the header says.
-    """
-    header = check_batch(batch)
-    crc = 0
-    if not header.flags & BatchFlags.POSITION_MARK:
-        crc = chain_crc(BodyReader(unpack_body(batch, header), header).content())
-    if crc != header.content_crc:
-        raise CorruptBatch("batch content is not what its header says: the CRC differs")
-    return header
 
 
 def _check_sequences(header: BatchHeader, sequences: pa.Array | None) -> None:

@@ -1,13 +1,10 @@
-"""gRPC as all parts use it: options, the bridge between errors and statuses, the seams for
-authentication.
+"""gRPC as all parts use it: options, and the bridge between errors and statuses.
 
 How it works. A server installs `ServerInterceptor`: whatever a handler raises leaves as a status
 with an `ErrorDetail` in the trailing metadata `semel-error-bin`. A client gives every RpcError to
-`error_from_rpc` and gets the same exception back. Authentication has one place on each side:
-`ServerInterceptor(authenticate)` looks at a call's metadata before its handler runs, and
-`client_interceptors(credentials)` adds them. A caller's feature levels (`levels.py`), which stand
-in its call's metadata, are checked even before that. Hot streams speak the wire form of `Frame`
-themselves (`frame_prefix`, `unframe`), without a serializer.
+`error_from_rpc` and gets the same exception back. A caller's feature levels (`levels.py`), which
+stand in its call's metadata, are checked before the handler runs. Hot streams speak the wire form
+of `Frame` themselves (`frame_prefix`, `unframe`), without a serializer.
 
 Invariants
 1. Every status that a server with this interceptor ends a failed call with carries a detail; a
@@ -22,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
 from urllib.parse import unquote
@@ -56,10 +53,7 @@ __all__ = [
     "MESSAGE_BYTES_MAX",
     "PEER_CHANNEL_OPTIONS",
     "SERVER_OPTIONS",
-    "Authenticate",
-    "Credentials",
     "ServerInterceptor",
-    "client_interceptors",
     "error_from_rpc",
     "frame_prefix",
     "unframe",
@@ -120,29 +114,18 @@ SERVER_OPTIONS: Final[Options] = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
-MetadataItems = Iterable[tuple[str, str | bytes]]
-
-Authenticate = Callable[[str, Mapping[str, str | bytes]], Awaitable[None]]
-"""Called with a call's method and metadata; raises Unauthenticated or PermissionDenied."""
-
 Decode = Callable[[bytes], Any]
-
-Credentials = Callable[[], MetadataItems]
-"""Called for every call; what it returns is added to the call's metadata."""
 
 
 # --- server -------------------------------------------------------------------------------------
 
 
 class ServerInterceptor(grpc.aio.ServerInterceptor):
-    """Authenticates calls, checks their callers' feature levels, and turns what handlers raise into
-    statuses with a detail."""
+    """Checks the feature levels of callers, and turns what handlers raise into statuses with a
+    detail."""
 
-    def __init__(
-        self, authenticate: Authenticate | None = None, levels: Levels | None = None
-    ) -> None:
+    def __init__(self, levels: Levels | None = None) -> None:
         """`levels` are this program's, by default those that its code speaks."""
-        self._authenticate = authenticate
         self._levels = own_levels() if levels is None else levels
         self._strangers: set[str] = set()
         """Why callers of other versions were refused, as far as that was logged."""
@@ -185,7 +168,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     ) -> Callable[..., Any]:
         async def answer(request: Any, context: Any) -> Any:
             try:
-                await self._admit(method, context)
+                self._admit(method, context)
                 return await behavior(_decoded(decode, request), context)
             except Exception as error:
                 return await _abort(method, context, error)
@@ -197,7 +180,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     ) -> Callable[..., Any]:
         async def answer(request: Any, context: Any) -> None:
             try:
-                await self._admit(method, context)
+                self._admit(method, context)
                 replies = behavior(_decoded(decode, request), context)
                 if isinstance(replies, AsyncGenerator):
                     # What gRPC does with a generator; to wrap it in another would cost more.
@@ -211,9 +194,8 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
 
         return answer
 
-    async def _admit(self, method: str, context: Any) -> None:
-        metadata = context.invocation_metadata()
-        told = told_levels(metadata)
+    def _admit(self, method: str, context: Any) -> None:
+        told = told_levels(context.invocation_metadata())
         if told is not None:
             try:
                 check_levels(self._levels, "this node", told, "the caller")
@@ -222,8 +204,6 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
                     self._strangers.add(error.message)  # it may ask again and again
                     logger.warning("call refused method=%s reason=%s", method, error)
                 raise
-        if self._authenticate is not None:
-            await self._authenticate(method, dict(metadata or ()))
 
 
 def _decoded(decode: Decode | None, request: Any) -> Any:
@@ -263,62 +243,6 @@ def _semel_error(error: BaseException) -> SemelError | None:
 
 
 # --- client -------------------------------------------------------------------------------------
-
-
-class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-
-    async def intercept_unary_unary(
-        self, continuation: Any, client_call_details: Any, request: Any
-    ) -> Any:
-        return await continuation(_with(self._credentials, client_call_details), request)
-
-
-class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-
-    async def intercept_unary_stream(
-        self, continuation: Any, client_call_details: Any, request: Any
-    ) -> Any:
-        return await continuation(_with(self._credentials, client_call_details), request)
-
-
-class _StreamUnary(grpc.aio.StreamUnaryClientInterceptor):
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-
-    async def intercept_stream_unary(
-        self, continuation: Any, client_call_details: Any, request_iterator: Any
-    ) -> Any:
-        return await continuation(_with(self._credentials, client_call_details), request_iterator)
-
-
-class _StreamStream(grpc.aio.StreamStreamClientInterceptor):
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-
-    async def intercept_stream_stream(
-        self, continuation: Any, client_call_details: Any, request_iterator: Any
-    ) -> Any:
-        return await continuation(_with(self._credentials, client_call_details), request_iterator)
-
-
-def client_interceptors(credentials: Credentials | None = None) -> list[Any]:
-    """What to give to a channel; nothing, and so at no cost, without credentials.
-
-    One object for each kind of call: a channel registers an object only for the first it knows.
-    """
-    if credentials is None:
-        return []
-    kinds = (_UnaryUnary, _UnaryStream, _StreamUnary, _StreamStream)
-    return [kind(credentials) for kind in kinds]
-
-
-def _with(credentials: Credentials, details: Any) -> Any:
-    metadata = grpc.aio.Metadata(*(details.metadata or ()), *credentials())
-    return details._replace(metadata=metadata)
 
 
 _UNREACHED: Final = re.compile(

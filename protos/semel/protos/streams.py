@@ -99,11 +99,6 @@ def frame_data(message: bytes | memoryview) -> memoryview:
     return view[at:]
 
 
-def produce_bytes(batch_length: int) -> int:
-    """What a batch of `batch_length` bytes adds to a produce request."""
-    return PREFIX_BYTES + (batch_length + 7 & ~7)
-
-
 def encode_produce(batches: Sequence[bytes]) -> bytes:
     """A produce request with whole client batches, as a `Frame` in wire form.
 

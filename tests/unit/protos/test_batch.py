@@ -24,11 +24,10 @@ from semel.protos.batch import (
     check_batch,
     decode_broker_header,
     decode_header,
-    encode_position_mark,
-    peek_queue,
 )
 from semel.protos.errors import CorruptBatch
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
+from tests.kit.batches import encode_position_mark
 from tests.kit.wire_damage import cuts, flips, unnoticed
 
 BODY = bytes(range(200)) * 2
@@ -120,7 +119,6 @@ def test_headers_round_trip_at_any_place(given_header: BatchHeader, at: int) -> 
         assert decoded == given_header
         assert type(decoded.codec) is Codec
         assert type(decoded.flags) is int
-        assert peek_queue(form, at) == given_header.queue_key
 
 
 @given(
@@ -141,11 +139,7 @@ def test_headers_stand_at_the_start_unless_told_otherwise() -> None:
     sent = BrokerHeader(base_offset=Offset(-1), append_time_us=1, term=Term(2))
     assert decode_broker_header(sent.encode()) == sent
     assert decode_header(BATCH) == header()
-    assert peek_queue(BATCH[:HEADER_BYTES]) == header().queue_key
     assert check_batch(b"before" + BATCH, 6) == header()
-    for at in (1, 128, 1000):
-        with pytest.raises(CorruptBatch):
-            peek_queue(BATCH[:HEADER_BYTES], at)
 
 
 def test_a_batch_is_checked_where_it_lies() -> None:
@@ -186,7 +180,6 @@ def test_every_flip_in_the_header_is_noticed_without_the_body() -> None:
 
 def test_every_cut_is_noticed() -> None:
     assert unnoticed(check_batch, CorruptBatch, cuts(BATCH)) == []
-    assert unnoticed(peek_queue, CorruptBatch, iter([("short", BATCH[:127])])) == []
 
 
 def test_every_damage_of_the_broker_header_is_noticed() -> None:

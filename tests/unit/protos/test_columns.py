@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.protos import few_rows
-from semel.protos.arrow_records import RECORD_SCHEMA, to_record_batch
+from semel.protos.arrow_records import RECORD_SCHEMA
 from semel.protos.batch import (
     BATCH_BYTES_MAX,
     HEADER_BYTES,
@@ -21,18 +21,17 @@ from semel.protos.batch import (
     BrokerHeader,
     Codec,
     check_batch,
-    encode_position_mark,
 )
 from semel.protos.body import HEADERS_TYPE, offsets_of
 from semel.protos.columns import (
     Columns,
-    check_content,
     decode_columns,
     encode_batch,
 )
 from semel.protos.errors import CorruptBatch, InvalidRequest, MessageTooLarge
 from semel.protos.few_rows import FEW_ROWS_MAX, FewRows
 from semel.protos.ids import Offset, Term
+from tests.kit.batches import check_content, encode_position_mark, to_record_batch
 from tests.kit.wire_damage import cuts, flips, unnoticed
 
 IDENTITY: dict[str, Any] = {

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from semel.protos import body as body_module
 from semel.protos.batch import HEADER_BYTES, BatchFlags, BatchHeader, Codec, check_batch
-from semel.protos.columns import Columns, check_content, decode_columns, encode_batch
+from semel.protos.columns import Columns, decode_columns, encode_batch
 from semel.protos.errors import CorruptBatch
+from tests.kit.batches import check_content
 from tests.kit.wire_damage import flips, unnoticed
 
 COLUMNS = Columns.from_arrow(

@@ -19,10 +19,7 @@ from semel.protos.rpc import (
     ERROR_METADATA_KEY,
     MESSAGE_BYTES_MAX,
     SERVER_OPTIONS,
-    Authenticate,
-    Credentials,
     ServerInterceptor,
-    client_interceptors,
     error_from_rpc,
     frame_prefix,
     unframe,
@@ -74,20 +71,15 @@ def _failing(error: BaseException) -> dict[str, Behavior]:
 @asynccontextmanager
 async def _serving(
     behaviors: dict[str, Behavior],
-    authenticate: Authenticate | None = None,
-    credentials: Credentials | None = None,
+    metadata: tuple[tuple[str, bytes], ...] = (),
     decode: Decode | None = None,
 ) -> AsyncIterator[Callable[..., Awaitable[list[bytes]]]]:
     """A server and a function that calls one of its methods and collects the replies."""
-    server = grpc.aio.server(interceptors=[ServerInterceptor(authenticate)], options=SERVER_OPTIONS)
+    server = grpc.aio.server(interceptors=[ServerInterceptor()], options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((_Handlers(behaviors, decode),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with grpc.aio.insecure_channel(
-        f"127.0.0.1:{port}",
-        options=CHANNEL_OPTIONS,
-        interceptors=client_interceptors(credentials),
-    ) as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
 
         async def call(
             kind: str, request: bytes = b"request", *, withhold: bool = False
@@ -100,8 +92,8 @@ async def _serving(
             method = getattr(channel, kind)(f"/{SERVICE}/{kind}")
             given = requests() if kind.startswith("stream") else request
             if kind.endswith("unary"):
-                return [await method(given, timeout=10)]
-            return [reply async for reply in method(given, timeout=10)]
+                return [await method(given, timeout=10, metadata=metadata)]
+            return [reply async for reply in method(given, timeout=10, metadata=metadata)]
 
         try:
             yield call
@@ -226,31 +218,6 @@ async def test_a_cancelled_stream_closes_its_generator() -> None:
     assert waiting.cancelled() or waiting.done()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_authentication_sees_what_credentials_add(kind: str) -> None:
-    async def single(request: Any, context: Any) -> bytes:
-        return b"one"
-
-    async def stream(request: Any, context: Any) -> AsyncIterator[bytes]:
-        yield b"one"
-
-    seen: list[str] = []
-
-    async def authenticate(method: str, metadata: Any) -> None:
-        seen.append(method)
-        if metadata.get("authorization") != "token":
-            raise errors.Unauthenticated("send a token")
-
-    behaviors = dict(zip(KINDS, (single, stream, single, stream), strict=True))
-    async with _serving(behaviors, authenticate) as call:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(kind, withhold=True)
-    assert type(error_from_rpc(caught.value)) is errors.Unauthenticated
-    async with _serving(behaviors, authenticate, lambda: [("authorization", "token")]) as call:
-        assert await call(kind) == [b"one"]
-    assert seen == [f"/{SERVICE}/{kind}"] * 2
-
-
 async def test_what_grpc_says_itself() -> None:
     async def hang(request: Any, context: Any) -> bytes:
         await asyncio.Event().wait()
@@ -357,7 +324,7 @@ async def test_a_caller_without_a_common_level_is_refused_before_its_handler(
         return b""
 
     newer = Levels(min=LEVEL_MAX + 1, max=LEVEL_MAX + 2, version="9.1")
-    async with _serving({kind: handler}, credentials=lambda: levels_metadata(newer)) as call:
+    async with _serving({kind: handler}, metadata=levels_metadata(newer)) as call:
         for _ in range(3):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call(kind)

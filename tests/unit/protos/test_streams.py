@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from semel.protos.errors import CorruptBatch, InvalidRequest
 from semel.protos.streams import (
+    PREFIX_BYTES,
     PRODUCE_BATCHES_MAX,
     PRODUCE_HEAD_BYTES,
     PRODUCE_HEAD_STRUCT,
@@ -25,7 +26,6 @@ from semel.protos.streams import (
     frame_prefix,
     padded,
     padded_bytes,
-    produce_bytes,
 )
 from semel.protos.v1.broker_pb2 import FetchReplyHeader
 from semel.protos.v1.common_pb2 import Frame
@@ -40,7 +40,8 @@ def test_produce_requests_round_trip(given_batches: list[bytes]) -> None:
     assert decode_produce(message) == given_batches
     data = Frame.FromString(message).data
     assert data == frame_data(message)
-    assert len(data) == PRODUCE_HEAD_BYTES + sum(produce_bytes(len(each)) for each in given_batches)
+    padded = (PREFIX_BYTES + (len(each) + 7 & ~7) for each in given_batches)
+    assert len(data) == PRODUCE_HEAD_BYTES + sum(padded)
 
 
 @given(st.integers(1, 2**64 - 1))

@@ -100,11 +100,6 @@ class CatchUp:
             self._running = False
             self._replica.driver.drain()
 
-    @property
-    def bytes_pulled_now(self) -> int:
-        """Of the pull that is under way; 0 when there is none."""
-        return 0 if self._pulling is None else self._pulling.bytes_received
-
     async def _pull(
         self, source: NodeId, least: int, begin: Callable[[SnapshotMark], bool]
     ) -> None:

@@ -18,7 +18,7 @@ import grpc.aio
 
 from semel.protos.errors import SemelError, TimedOut, Unavailable, UnsupportedVersion
 from semel.protos.levels import LEVEL_MAX, levels_metadata, own_levels
-from semel.protos.rpc import CHANNEL_OPTIONS, Credentials, client_interceptors, error_from_rpc
+from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.v1 import broker_pb2_grpc, controller_pb2_grpc
 
 
@@ -33,11 +33,10 @@ class Purpose(Enum):
 class Connections:
     """Channels of one client. Lives on the I/O thread."""
 
-    def __init__(self, credentials: Credentials | None = None, level_max: int = LEVEL_MAX) -> None:
+    def __init__(self, level_max: int = LEVEL_MAX) -> None:
         self.levels = own_levels(level_max)
         self.told = levels_metadata(self.levels)
         """Metadata of every call: this client's feature levels."""
-        self._interceptors = client_interceptors(credentials)
         self._channels: dict[tuple[str, Purpose], grpc.aio.Channel] = {}
         self._stubs: dict[tuple[str, type[Any]], Any] = {}
 
@@ -45,9 +44,7 @@ class Connections:
         """The channel, opened lazily."""
         channel = self._channels.get((address, purpose))
         if channel is None:
-            channel = grpc.aio.insecure_channel(
-                address, options=CHANNEL_OPTIONS, interceptors=self._interceptors
-            )
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
             self._channels[address, purpose] = channel
         return channel
 

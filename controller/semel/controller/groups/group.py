@@ -217,10 +217,6 @@ class ConsumerGroup:
             self.leave(member_id)
         return gone
 
-    def next_deadline_ms(self) -> int | None:
-        """The time at which the next silent member will be dropped; None without members."""
-        return min((member.deadline_ms for member in self._members.values()), default=None)
-
     def forgive(self, gap_ms: int) -> None:
         """Extends all sessions by a time during which the controller itself stood still."""
         for member in self._members.values():

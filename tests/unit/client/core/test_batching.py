@@ -23,11 +23,12 @@ from semel.client.core.batching import (
 from semel.client.core.encoding import encode_mark, encode_part, rebase, trim
 from semel.client.futures import BulkFuture, SendFuture
 from semel.protos.batch import BatchFlags, Codec, check_batch
-from semel.protos.columns import Columns, check_content, decode_columns
+from semel.protos.columns import Columns, decode_columns
 from semel.protos.errors import InvalidRequest, UnknownQueue
 from semel.protos.few_rows import FEW_ROWS_MAX, FewRows
 from semel.protos.ids import ProducerId, QueueId, QueueKey, Sequence, TopicId
 from semel.protos.slots import slot_of_key, slots_of_positions
+from tests.kit.batches import check_content
 from tests.unit.client.chunks import chunk_of, topic, values_of
 
 PRODUCER = ProducerId(9)

@@ -18,9 +18,10 @@ from semel.client.core.sequences import InFlight, Known, _offset_of
 from semel.client.core.splitting import divide, of_encoded, of_waiting
 from semel.client.producer.intake import Extra, Intake, TopicIntake, extra_of
 from semel.protos.batch import BatchFlags, Codec, check_batch
-from semel.protos.columns import check_content, decode_columns
+from semel.protos.columns import decode_columns
 from semel.protos.errors import InvalidRequest, MessageTooLarge
 from semel.protos.ids import ProducerId, Sequence
+from tests.kit.batches import check_content
 from tests.unit.client.chunks import chunk_of, heirs, topic
 
 SECOND = 1_000_000

@@ -15,7 +15,7 @@ Invariants
 3. Whatever ends one stream, the others stand, and it is tried again; an error of our own ends
    `run`, and with it the store.
 
-Not here: what messages mean (`node.py`); who may call at all (the server's authenticator).
+Not here: what messages mean (`node.py`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.rpc import (
     PEER_CHANNEL_OPTIONS,
-    Credentials,
-    client_interceptors,
     error_from_rpc,
 )
 from semel.protos.v1.metadata_store_pb2 import (
@@ -121,7 +119,6 @@ class Links:
         post_message: Post,
         describe: Callable[[], StandingReply],
         must_ask: Callable[[], bool],
-        credentials: Credentials | None = None,
     ) -> None:
         """`peers`: HOST:PORT of the others; `post_message` may drop, `post` may not."""
         self._identity = identity
@@ -130,7 +127,6 @@ class Links:
         self._post_message = post_message
         self._describe = describe
         self._must_ask = must_ask
-        self._credentials = credentials
         self._loop = asyncio.get_running_loop()
         self._outboxes = {peer: _Outbox() for peer in peers}
         self._calls: dict[int, Any] = {}
@@ -260,11 +256,7 @@ class Links:
                 await asyncio.sleep(RETRY_S)
 
     def _channel(self, peer: int) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(
-            self._peers[peer],
-            options=PEER_CHANNEL_OPTIONS,
-            interceptors=client_interceptors(self._credentials),
-        )
+        return grpc.aio.insecure_channel(self._peers[peer], options=PEER_CHANNEL_OPTIONS)
 
     def _hello(self, peer: int) -> GroupHello:
         return GroupHello(

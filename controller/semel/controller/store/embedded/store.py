@@ -71,7 +71,6 @@ from semel.protos.errors import (
     Throttled,
     Unavailable,
 )
-from semel.protos.rpc import Credentials
 from semel.protos.v1.metadata_store_pb2 import CONTROLLER_STANDING_VOTER
 
 log = logging.getLogger(__name__)
@@ -119,7 +118,6 @@ class EmbeddedStore(MemoryStore):
         *,
         cluster_id: str = "",
         timeout_s: float = TIMEOUT_S,
-        credentials: Credentials | None = None,
     ) -> EmbeddedStore:
         """Opens or creates one controller's part of the store.
 
@@ -148,7 +146,6 @@ class EmbeddedStore(MemoryStore):
             post_message=lambda action: store._post_message(action),
             describe=lambda: store._opened().describe(),
             must_ask=lambda: store._opened().must_ask,
-            credentials=credentials,
         )
         store._links = links
         try:
