@@ -1,9 +1,9 @@
-"""Draws the curves of `growth` as SVG text: a row a curve, a panel a figure, both axes logarithmic.
+"""Draws the curves of `growth`: a row a curve, a panel a figure, both axes logarithmic.
 
 How it works. Each panel has the points of one metric over what grows: a line through the medians, a
 thin line from the least to the most of the rounds, and in grey the small cluster that was measured
 in turn. A flat line is a cost that does not grow, one that rises as steeply as the dotted diagonal
-is linear. Plain text: a diff of two pictures can be read.
+is linear.
 
 Not here: the figures (`curves.py`).
 """
@@ -11,20 +11,25 @@ Not here: the figures (`curves.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from benchmarks.curves import HEADS, Curve
+from benchmarks.drawing import BETTER, FAINT, INK, style, svg
 from benchmarks.harness import Comparison
-from benchmarks.picture import BETTER, FAINT, INK, opening, text
 
-PANEL_WIDTH, PANEL_HEIGHT, GAP = 200, 130, 24
-LEFT, TOP, HEAD = 24, 56, 40
+WIDTH_INCHES: Final = 13.5
+ROW_INCHES, HEAD_INCHES, TOP_INCHES = 1.55, 0.75, 0.6
+LEFT_INCHES, PANEL_INCHES, GAP_INCHES = 0.55, 2.0, 0.62
 METRICS = ("rate", "p99_ms", "rss_mib", "snapshot_bytes", "restart_s")
 """A panel each; the rate is the first of `RATES` that the curve has."""
 RATES = ("read_mb_s", "msg_s")
-BESIDE = "#999999"
-DASHES = "1 4"
+BESIDE: Final = "#999999"
+TICKS_MAX: Final = 5
 
 
 class Line(NamedTuple):
@@ -40,17 +45,35 @@ def draw(
     title: str, subtitle: str, curves: Sequence[tuple[Curve, Sequence[int], Comparison]]
 ) -> str:
     """An SVG document."""
-    width = LEFT + len(METRICS) * (PANEL_WIDTH + GAP)
-    height = TOP + len(curves) * (HEAD + PANEL_HEIGHT + GAP)
-    body = [*opening(title, subtitle, width, height)]
-    top = TOP
+    with style():
+        return svg(panels(title, subtitle, curves))
+
+
+def panels(
+    title: str, subtitle: str, curves: Sequence[tuple[Curve, Sequence[int], Comparison]]
+) -> Figure:
+    """The figure: a row of panels for each curve; a panel without figures is left out."""
+    height = TOP_INCHES + len(curves) * (HEAD_INCHES + ROW_INCHES)
+    figure = Figure(figsize=(WIDTH_INCHES, height))
+    figure.text(0.01, 1 - 0.22 / height, title, size=14, va="center")
+    figure.text(0.01, 1 - 0.46 / height, subtitle, va="center")
+    top = height - TOP_INCHES
     for curve, points, table in curves:
-        body.append(text(12, top + 14, curve.title, weight="bold"))
+        figure.text(0.01, (top - 0.22) / height, curve.title, weight="bold")
         for column, metric in enumerate(METRICS):
-            left = LEFT + column * (PANEL_WIDTH + GAP)
-            body += _panel(curve, points, table, metric, left, top + HEAD)
-        top += HEAD + PANEL_HEIGHT + GAP
-    return "\n".join([*body, "</svg>"]) + "\n"
+            if metric == "rate":
+                rates = (each for each in RATES if lines(curve, points, table, each))
+                metric = next(rates, RATES[-1])
+            if shown := lines(curve, points, table, metric):
+                place = (
+                    (LEFT_INCHES + column * (PANEL_INCHES + GAP_INCHES)) / WIDTH_INCHES,
+                    (top - HEAD_INCHES - ROW_INCHES + 0.25) / height,
+                    PANEL_INCHES / WIDTH_INCHES,
+                    (ROW_INCHES - 0.25) / height,
+                )
+                _panel(figure.add_axes(place), HEADS[metric], shown)
+        top -= HEAD_INCHES + ROW_INCHES
+    return figure
 
 
 def lines(curve: Curve, points: Sequence[int], table: Comparison, metric: str) -> list[Line]:
@@ -68,57 +91,37 @@ def lines(curve: Curve, points: Sequence[int], table: Comparison, metric: str) -
     return found
 
 
-def _panel(
-    curve: Curve, points: Sequence[int], table: Comparison, metric: str, left: int, top: int
-) -> Iterator[str]:
-    if metric == "rate":
-        metric = next((each for each in RATES if lines(curve, points, table, each)), RATES[-1])
-    shown = lines(curve, points, table, metric)
-    if not shown:
-        return
-    yield text(left, top - 6, HEADS[metric], size=11)
-    yield (
-        f'<rect x="{left}" y="{top}" width="{PANEL_WIDTH}" height="{PANEL_HEIGHT}" '
-        f'fill="none" stroke="{FAINT}"/>'
-    )
+def _panel(axes: Axes, head: str, shown: Sequence[Line]) -> None:
     low_x, high_x = _decades([x for line in shown for x in line.x])
     low_y, high_y = _decades([y for line in shown for each in line.y for y in each])
-
-    def x_at(value: float) -> float:
-        return left + PANEL_WIDTH * (math.log10(value) - low_x) / (high_x - low_x)
-
-    def y_at(value: float) -> float:
-        share = (math.log10(value) - low_y) / (high_y - low_y)
-        return top + PANEL_HEIGHT * (1 - share)
-
-    for power in range(low_x, high_x + 1):
-        yield text(x_at(10.0**power), top + PANEL_HEIGHT + 12, _short(power), size=9)
-    for power in range(low_y, high_y + 1):
-        y = y_at(10.0**power)
-        yield (
-            f'<line x1="{left}" y1="{y:.1f}" x2="{left + PANEL_WIDTH}" y2="{y:.1f}" '
-            f'stroke="{FAINT}"/>'
-        )
-        yield text(left + 2, y - 2, _short(power), size=9)
+    axes.set_title(head, size=9, loc="left")
+    axes.set(xscale="log", yscale="log")
+    axes.set_xlim(10.0**low_x, 10.0**high_x)
+    axes.set_ylim(10.0**low_y, 10.0**high_y)
+    for axis, low, high in ((axes.xaxis, low_x, high_x), (axes.yaxis, low_y, high_y)):
+        step = math.ceil((high - low) / TICKS_MAX)
+        axis.set_major_locator(FixedLocator([10.0**power for power in range(low, high + 1, step)]))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _short(round(math.log10(value)))))
+        axis.set_minor_locator(NullLocator())
+    axes.tick_params(labelsize=7.5, length=0)
+    axes.tick_params(axis="x", pad=7)
+    axes.grid(axis="y")
     reach = min(high_x - low_x, high_y - low_y)
-    yield (
-        f'<line x1="{x_at(10.0**low_x):.1f}" y1="{y_at(10.0**low_y):.1f}" '
-        f'x2="{x_at(10.0 ** (low_x + reach)):.1f}" y2="{y_at(10.0 ** (low_y + reach)):.1f}" '
-        f'stroke="{INK}" stroke-dasharray="{DASHES}"/>'
+    axes.plot(
+        [10.0**low_x, 10.0 ** (low_x + reach)],
+        [10.0**low_y, 10.0 ** (low_y + reach)],
+        color=INK,
+        linestyle=(0, (1, 4)),
+        linewidth=1,
     )
     for line in reversed(shown):
-        yield from _drawn(line, [x_at(x) for x in line.x], y_at)
-
-
-def _drawn(line: Line, xs: Sequence[float], y_at: Callable[[float], float]) -> Iterator[str]:
-    dots = " ".join(f"{x:.1f},{y_at(y[0]):.1f}" for x, y in zip(xs, line.y, strict=True))
-    yield f'<polyline points="{dots}" fill="none" stroke="{line.colour}" stroke-width="2"/>'
-    for x, (middle, least, most) in zip(xs, line.y, strict=True):
-        yield f'<circle cx="{x:.1f}" cy="{y_at(middle):.1f}" r="3" fill="{line.colour}"/>'
-        yield (
-            f'<line x1="{x:.1f}" y1="{y_at(least):.1f}" x2="{x:.1f}" y2="{y_at(most):.1f}" '
-            f'stroke="{line.colour}"/>'
+        middle = [y[0] for y in line.y]
+        axes.plot(line.x, middle, color=line.colour, linewidth=2, marker="o", markersize=4)
+        axes.vlines(
+            line.x, [y[1] for y in line.y], [y[2] for y in line.y], color=line.colour, linewidth=1
         )
+    for spine in axes.spines.values():
+        spine.set_color(FAINT)
 
 
 def _decades(values: Sequence[float]) -> tuple[int, int]:

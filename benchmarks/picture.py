@@ -1,23 +1,24 @@
-"""Draws how many times better or worse Semel is, as SVG text.
+"""Draws how many times better or worse Semel is: a bar for every ratio of `side_by_side`.
 
-How it works. One bar a ratio, on a logarithmic scale around the line of 1: to the right Semel is
-better, to the left worse, whatever the figure. A thin line shows the least and the most of all
-rounds. Plain text: bars need no drawing library, and a diff of two pictures can be read.
+How it works. Each workload has a panel of bars on one logarithmic scale around the line of 1: to
+the right Semel is better, to the left worse, whatever the figure. A thin line shows the least and
+the most of all rounds.
 
-Not here: the ratios (`goals.py`).
+Not here: the ratios (`goals.py`), the short picture for a stranger (`recorded.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Sequence
 
+from matplotlib.figure import Figure
+
+from benchmarks.drawing import BETTER, INK, WORSE, style, svg, times_axis
 from benchmarks.goals import Ratio
 
-WIDTH, LEFT, RIGHT = 1_060, 520, 110
-ROW, HEAD, TOP = 20, 28, 64
-BETTER, WORSE, INK, FAINT = "#2a7f62", "#b5483a", "#222222", "#cccccc"
+WIDTH_INCHES, LEFT_INCHES, RIGHT_INCHES = 12.5, 5.9, 1.2
+BAR_INCHES, GAP_INCHES, TOP_INCHES, BOTTOM_INCHES = 0.19, 0.45, 0.75, 0.15
 WORDS = {
     "msg_s": "messages/s",
     "p50_ms": "p50",
@@ -36,76 +37,60 @@ WORDS = {
 
 def draw(title: str, subtitle: str, groups: Sequence[tuple[str, Sequence[Ratio]]]) -> str:
     """An SVG document: for each (heading, ratios) a heading and a bar each."""
+    with style():
+        return svg(bars(title, subtitle, groups))
+
+
+def bars(title: str, subtitle: str, groups: Sequence[tuple[str, Sequence[Ratio]]]) -> Figure:
+    """The figure: a panel for each heading that has ratios."""
     shown = [(heading, ratios) for heading, ratios in groups if ratios]
     reach = max(
         (abs(math.log2(value)) for _, some in shown for ratio in some for value in ratio.better),
         default=1.0,
     )
-    steps = max(1, math.ceil(reach))
-    height = TOP + sum(HEAD + ROW * len(some) for _, some in shown) + 20
-    body = [*opening(title, subtitle, WIDTH, height), *_axis(steps, height)]
-    y = TOP
+    limit = 2.0 ** max(1, math.ceil(reach))
+    height = TOP_INCHES + BOTTOM_INCHES
+    height += sum(GAP_INCHES + BAR_INCHES * len(some) for _, some in shown)
+    figure = Figure(figsize=(WIDTH_INCHES, height))
+    figure.text(0.01, 1 - 0.22 / height, title, size=14, va="center")
+    figure.text(0.01, 1 - 0.48 / height, subtitle, va="center")
+    top = height - TOP_INCHES
     for heading, some in shown:
-        body.append(text(12, y + 18, heading, weight="bold"))
-        y += HEAD
-        for ratio in some:
-            body += _bar(ratio, y, steps)
-            y += ROW
-    return "\n".join([*body, "</svg>"]) + "\n"
+        tall = BAR_INCHES * len(some)
+        top -= GAP_INCHES
+        figure.text(0.01, (top + 0.2) / height, heading, weight="bold")
+        _panel(figure, some, (top - tall) / height, tall / height, limit)
+        top -= tall
+    return figure
 
 
-def _x(better: float, steps: int) -> float:
-    """Where a ratio stands; 1 is in the middle."""
-    half = (WIDTH - LEFT - RIGHT) / 2
-    return LEFT + half * (1 + math.log2(better) / steps)
-
-
-def _axis(steps: int, height: int) -> Iterator[str]:
-    every = math.ceil(2 * steps / 8)
-    for power in range(-steps, steps + 1):
-        if power % every == 0:
-            x = _x(2.0**power, steps)
-            stroke = INK if power == 0 else FAINT
-            yield (
-                f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{height - 12}" stroke="{stroke}"/>'
-            )
-            label = f"{2**power}×" if power >= 0 else f"1/{2**-power}"
-            yield text(x, TOP - 6, label, anchor="middle")
-
-
-def _bar(ratio: Ratio, y: int, steps: int) -> Iterator[str]:
-    middle, least, most = ratio.better
-    one, x, low, high = (_x(value, steps) for value in (1.0, middle, least, most))
-    name = f"{ratio.contender} / {ratio.of}: {WORDS.get(ratio.metric, ratio.metric)}"
-    yield text(LEFT - 8, y + 14, name, anchor="end", size=11)
-    yield (
-        f'<rect x="{min(one, x):.1f}" y="{y + 4}" width="{abs(x - one):.1f}" height="{ROW - 8}" '
-        f'fill="{BETTER if middle >= 1 else WORSE}"/>'
+def _panel(figure: Figure, some: Sequence[Ratio], bottom: float, tall: float, limit: float) -> None:
+    width = (WIDTH_INCHES - LEFT_INCHES - RIGHT_INCHES) / WIDTH_INCHES
+    axes = figure.add_axes((LEFT_INCHES / WIDTH_INCHES, bottom, width, tall))
+    times_axis(axes, least=1 / limit, most=limit)
+    axes.xaxis.tick_top()
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_ylim(len(some) - 0.5, -0.5)
+    axes.set_yticks(
+        range(len(some)),
+        [
+            f"{ratio.contender} / {ratio.of}: {WORDS.get(ratio.metric, ratio.metric)}"
+            for ratio in some
+        ],
+        size=8,
     )
-    yield (
-        f'<line x1="{low:.1f}" y1="{y + ROW / 2}" x2="{high:.1f}" y2="{y + ROW / 2}" '
-        f'stroke="{INK}" stroke-width="2"/>'
-    )
-    words = f"{middle:.2f} × better" if middle >= 1 else f"{1 / middle:.2f} × worse"
-    yield text(WIDTH - RIGHT + 8, y + 14, words, size=11)
-
-
-def opening(title: str, subtitle: str, width: int, height: int) -> Iterator[str]:
-    """How an SVG document begins."""
-    yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
-    )
-    yield f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
-    yield text(12, 22, title, size=16)
-    yield text(12, 40, subtitle)
-
-
-def text(
-    x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", weight: str = "normal"
-) -> str:
-    """An SVG text."""
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" '
-        f'text-anchor="{anchor}" fill="{INK}">{escape(words)}</text>'
-    )
+    for row, ratio in enumerate(some):
+        middle, least, most = ratio.better
+        colour = BETTER if middle >= 1 else WORSE
+        axes.barh(row, middle - 1, left=1, height=0.65, color=colour)
+        axes.plot([least, most], [row, row], color=INK, linewidth=1.4)
+        words = f"{middle:.2f} × better" if middle >= 1 else f"{1 / middle:.2f} × worse"
+        axes.annotate(
+            words,
+            (1, row),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            size=8,
+        )

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.lines import Line2D
 
 from benchmarks import growth
-from benchmarks.curve_picture import BESIDE, draw, lines
+from benchmarks.curve_picture import BESIDE, draw, lines, panels
 from benchmarks.curves import CURVES, EACH, FIGURES, HEADS, Curve, Promise, judge, render
+from benchmarks.drawing import BETTER
 from benchmarks.growers import GROWERS, PRODUCER_QUEUES, SHAPES
 from benchmarks.growth_points import figures_of
 from benchmarks.harness import Comparison
-from benchmarks.picture import BETTER
 from semel.broker.config import BrokerConfig
 
 CURVE = Curve(
@@ -167,24 +170,30 @@ def test_a_line_is_drawn_through_the_medians_and_the_small_cluster_in_grey() -> 
     assert lines(CURVE, CURVE.points, table, "restart_s") == []
 
 
+def values(line: Line2D) -> list[list[float]]:
+    """The x and the y of a line that is drawn."""
+    found: list[list[float]] = np.asarray(line.get_data(), dtype=float).tolist()
+    return found
+
+
 def test_the_picture_is_flat_for_what_does_not_grow_and_climbs_for_what_does() -> None:
     table = judge(CURVE, CURVE.points, rounds(each=700_000))
-    root = ElementTree.fromstring(draw("a <b>", "subtitle", [(CURVE, CURVE.points, table)]))
-    name = "{http://www.w3.org/2000/svg}"
-    drawn = [
-        [tuple(map(float, dot.split(","))) for dot in line.get("points", "").split()]
-        for line in root.iter(f"{name}polyline")
-        if line.get("stroke") == BETTER
-    ]
-    rate, latency, snapshot = drawn
+    shown = [(CURVE, CURVE.points, table)]
+    rate, latency, snapshot = (
+        next(values(line)[1] for line in axes.lines if line.get_color() == BETTER)
+        for axes in panels("a <b>", "subtitle", shown).axes
+    )
     for flat in (rate, latency):
-        assert len({y for _, y in flat}) == 1
-    # Two decades between the last two points, one between the first two: the axis is logarithmic.
-    (x1, y1), (x2, y2), (x3, y3) = snapshot
-    assert x3 - x2 == pytest.approx(2 * (x2 - x1), abs=0.2)
-    assert y1 > y2 > y3
-    assert y2 - y3 == pytest.approx(2 * (y1 - y2), rel=0.05)
-    texts = [each.text for each in root.iter(f"{name}text")]
+        assert len({*flat}) == 1
+    small, middle, large = snapshot
+    assert small < middle < large
+    # Two decades between the last two points, one between the first two.
+    assert math.log(large / middle) == pytest.approx(2 * math.log(middle / small), rel=0.05)
+    for axes in panels("a <b>", "subtitle", shown).axes:
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        (x1, x2), (y1, y2) = values(axes.lines[0])
+        assert x2 / x1 == pytest.approx(y2 / y1), "what is linear rises as steeply"
+    texts = [each.text for each in ElementTree.fromstring(draw("a <b>", "subtitle", shown)).iter()]
     assert {"a <b>", "things of a kind", "messages/s", "snapshot, bytes"} <= {*texts}
     assert "restart, s" not in texts
 
@@ -193,7 +202,7 @@ def test_figures_of_zero_are_not_drawn() -> None:
     some: Rounds = {CURVE.label(point): [{"rss_mib": 0.0}] for point in CURVE.points}
     table = Comparison(title="t", rounds={**some})
     assert lines(CURVE, CURVE.points, table, "rss_mib") == []
-    assert "polyline" not in draw("t", "s", [(CURVE, CURVE.points, table)])
+    assert panels("t", "s", [(CURVE, CURVE.points, table)]).axes == []
 
 
 def test_metrics_are_taken_from_a_page_by_name_and_label() -> None:

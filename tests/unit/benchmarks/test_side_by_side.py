@@ -9,14 +9,16 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.patches import Rectangle
 
 from benchmarks import side_by_side
 from benchmarks.commands import guarded
 from benchmarks.figures import WORKLOADS, Cell, Figures, by_workload, flat
 from benchmarks.goals import GOALS, Ratio, ratios, set_targets
 from benchmarks.harness import Comparison, Contender, compare
-from benchmarks.picture import draw
+from benchmarks.picture import bars, draw
 from benchmarks.raw_floors import FILE_BYTES, copies, rate, synced_writes, write_pages
 from benchmarks.workloads import LEAST, PRODUCED, WAYS, ClientError, disk_bytes, medians, scaled
 
@@ -160,30 +162,29 @@ def test_what_is_published_is_strict_json_and_a_picture_with_every_ratio(
 
 def test_bars_go_right_for_better_and_left_for_worse_and_names_are_escaped() -> None:
     ratio = {"workload": "W1", "metric": "msg_s", "of": "a<b>&c"}
-    picture = draw(
-        "title",
-        "subtitle",
-        [
-            ("empty", []),
-            (
-                "W1",
-                [
-                    Ratio(contender="fast", times=(4.0, 4.0, 8.0), **ratio),
-                    Ratio(contender="slow", times=(0.25, 0.25, 0.25), **ratio),
-                ],
-            ),
-        ],
-    )
-    root = ElementTree.fromstring(picture)
-    name = "{http://www.w3.org/2000/svg}"
-    fast, slow = [
-        (float(each.get("x", "")), float(each.get("width", "")))
-        for each in root.iter(f"{name}rect")
-        if each.get("x")
+    groups = [
+        ("empty", []),
+        (
+            "W1",
+            [
+                Ratio(contender="fast", times=(4.0, 4.0, 8.0), **ratio),
+                Ratio(contender="slow", times=(0.25, 0.25, 0.25), **ratio),
+            ],
+        ),
     ]
-    assert slow[0] + slow[1] == pytest.approx(fast[0])
-    assert slow[1] == pytest.approx(fast[1])
-    texts = [each.text for each in root.iter(f"{name}text")]
+    (axes,) = bars("title", "subtitle", groups).axes
+    fast, slow = [
+        (bar.get_x(), bar.get_x() + bar.get_width())
+        for bar in axes.patches
+        if isinstance(bar, Rectangle)
+    ]
+    assert fast == (1, 4)
+    assert (max(slow), min(slow)) == (1, 0.25)
+    assert [np.asarray(line.get_xdata()).tolist() for line in axes.lines[1:]] == [
+        [4, 8],
+        [0.25, 0.25],
+    ]
+    texts = [each.text for each in ElementTree.fromstring(draw("title", "sub", groups)).iter()]
     assert "fast / a<b>&c: messages/s" in texts
     assert "empty" not in texts
 
