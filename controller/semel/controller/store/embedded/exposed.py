@@ -1,9 +1,10 @@
 """pysyncobj's private parts, under plain names, in one place.
 
-How it works. pysyncobj is pinned, because what hardens it lives behind names that it does not
-promise to keep. All of them are listed in `PRIVATE_NAMES` and used in this file only; a test
-compares the list with the installed package. `ExposedSyncObj` builds the object over our journal,
-transport and dumps, and opens what `node.py` reads and steers.
+How it works. pysyncobj is pinned to `VERSION`, because what hardens it lives behind names that it
+does not promise to keep. All of them are listed in `PRIVATE_NAMES` and used in this file only; a
+test compares the list with this folder and with the installed package, and fails on any other
+version. `ExposedSyncObj` builds the object over our journal, transport and dumps, and opens what
+`node.py` reads and steers; `OwnedJournal` is the journal that it takes.
 
 Not here: what is done with it (`node.py`).
 """
@@ -19,7 +20,6 @@ from typing import Any, Final
 
 from semel.controller.store.embedded.dump import Dumps
 from semel.controller.store.embedded.library import (
-    RAFT_STATE,
     Journal,
     Node,
     SyncObj,
@@ -28,6 +28,8 @@ from semel.controller.store.embedded.library import (
     syncobj,
 )
 
+VERSION: Final = "0.3.17"
+"""The pysyncobj that this file was written for."""
 PRIVATE_NAMES: Final = (
     "_SyncObj__connectedToAnyone",
     "_SyncObj__doApplyCommand",
@@ -42,7 +44,6 @@ PRIVATE_NAMES: Final = (
     "_SyncObj__raftElectionDeadline",
     "_SyncObj__raftLastApplied",
     "_SyncObj__raftLeader",
-    "_SyncObj__raftLog",
     "_SyncObj__raftMatchIndex",
     "_SyncObj__raftState",
     "_SyncObj__serializer",
@@ -50,18 +51,29 @@ PRIVATE_NAMES: Final = (
     "_SyncObj__setState",
     "_PipeNotifier__pipeR",
     "_PipeNotifier__pipeW",
+    "_RAFT_STATE",
+    "_applyCommand",
+    "_destroy",
     "_onNodeConnected",
     "_onNodeDisconnected",
     "_onReadonlyNodeConnected",
     "_onReadonlyNodeDisconnected",
 )
 
+_RAFT_STATE: Final = syncobj._RAFT_STATE
 _CREATING = threading.Lock()
 
 
 def now() -> float:
     """pysyncobj's clock, in seconds; a simulation replaces it there."""
     return float(syncobj.monotonicTime())
+
+
+class OwnedJournal(Journal):  # type: ignore[misc]
+    """A journal that stays open when pysyncobj ends: it belongs to whoever made it."""
+
+    def _destroy(self) -> None:
+        pass
 
 
 class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
@@ -109,6 +121,24 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
             os.close(notifier._PipeNotifier__pipeR)
             os.close(notifier._PipeNotifier__pipeW)
 
+    def put(self, command: bytes, kind: int) -> None:
+        """Hands a command to the leader, if there is one."""
+        self._applyCommand(command, None, kind)
+
+    def on_connected(self, peer: Node, *, voter: bool) -> None:
+        """Messages can be sent to the peer from now on."""
+        if voter:
+            self.transport._onNodeConnected(peer)
+        else:
+            self.transport._onReadonlyNodeConnected(peer)
+
+    def on_disconnected(self, peer: Node, *, voter: bool) -> None:
+        """Messages to the peer are lost from now on."""
+        if voter:
+            self.transport._onNodeDisconnected(peer)
+        else:
+            self.transport._onReadonlyNodeDisconnected(peer)
+
     def handle(self, sender: Node, message: dict[str, Any]) -> None:
         """Gives a message to pysyncobj."""
         self._SyncObj__onMessageReceived(sender, message)
@@ -131,12 +161,12 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
     @property
     def is_leader(self) -> bool:
         """It believes to lead the current term."""
-        return bool(self._SyncObj__raftState == RAFT_STATE.LEADER)
+        return bool(self._SyncObj__raftState == _RAFT_STATE.LEADER)
 
     @property
     def is_candidate(self) -> bool:
         """It stands for election in the current term."""
-        return bool(self._SyncObj__raftState == RAFT_STATE.CANDIDATE)
+        return bool(self._SyncObj__raftState == _RAFT_STATE.CANDIDATE)
 
     @property
     def leader(self) -> Node | None:
@@ -162,7 +192,7 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
         """Becomes a follower in a newer term, without a leader or a vote."""
         assert term > self.term
         self._SyncObj__setCurrentTerm(term, None)
-        self._SyncObj__setState(RAFT_STATE.FOLLOWER)
+        self._SyncObj__setState(_RAFT_STATE.FOLLOWER)
         self._SyncObj__raftLeader = None
 
     def stand_soon(self) -> None:

@@ -13,7 +13,6 @@ import _socket
 import socket
 
 import pysyncobj.syncobj as syncobj
-from pysyncobj import _RAFT_STATE as RAFT_STATE
 from pysyncobj import SERIALIZER_STATE, SyncObj, SyncObjConf
 from pysyncobj.journal import Journal
 from pysyncobj.node import Node
@@ -22,7 +21,6 @@ from pysyncobj.transport import Transport
 socket.inet_ntop = _socket.inet_ntop
 
 __all__ = [
-    "RAFT_STATE",
     "SERIALIZER_STATE",
     "Journal",
     "Node",

@@ -38,10 +38,10 @@ from typing import Any, Final, assert_never
 
 from semel.controller.store.embedded import dump as dumps_module
 from semel.controller.store.embedded.dump import Dumps
-from semel.controller.store.embedded.exposed import ExposedSyncObj, now
+from semel.controller.store.embedded.exposed import ExposedSyncObj, OwnedJournal, now
 from semel.controller.store.embedded.hard_state import HardStateFile
 from semel.controller.store.embedded.journal import COMMAND, NO_OP, Entry, JournalFiles
-from semel.controller.store.embedded.library import Journal, Node, SyncObjConf, Transport
+from semel.controller.store.embedded.library import Node, SyncObjConf, Transport
 from semel.controller.store.embedded.machine import Applied, Machine, State
 from semel.controller.store.embedded.messages import entries_of, piece_of, to_message
 from semel.protos.errors import DataDirectoryError, InternalError
@@ -100,7 +100,7 @@ def controller_of(node: Node) -> int:
     return node.controller_id
 
 
-class FsyncJournal(Journal):  # type: ignore[misc]
+class FsyncJournal(OwnedJournal):
     """pysyncobj's journal over our files."""
 
     def __init__(
@@ -130,9 +130,6 @@ class FsyncJournal(Journal):  # type: ignore[misc]
 
     def __len__(self) -> int:
         return len(self._files.entries)
-
-    def _destroy(self) -> None:
-        """The files outlive the node."""
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
         """Not kept: the master tells it again."""
@@ -247,21 +244,15 @@ class ConsensusNode(ExposedSyncObj):
 
     def submit(self, command: bytes) -> None:
         """Puts a command into the log, by way of the master; it may be lost."""
-        self._applyCommand(command, None, COMMAND[0])
+        self.put(command, COMMAND[0])
 
     def connected(self, peer: Peer) -> None:
         """Messages can be sent to the peer from now on."""
-        if peer[1]:
-            self.transport._onReadonlyNodeConnected(node_of(peer))
-        else:
-            self.transport._onNodeConnected(node_of(peer))
+        self.on_connected(node_of(peer), voter=not peer[1])
 
     def disconnected(self, peer: Peer) -> None:
         """Messages to the peer are lost from now on."""
-        if peer[1]:
-            self.transport._onReadonlyNodeDisconnected(node_of(peer))
-        else:
-            self.transport._onNodeDisconnected(node_of(peer))
+        self.on_disconnected(node_of(peer), voter=not peer[1])
 
     @property
     def master(self) -> int | None:
