@@ -96,6 +96,11 @@ def batch_record(head: BatchHeader, base_offset: int, time_us: int, term: int) -
     return RecordKind.BATCH, parts
 
 
+def unapplied_count(admission: Admission) -> int:
+    """How many accepted records are not applied."""
+    return len(admission._pending._unapplied)
+
+
 class Group:
     """One master whose entries commit at once, unless a test keeps them in `entry`."""
 

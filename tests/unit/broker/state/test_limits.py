@@ -9,7 +9,7 @@ from semel.protos.errors import Throttled, TransactionAborted
 from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1 import control_pb2
 from semel.protos.v1 import transaction_records_pb2 as steps
-from tests.kit.state_log import ref
+from tests.kit.state_log import ref, unapplied_count
 from tests.unit.broker.state.in_flight import (
     FIRST,
     SECOND_US,
@@ -75,7 +75,7 @@ def test_ids_in_flight_count() -> None:
         assert taken == [True] * 10 + [False] * 20
         group.apply()
         assert len(names(group)) == 10
-        assert group.admission.pending_count == 0
+        assert unapplied_count(group.admission) == 0
 
     run(play())
 

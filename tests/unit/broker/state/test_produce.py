@@ -21,7 +21,7 @@ from semel.broker.state.admission import admission
 from semel.protos import errors
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
 from semel.protos.v1 import common_pb2, control_pb2
-from tests.kit.state_log import KEY, Group, batch_record, control, header, ref
+from tests.kit.state_log import KEY, Group, batch_record, control, header, ref, unapplied_count
 
 OTHER = QueueKey(TopicId(7), QueueId(1))
 
@@ -361,7 +361,7 @@ def test_at_most_a_window_of_batches_is_in_flight(group: Group) -> None:
     refusal(group.produce(header(63)), errors.Throttled)
     group.commit()
     assert group.produce(header(63)) == Accepted(Offset(64))
-    assert group.admission.pending_count == 0
+    assert unapplied_count(group.admission) == 0
 
 
 def test_unknown_deleted_and_too_large(group: Group) -> None:
@@ -376,7 +376,7 @@ def test_unknown_deleted_and_too_large(group: Group) -> None:
     refusal(group.produce(header(-1, key=OTHER), commit=False), errors.UnknownQueue)
     group.commit()
     refusal(group.produce(header(-1, key=OTHER)), errors.UnknownQueue)
-    assert group.admission.pending_count == 0
+    assert unapplied_count(group.admission) == 0
 
 
 def test_records_that_need_no_admission_pass_it_by(group: Group) -> None:
@@ -400,7 +400,7 @@ def test_records_that_need_no_admission_pass_it_by(group: Group) -> None:
     group.entry += [control(trim=trim), control(alter_topic=alter), control(acquire_lock=acquire)]
     assert group.produce(header(9)) == Accepted(Offset(10))
     assert group.state.queues[KEY].log_start_offset == 3
-    assert group.admission.pending_count == 0
+    assert unapplied_count(group.admission) == 0
 
 
 @pytest.mark.parametrize("producer", [0, 1 << 63])

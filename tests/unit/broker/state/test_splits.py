@@ -31,7 +31,7 @@ from semel.protos.batch import BatchHeader
 from semel.protos.frames import iter_records
 from semel.protos.ids import ProducerId, QueueId, QueueKey, TopicId
 from semel.protos.v1 import control_pb2
-from tests.kit.state_log import KEY, Group, batch_record, control, header, ref
+from tests.kit.state_log import KEY, Group, batch_record, control, header, ref, unapplied_count
 from tests.unit.broker.state.splitting import acquire, commit_offset, raise_level, split, split_of
 
 LEFT, RIGHT = QueueKey(KEY.topic_id, QueueId(1)), QueueKey(KEY.topic_id, QueueId(2))
@@ -257,7 +257,7 @@ def test_a_split_and_a_delete_in_one_entry(group: Group) -> None:
     group.entry.append(control(delete_queue=delete))
     group.commit()
     assert sorted(group.state.queues) == [LEFT, RIGHT]
-    assert group.admission.pending_count == 0
+    assert unapplied_count(group.admission) == 0
 
 
 def test_no_split_before_its_feature_level() -> None:

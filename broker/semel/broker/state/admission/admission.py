@@ -127,11 +127,6 @@ class Admission:
         """Bytes of staged batches that are accepted and not applied."""
 
     @property
-    def pending_count(self) -> int:
-        """How many accepted records are not applied."""
-        return self._pending.unapplied_count
-
-    @property
     def parked_count(self) -> int:
         """How many batches wait for their predecessor."""
         return self._parking.count

@@ -201,11 +201,6 @@ class PendingState:
         """Whether the SEAL of any queue is accepted and not applied."""
         return any(queue.sealing for queue in self._queues.values())
 
-    @property
-    def unapplied_count(self) -> int:
-        """How many accepted records are not applied yet."""
-        return len(self._unapplied)
-
     def queue(self, key: QueueKey) -> PendingQueue | None:
         """The queue as it will be; None if it is unknown. `use` makes it part of the overlay."""
         pending = self._queues.get(key)
