@@ -327,7 +327,7 @@ async def test_a_caller_without_a_common_level_is_refused_before_its_handler(
     async with _serving({kind: handler}, metadata=levels_metadata(newer)) as call:
         for _ in range(3):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(kind)
+                await call(kind, withhold=True)
             error = error_from_rpc(caught.value)
             assert isinstance(error, errors.UnsupportedVersion)
             assert "Semel 9.1" in error.message
