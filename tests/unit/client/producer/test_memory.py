@@ -1,4 +1,4 @@
-"""What all producers of a client hold together: `client/producer/memory.py` and its use at the door."""
+"""What all producers of a client hold together: `producer/memory.py` and its use at the intake."""
 
 import threading
 
