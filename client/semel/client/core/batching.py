@@ -15,7 +15,7 @@ Invariants
 4. Whoever reads a chunk on another thread looks at `parts` before `order`: see `splitting.py`.
 
 Not here: bytes (`encoding.py`), sequences and retries (`sequences.py`), who may append to a chunk
-(`../intake.py`).
+(`producer/intake.py`).
 """
 
 from __future__ import annotations

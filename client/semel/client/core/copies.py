@@ -4,7 +4,8 @@ How it works. The record stands as metadata beside a group's committed offset. I
 above the progress whose copies are stored, and the *attempt*, which may have stored more. An empty
 record is no bytes at all.
 
-Not here: copying (`../relay.py`), when it is stored (`../retrying.py`, `../redriving.py`).
+Not here: copying (`dead_letters/relay.py`), when it is stored (`dead_letters/retrying.py`,
+`dead_letters/redrive.py`).
 """
 
 from __future__ import annotations

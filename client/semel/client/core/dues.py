@@ -10,7 +10,7 @@ Invariants
 2. Runs hold every row exactly once, and rows of one due time keep their order. Where rows must stay
    as they stand, runs end at each change of the time instead.
 
-Not here: who waits (the brokers), chunks (`../intake.py`).
+Not here: who waits (the brokers), chunks (`producer/intake.py`).
 """
 
 from __future__ import annotations

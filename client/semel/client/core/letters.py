@@ -15,7 +15,8 @@ hundred times is no larger than one that failed once.
 | `semel-cause` | dead letters | `rejected`, or `exhausted` after the last retry |
 | `semel-redriven` | brought back | TOPIC/QUEUE/OFFSET of the dead letter |
 
-Not here: copying (`../relay.py`), when (`../retrying.py`, `../redriving.py`).
+Not here: copying (`dead_letters/relay.py`), when (`dead_letters/retrying.py`,
+`dead_letters/redrive.py`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants
 2. Routes of an older version never replace newer ones.
 3. `queues_of_slots` is a pure function of the topic's route.
 
-Not here: asking anybody (`../cluster.py`).
+Not here: asking anybody (`transport/cluster.py`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Invariants
    one in flight is not there, none of the later ones is, or ever will be.
 5. `in_flight` never holds more than `max_in_flight` batches.
 
-Not here: bytes of batches (`encoding.py`), streams and clocks (`../lanes.py`).
+Not here: bytes of batches (`encoding.py`), streams and clocks (`producer/lanes.py`).
 """
 
 from __future__ import annotations

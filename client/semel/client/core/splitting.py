@@ -10,7 +10,7 @@ Invariants
 2. Readers of a chunk on other threads see the old parts, of which the one in question has no
    outcome, or the new ones with the new order: the order is replaced before the parts are.
 
-Not here: what is certain (`sequences.py`), fences of the children (`../producer.py`).
+Not here: what is certain (`core/sequences.py`), fences of the children (`producer/producer.py`).
 """
 
 from __future__ import annotations
