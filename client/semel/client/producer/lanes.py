@@ -158,6 +158,10 @@ class Lane:
             previous=previous, base=base, last=last, count=part.count, payload=payload, tag=part
         )
 
+    def on_answer(self, error: SemelError | None, decisions: list[Decision]) -> None:
+        """The window has decided about an answer to one of the lane's batches."""
+        self.link.on_answer(self, error, decisions)
+
     def refuse(self, error: SemelError) -> None:
         """Nothing can be sent to the queue's group: what has no sequence yet fails."""
         while self.pending:

@@ -24,14 +24,15 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Collection, Coroutine, Iterable, Iterator
+from typing import Any, Final, Protocol, TypeAlias
 
+from semel.client.config import ClientConfig
 from semel.client.core.retry import Backoff, BackoffPolicy
-from semel.client.core.routing import Master
-from semel.client.core.sequences import Moved
+from semel.client.core.routing import Master, RouteTable
+from semel.client.core.sequences import Decision, InFlight, Moved, SendWindow
 from semel.client.transport.connection import Purpose, telling
-from semel.client.transport.streams import Stream
+from semel.client.transport.streams import Stream, Streams
 from semel.protos import compat
 from semel.protos.errors import (
     InternalError,
@@ -40,13 +41,9 @@ from semel.protos.errors import (
     UnsupportedVersion,
     from_detail,
 )
-from semel.protos.ids import GroupId
+from semel.protos.ids import GroupId, QueueKey
 from semel.protos.streams import encode_ping, encode_produce
 from semel.protos.v1 import broker_pb2
-
-if TYPE_CHECKING:
-    from semel.client.producer.lanes import Lane, Link
-    from semel.client.transport.cluster import Cluster
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +59,64 @@ SentAs: TypeAlias = tuple[int, int, int, int, int]
 """Topic, queue, producer, epoch, session: what an answer names."""
 
 
+class Masters(Protocol):
+    """What a wire needs of its client's view of the cluster."""
+
+    config: ClientConfig
+    routes: RouteTable
+    streams: Streams
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Starts a task that ends at the latest with the client."""
+
+    async def master(self, group_id: GroupId) -> Master:
+        """Waits until the group has a master. Raises SemelError."""
+
+    def on_master_error(self, group_id: GroupId, master: Master, error: SemelError) -> None:
+        """A stream to `master` ended with `error`."""
+
+
+class WireLane(Protocol):
+    """What a wire needs of one queue of one producer."""
+
+    key: QueueKey
+    window: SendWindow | None
+    """None until the first fence."""
+    sent_as: SentAs | None
+    """The wire sets it: the identity that the lane's last batch names."""
+
+    @property
+    def pending(self) -> Collection[object]:
+        """Parts that have no sequence yet."""
+
+    def next_batch(self) -> InFlight | None:
+        """Returns the batch to transmit now, or None."""
+
+    def on_answer(self, error: SemelError | None, decisions: list[Decision]) -> None:
+        """The window has decided about an answer to one of the lane's batches."""
+
+    def on_stream_lost(self) -> None:
+        """Everything in flight goes out again."""
+
+    def refuse(self, error: SemelError) -> None:
+        """Nothing can be sent to the queue's group."""
+
+
+class WireLink(Protocol):
+    """What a wire needs of one producer."""
+
+    @property
+    def lanes(self) -> Iterable[WireLane]:
+        """The producer's queues in the wire's group."""
+
+    def on_room(self) -> None:
+        """A stream is open, or nobody waits for one any more."""
+
+
 class Wires:
     """The wires of one client."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Masters) -> None:
         self._cluster = cluster
         self._wires: dict[GroupId, Wire] = {}
 
@@ -80,7 +131,7 @@ class Wires:
 class Wire:
     """The produce stream of a client to one broker group."""
 
-    def __init__(self, cluster: Cluster, group_id: GroupId) -> None:
+    def __init__(self, cluster: Masters, group_id: GroupId) -> None:
         self.group_id = group_id
         self.in_flight_bytes = 0
         """Of all links."""
@@ -91,11 +142,11 @@ class Wire:
         self.level = 0
         """The feature level up to which the open stream may be used, as far as its end told."""
         self._cluster = cluster
-        self._links: dict[Link, None] = {}
-        self._sent: dict[SentAs, Lane] = {}
+        self._links: dict[WireLink, None] = {}
+        self._sent: dict[SentAs, WireLane] = {}
         """By what their batches bear, lanes that have sent."""
-        self._ready: deque[Lane] = deque()
-        self._ready_set: set[Lane] = set()
+        self._ready: deque[WireLane] = deque()
+        self._ready_set: set[WireLane] = set()
         self._work = asyncio.Event()
         self._searching_since = 0.0
         self._heard = 0.0
@@ -108,23 +159,23 @@ class Wire:
             return 0.0
         return asyncio.get_running_loop().time() - self._searching_since
 
-    def attach(self, link: Link) -> None:
+    def attach(self, link: WireLink) -> None:
         """A link may have something to send from now on."""
         self._links[link] = None
         if self._task is None:
             self._task = self._cluster.spawn(self._run(), f"semel-produce-{self.group_id}")
 
-    def detach(self, link: Link) -> None:
+    def detach(self, link: WireLink) -> None:
         self._links.pop(link, None)
 
-    def forget(self, lane: Lane) -> None:
+    def forget(self, lane: WireLane) -> None:
         """Nothing of it is sent any more, and no answer is for it."""
         if lane in self._ready_set:
             self._ready_set.discard(lane)
             self._ready.remove(lane)
         self._disown(lane)
 
-    def on_ready(self, lane: Lane) -> None:
+    def on_ready(self, lane: WireLane) -> None:
         """The lane may have something to send."""
         if lane not in self._ready_set:
             self._ready_set.add(lane)
@@ -171,7 +222,7 @@ class Wire:
                 # The writer clears it when it has nothing more to write; answers are still owed.
                 self._work.set()
 
-    def _lanes(self) -> Iterator[Lane]:
+    def _lanes(self) -> Iterator[WireLane]:
         return (lane for link in self._links for lane in link.lanes)
 
     def _tell_room(self) -> None:
@@ -243,7 +294,7 @@ class Wire:
             for decision in decisions:
                 if isinstance(decision, Moved):
                     raise decision.error
-            lane.link.on_answer(lane, refusal, decisions)
+            lane.on_answer(refusal, decisions)
         if reply.HasField("error"):
             raise from_detail(reply.error)
 
@@ -275,7 +326,7 @@ class Wire:
             size += len(batch.payload)
         return batches
 
-    def _note(self, lane: Lane) -> None:
+    def _note(self, lane: WireLane) -> None:
         """Answers to what the lane has just sent are for it."""
         window = lane.window
         assert window is not None
@@ -285,7 +336,7 @@ class Wire:
             lane.sent_as = sent_as
         self._sent[sent_as] = lane
 
-    def _disown(self, lane: Lane) -> None:
+    def _disown(self, lane: WireLane) -> None:
         """Answers to what the lane has sent so far are for nobody."""
         if lane.sent_as is not None and self._sent.get(lane.sent_as) is lane:
             del self._sent[lane.sent_as]

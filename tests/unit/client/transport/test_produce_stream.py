@@ -55,6 +55,9 @@ class FakeLane:
         self._left -= 1
         return SimpleNamespace(payload=b"batch" + bytes(self._size))
 
+    def on_answer(self, error: SemelError | None, decisions: list[Decision]) -> None:
+        self.link.on_answer(self, error, decisions)
+
     def refuse(self, error: SemelError) -> None:
         self.refusals.append(error)
 
