@@ -195,7 +195,7 @@ TARGETS: Final = {
                 "consumer/start_offsets",
                 "consumer/membership",
                 "admin/progress",
-                "admin/offsets",
+                "reading/offsets",
                 "admin/resets",
                 "consumer/sql_offsets",
                 "api/sql_transaction",

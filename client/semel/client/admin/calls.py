@@ -41,13 +41,6 @@ from semel.client.admin.inspection import (
     inspect,
     open_transactions,
 )
-from semel.client.admin.offsets import (
-    Place,
-    Places,
-    check_places,
-    list_offsets,
-    resolve_places,
-)
 from semel.client.admin.progress import publish_progress
 from semel.client.admin.resets import (
     OffsetReset,
@@ -60,6 +53,13 @@ from semel.client.admin.resets import (
     refuse_active,
 )
 from semel.client.core.routing import topic_route
+from semel.client.reading.offsets import (
+    Place,
+    Places,
+    check_places,
+    list_offsets,
+    resolve_places,
+)
 from semel.client.transport.cluster import Cluster
 from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownProducer, UnknownQueue
 from semel.protos.ids import GroupId

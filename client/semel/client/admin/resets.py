@@ -13,7 +13,8 @@ A group with members is refused: they would be thrown out in the middle of their
 joins between that look and the move loses its lock like any other whose token is old, and goes on
 at the new offset: nothing is skipped or read twice because of the race.
 
-Not here: places and their lookup (`offsets.py`), what the console shows (`console/group.py`).
+Not here: places and their lookup (`reading/offsets.py`), what the console shows
+(`console/group.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from semel.client.admin.descriptions import Described
-from semel.client.admin.offsets import Place, check_places, list_offsets, resolve_places
 from semel.client.core.routing import QueueRoute, TopicRoute
+from semel.client.reading.offsets import Place, check_places, list_offsets, resolve_places
 from semel.client.transport.cluster import Cluster
 from semel.protos.errors import InvalidRequest, Unavailable, UnknownGroup, UnknownQueue
 from semel.protos.ids import GroupId

@@ -13,7 +13,6 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Self
 
-from semel.client.admin.offsets import Places
 from semel.client.api.aio_admin import AsyncAdmin
 from semel.client.api.aio_reading import AsyncConsumer, AsyncReader
 from semel.client.api.aio_transactions import AsyncProducerTransaction, AsyncTransactions
@@ -26,6 +25,7 @@ from semel.client.futures import BulkFuture, SendFuture, new_future
 from semel.client.producer.intake import extra_of
 from semel.client.producer.producer import ProducerCore
 from semel.client.producer.topic import ProducerStats
+from semel.client.reading.offsets import Places
 from semel.client.reading.reader import ReaderCore
 from semel.client.session import Session, consumer_arguments
 from semel.client.transactions.staging import TTL_MS_DEFAULT

@@ -24,7 +24,6 @@ from semel.client.admin.descriptions import (
 )
 from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult, MembershipWork
-from semel.client.admin.offsets import Place, Places
 from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
 from semel.client.admin.upgrade import Upgrade, upgrade
@@ -37,6 +36,7 @@ from semel.client.dead_letters.redrive import (
     RedriveProgress,
     RedriveResult,
 )
+from semel.client.reading.offsets import Place, Places
 from semel.client.session import Session
 
 

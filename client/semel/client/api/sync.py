@@ -14,7 +14,6 @@ import contextlib
 from types import TracebackType
 from typing import Any, Self
 
-from semel.client.admin.offsets import Places
 from semel.client.api.sync_admin import Admin
 from semel.client.api.sync_reading import Consumer, Reader
 from semel.client.api.sync_transactions import ProducerTransaction, Transactions
@@ -27,6 +26,7 @@ from semel.client.futures import BulkFuture, SendFuture, new_future
 from semel.client.producer.intake import extra_of
 from semel.client.producer.producer import ProducerCore
 from semel.client.producer.topic import ProducerStats
+from semel.client.reading.offsets import Places
 from semel.client.reading.reader import ReaderCore
 from semel.client.session import Session, consumer_arguments
 from semel.client.transactions.staging import TTL_MS_DEFAULT

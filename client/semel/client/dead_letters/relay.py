@@ -40,7 +40,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from semel.client.admin.offsets import list_offsets
 from semel.client.config import ProducerConfig, ReaderConfig
 from semel.client.core.batching import Chunk, Rows, row_sizes
 from semel.client.core.letters import Headers
@@ -51,6 +50,7 @@ from semel.client.producer.identity import Identity
 from semel.client.producer.intake import Intake
 from semel.client.producer.producer import ProducerCore
 from semel.client.producer.topic import ProducerTopic
+from semel.client.reading.offsets import list_offsets
 from semel.client.reading.pulling import await_ready
 from semel.client.reading.reader import ReaderCore
 from semel.client.transport.cluster import Cluster

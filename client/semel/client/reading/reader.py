@@ -15,11 +15,11 @@ import logging
 import random
 from typing import Final
 
-from semel.client.admin.offsets import Places, check_places, resolve_places
 from semel.client.config import ReaderConfig
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.reading.feed_queue import FeedQueue
 from semel.client.reading.fetch import Feed
+from semel.client.reading.offsets import Places, check_places, resolve_places
 from semel.client.reading.pulling import Puller
 from semel.client.transport.cluster import Cluster
 from semel.client.transport.runtime import Runtime
