@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from semel.client.config import ClientConfig, ConsumerConfig, build
+from semel.client.config import ClientConfig, build
+from semel.client.consumer.config import ConsumerConfig
 from semel.client.consumer.consumer import ConsumerCore
 from semel.client.core.routing import QueueRoute
 from semel.client.message import Message

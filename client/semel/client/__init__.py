@@ -23,11 +23,11 @@ from semel.client.api.sync_reading import Consumer, Reader
 from semel.client.api.sync_transactions import ProducerTransaction, Stage, Transactions
 from semel.client.config import (
     ClientConfig,
-    ConsumerConfig,
     ProducerConfig,
     ReaderConfig,
     RetryPolicy,
 )
+from semel.client.consumer.config import ConsumerConfig
 from semel.client.consumer.sql_offsets import SqlOffsets
 from semel.client.core.letters import Origin
 from semel.client.dead_letters.redrive import (

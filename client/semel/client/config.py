@@ -1,10 +1,10 @@
-"""Options of clients, producers, consumers and readers.
+"""Options of clients, producers and readers, and the retry policy of consumers.
 
 Each is a frozen dataclass whose fields document default, unit and reason, validated at
 construction. `build` turns keyword arguments into one of them and names the nearest known option
 for a wrong one.
 
-Not here: `SEMEL_BOOTSTRAP`, which `sync.connect` and `aio.connect_async` read.
+Not here: options of consumers (`consumer/config.py`), `SEMEL_BOOTSTRAP` (`session.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeVar
 
-from semel.client.consumer.sql_offsets import SqlOffsets
 from semel.protos.addresses import Address
 from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, Codec
 from semel.protos.errors import InvalidRequest
@@ -38,20 +37,22 @@ def build(cls: type[_Options], options: Mapping[str, Any]) -> _Options:
     return cls(**options)
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raises InvalidRequest with `message` unless `condition` holds."""
     if not condition:
         raise InvalidRequest(message)
 
 
-def _whole(name: str, value: object, low: int, high: int) -> None:
+def whole(name: str, value: object, low: int, high: int) -> None:
+    """Raises InvalidRequest unless `value` is a whole number in `[low, high]`."""
     ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    _require(ok, f"{name} must be a whole number from {low} to {high}, not {value!r}")
+    require(ok, f"{name} must be a whole number from {low} to {high}, not {value!r}")
 
 
 def parse_bootstrap(bootstrap: str) -> tuple[str, ...]:
     """The addresses of "HOST:PORT,HOST:PORT". Raises InvalidRequest."""
     addresses = tuple(part.strip() for part in bootstrap.split(",") if part.strip())
-    _require(bool(addresses), "bootstrap is empty; give HOST:PORT of a controller")
+    require(bool(addresses), "bootstrap is empty; give HOST:PORT of a controller")
     for address in addresses:
         Address.parse(address, what="bootstrap address", port_min=1)
     return addresses
@@ -89,13 +90,13 @@ class ClientConfig:
     one it behaves as an older program would, for rehearsing an upgrade."""
 
     def __post_init__(self) -> None:
-        _whole("connect_timeout_ms", self.connect_timeout_ms, 1, 600_000)
-        _whole("request_timeout_ms", self.request_timeout_ms, 1, 3_600_000)
-        _whole("close_timeout_ms", self.close_timeout_ms, 1, 3_600_000)
-        _whole("ping_ms", self.ping_ms, 10, 60_000)
-        _whole("silence_ms", self.silence_ms, 2 * self.ping_ms, 600_000)
-        _whole("buffer_bytes", self.buffer_bytes, 1, 1 << 40)
-        _whole("level_max", self.level_max, 0, LEVEL_MAX)
+        whole("connect_timeout_ms", self.connect_timeout_ms, 1, 600_000)
+        whole("request_timeout_ms", self.request_timeout_ms, 1, 3_600_000)
+        whole("close_timeout_ms", self.close_timeout_ms, 1, 3_600_000)
+        whole("ping_ms", self.ping_ms, 10, 60_000)
+        whole("silence_ms", self.silence_ms, 2 * self.ping_ms, 600_000)
+        whole("buffer_bytes", self.buffer_bytes, 1, 1 << 40)
+        whole("level_max", self.level_max, 0, LEVEL_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,22 +130,22 @@ class ProducerConfig:
 
     def __post_init__(self) -> None:
         ok = isinstance(self.linger_ms, (int, float)) and 0 <= self.linger_ms <= 60_000
-        _require(ok, f"linger_ms must be from 0 to 60000, not {self.linger_ms!r}")
-        _whole("batch_bytes", self.batch_bytes, 1, BATCH_BYTES_DEFAULT - HEADER_BYTES)
-        _require(
+        require(ok, f"linger_ms must be from 0 to 60000, not {self.linger_ms!r}")
+        whole("batch_bytes", self.batch_bytes, 1, BATCH_BYTES_DEFAULT - HEADER_BYTES)
+        require(
             self.compression in CODECS,
             f"compression must be one of {', '.join(CODECS)}, not {self.compression!r}",
         )
-        _whole("buffer_bytes", self.buffer_bytes, 1, 1 << 40)
-        _require(
+        whole("buffer_bytes", self.buffer_bytes, 1, 1 << 40)
+        require(
             self.buffer_full in ("block", "raise"),
             f"buffer_full must be 'block' or 'raise', not {self.buffer_full!r}",
         )
-        _whole("max_in_flight", self.max_in_flight, 1, 64)
-        _whole("max_in_flight_bytes", self.max_in_flight_bytes, 1, 1 << 30)
-        _whole("delivery_timeout_ms", self.delivery_timeout_ms, 1, 86_400_000)
-        _require(isinstance(self.source_positions, bool), "source_positions must be True or False")
-        _require(
+        whole("max_in_flight", self.max_in_flight, 1, 64)
+        whole("max_in_flight_bytes", self.max_in_flight_bytes, 1, 1 << 30)
+        whole("delivery_timeout_ms", self.delivery_timeout_ms, 1, 86_400_000)
+        require(isinstance(self.source_positions, bool), "source_positions must be True or False")
+        require(
             self.after_expiry in ("raise", "restart"),
             f"after_expiry must be 'raise' or 'restart', not {self.after_expiry!r}",
         )
@@ -171,64 +172,12 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         ok = isinstance(self.steps_ms, (tuple, list)) and len(self.steps_ms) <= 16
-        _require(ok, f"steps_ms must be at most 16 waits in milliseconds, not {self.steps_ms!r}")
+        require(ok, f"steps_ms must be at most 16 waits in milliseconds, not {self.steps_ms!r}")
         object.__setattr__(self, "steps_ms", tuple(self.steps_ms))
         for step in self.steps_ms:
-            _whole("a step of steps_ms", step, 0, RETRY_STEP_MS_MAX)
-        _require(isinstance(self.dead_letter, str), "dead_letter must be a topic's name")
-        _whole("queues", self.queues, 1, 65_536)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerConfig:
-    """Options of `client.consumer`."""
-
-    auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest"
-    """Where a queue begins on which the group never committed, or whose offset was trimmed away."""
-    lock_ms: int = 30_000
-    """Something delivered and not committed for so long is delivered again, to whoever asks."""
-    session_ms: int = 10_000
-    """A consumer that is silent for so long loses its queues."""
-    fetch_bytes: int = 4 << 20
-    """At most so much in one reply of a broker. Only whole batches fit: with 2 MiB most replies
-    hold one of the 1 MiB that producers make, and reading is 15 to 20 % slower."""
-    prefetch_bytes: int = 16 << 20
-    """At most so much is held ready, over all queues."""
-    member_id: str = ""
-    """Identity within the group; empty lets the controller choose. Of two processes with the same
-    one, the later ends the earlier."""
-    grace_ms: int = 0
-    """How long a member with a `member_id` keeps its queues while it is away: a restart that takes
-    no longer moves nothing. Nobody reads them meanwhile. 0: closing gives them to the others."""
-    client_name: str = ""
-    """For people who list the group; empty gives host and process."""
-    retry: RetryPolicy | None = None
-    """What `consumer.retry` and `consumer.reject` do; without one they are errors."""
-    offset_store: SqlOffsets | None = None
-    """Database that holds the offsets, for `consumer.transaction`; None: the brokers hold them."""
-
-    def __post_init__(self) -> None:
-        _require(
-            self.offset_store is None or isinstance(self.offset_store, SqlOffsets),
-            f"offset_store must be SqlOffsets, not {self.offset_store!r}",
-        )
-        _require(
-            self.retry is None or isinstance(self.retry, RetryPolicy),
-            f"retry must be a RetryPolicy, not {self.retry!r}",
-        )
-        _require(
-            self.auto_offset_reset in ("earliest", "latest", "error"),
-            f"auto_offset_reset must be 'earliest', 'latest' or 'error',"
-            f" not {self.auto_offset_reset!r}",
-        )
-        _whole("lock_ms", self.lock_ms, 100, 86_400_000)
-        _whole("session_ms", self.session_ms, 500, 3_600_000)
-        _whole("grace_ms", self.grace_ms, 0, 86_400_000)
-        _require(
-            bool(self.member_id) or not self.grace_ms,
-            "grace_ms needs a member_id: whoever comes back must be known by it",
-        )
-        _check_fetch(self.fetch_bytes, self.prefetch_bytes)
+            whole("a step of steps_ms", step, 0, RETRY_STEP_MS_MAX)
+        require(isinstance(self.dead_letter, str), "dead_letter must be a topic's name")
+        whole("queues", self.queues, 1, 65_536)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,14 +197,15 @@ class ReaderConfig:
     0: whatever has the name."""
 
     def __post_init__(self) -> None:
-        _check_fetch(self.fetch_bytes, self.prefetch_bytes)
-        _require(
+        check_fetch(self.fetch_bytes, self.prefetch_bytes)
+        require(
             self.read_from in ("master", "any"),
             f"read_from must be 'master' or 'any', not {self.read_from!r}",
         )
-        _whole("topic_id", self.topic_id, 0, (1 << 64) - 1)
+        whole("topic_id", self.topic_id, 0, (1 << 64) - 1)
 
 
-def _check_fetch(fetch_bytes: int, prefetch_bytes: int) -> None:
-    _whole("fetch_bytes", fetch_bytes, 1, 8 << 20)
-    _whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
+def check_fetch(fetch_bytes: int, prefetch_bytes: int) -> None:
+    """Raises InvalidRequest unless both byte limits of a fetch are in range."""
+    whole("fetch_bytes", fetch_bytes, 1, 8 << 20)
+    whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)

@@ -18,7 +18,8 @@ from semel.client.api.sync_admin import Admin
 from semel.client.api.sync_reading import Consumer, Reader
 from semel.client.api.sync_transactions import ProducerTransaction, Transactions
 from semel.client.api.transaction_work import TransactionWork
-from semel.client.config import ConsumerConfig, ReaderConfig, build
+from semel.client.config import ReaderConfig, build
+from semel.client.consumer.config import ConsumerConfig
 from semel.client.consumer.consumer import ConsumerCore
 from semel.client.core.dues import After, When
 from semel.client.core.fields import Headers

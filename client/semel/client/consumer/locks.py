@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from semel.client.config import ConsumerConfig
+from semel.client.consumer.config import ConsumerConfig
 from semel.client.consumer.membership import Membership
 from semel.client.core.routing import QueueRoute
 from semel.client.reading.feed_queue import FeedQueue
