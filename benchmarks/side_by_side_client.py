@@ -29,7 +29,7 @@ import pyarrow as pa
 from benchmarks.floor_node import die_with_parent
 from benchmarks.harness import percentile, random_values
 from semel.client import Client, connect, connect_async
-from semel.client.futures import SendFuture
+from semel.client.producer.futures import SendFuture
 
 CALL_BYTES = 4 << 20
 """Handed over with one call of `send_many`."""

@@ -36,8 +36,8 @@ from semel.client.dead_letters.redrive import (
     RedriveProgress,
     RedriveResult,
 )
-from semel.client.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
+from semel.client.producer.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.producer.topic import ProducerStats
 from semel.client.transactions.commit import Committed
 from semel.client.transactions.descriptions import TransactionInfo, TransactionPart

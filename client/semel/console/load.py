@@ -23,7 +23,7 @@ from semel.protos.errors import TimedOut
 
 if TYPE_CHECKING:
     from semel.client import Producer
-    from semel.client.futures import BulkFuture
+    from semel.client.producer.futures import BulkFuture
     from semel.console.lines import Block
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from semel.client.config import ClientConfig, ProducerConfig, build, parse_bootstrap
-from semel.client.futures import SendFuture
+from semel.client.producer.futures import SendFuture
 from semel.client.producer.intake import Intake
 from semel.client.reading.offsets import check_places
 from semel.protos.errors import BufferFull, Closed, InvalidRequest, MessageTooLarge

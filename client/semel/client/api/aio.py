@@ -22,7 +22,7 @@ from semel.client.consumer.config import ConsumerConfig
 from semel.client.consumer.consumer import ConsumerCore
 from semel.client.core.dues import After, When
 from semel.client.core.fields import Headers
-from semel.client.futures import BulkFuture, SendFuture, new_future
+from semel.client.producer.futures import BulkFuture, SendFuture, new_future
 from semel.client.producer.intake import extra_of
 from semel.client.producer.producer import ProducerCore
 from semel.client.producer.topic import ProducerStats

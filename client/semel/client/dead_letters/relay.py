@@ -44,8 +44,8 @@ from semel.client.config import ProducerConfig, ReaderConfig
 from semel.client.core.batching import Chunk, Rows, row_sizes
 from semel.client.core.letters import Headers
 from semel.client.core.routing import QueueRoute, TopicRoute
-from semel.client.futures import await_settled
 from semel.client.message import Message
+from semel.client.producer.futures import await_settled
 from semel.client.producer.identity import Identity
 from semel.client.producer.intake import Intake
 from semel.client.producer.producer import ProducerCore

@@ -48,7 +48,7 @@ from semel.client.core.sequences import (
     SendWindow,
     Settled,
 )
-from semel.client.futures import await_settled
+from semel.client.producer.futures import await_settled
 from semel.client.producer.identity import Identity
 from semel.client.producer.intake import SEAL_BYTES_MAX, Intake, TopicIntake
 from semel.client.producer.lanes import Lane, Link

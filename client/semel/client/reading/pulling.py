@@ -23,11 +23,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from semel.client.futures import finish
 from semel.client.message import Message, Rows
 from semel.client.reading.feed_queue import FeedQueue
 from semel.client.reading.fetch import Feed
 from semel.client.reading.outstanding import Outstanding
+from semel.client.transport.runtime import finish
 from semel.protos import compat
 from semel.protos.errors import SemelError
 

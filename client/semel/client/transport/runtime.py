@@ -87,6 +87,12 @@ class Runtime:
             self.thread.join(_EXIT_WAIT_S)
 
 
+def finish(awaited: asyncio.Future[None] | None) -> None:
+    """Ends a wait. A second call, or one without a waiter, is a no-op."""
+    if awaited is not None and not awaited.done():
+        awaited.set_result(None)
+
+
 def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop

@@ -25,8 +25,8 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 import grpc
 import grpc.aio
 
-from semel.client.futures import finish
 from semel.client.transport.connection import Connections, Purpose, translate
+from semel.client.transport.runtime import finish
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.errors import (

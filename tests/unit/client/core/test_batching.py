@@ -21,7 +21,7 @@ from semel.client.core.batching import (
     route,
 )
 from semel.client.core.encoding import encode_mark, encode_part, rebase, trim
-from semel.client.futures import BulkFuture, SendFuture
+from semel.client.producer.futures import BulkFuture, SendFuture
 from semel.protos.batch import BatchFlags, Codec, check_batch
 from semel.protos.columns import Columns, decode_columns
 from semel.protos.errors import InvalidRequest, UnknownQueue

@@ -12,7 +12,7 @@ from semel.client.core.batching import Chunk, Outcome, Part, route
 from semel.client.core.encoding import encode_part, trim
 from semel.client.core.routing import TopicRoute
 from semel.client.core.splitting import divide, of_encoded, of_waiting
-from semel.client.futures import BulkFuture, SendFuture
+from semel.client.producer.futures import BulkFuture, SendFuture
 from semel.protos.batch import Codec
 from semel.protos.ids import ProducerId, QueueId, QueueKey, Sequence, TopicId
 from semel.protos.slots import slot_of_key, slots_of_positions

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from semel.client.core.batching import Chunk, Outcome
 from semel.client.message import RecordMetadata
+from semel.client.transport.runtime import finish
 from semel.protos.errors import TimedOut
 
 
@@ -55,12 +56,6 @@ async def await_settled(chunk: Chunk, done: Callable[[], bool]) -> None:
         if done():
             return
         await future
-
-
-def finish(awaited: asyncio.Future[None] | None) -> None:
-    """Whoever waits goes on; a second time, or when nobody does, it does nothing."""
-    if awaited is not None and not awaited.done():
-        awaited.set_result(None)
 
 
 class SendFuture:
