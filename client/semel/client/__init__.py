@@ -9,7 +9,7 @@ from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResu
 from semel.client.admin.resets import OffsetReset, Shift
 from semel.client.admin.restore import RestorePlan, RestoreResult
 from semel.client.admin.verify import VerifyProgress
-from semel.client.api.aio import AsyncClient, AsyncProducer, connect_async
+from semel.client.api.aio import AsyncClient, AsyncProducer
 from semel.client.api.aio_admin import AsyncAdmin
 from semel.client.api.aio_reading import AsyncConsumer, AsyncReader
 from semel.client.api.aio_transactions import (
@@ -17,7 +17,8 @@ from semel.client.api.aio_transactions import (
     AsyncStage,
     AsyncTransactions,
 )
-from semel.client.api.sync import Client, Producer, connect
+from semel.client.api.connect import connect, connect_async
+from semel.client.api.sync import Client, Producer
 from semel.client.api.sync_admin import Admin
 from semel.client.api.sync_reading import Consumer, Reader
 from semel.client.api.sync_transactions import ProducerTransaction, Stage, Transactions

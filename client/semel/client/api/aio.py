@@ -1,4 +1,4 @@
-"""The asyncio API: `connect_async`, `AsyncClient`, `AsyncProducer`.
+"""The asyncio API: `AsyncClient`, `AsyncProducer`.
 
 How it works. It is the synchronous API's core on the same I/O thread; the caller's loop only ever
 awaits. Encoding, compression and gRPC never run on it. Objects may be used from any loop.
@@ -9,7 +9,6 @@ A cancelled call may have taken effect: a message that was sent stays on its way
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,53 +31,6 @@ from semel.client.session import Session, consumer_arguments
 from semel.client.transactions.staging import TTL_MS_DEFAULT
 from semel.protos import compat
 from semel.protos.errors import Closed, SemelError, TimedOut
-
-
-def connect_async(bootstrap: str | None = None, **options: Any) -> Connecting:
-    """Connects to a cluster; `async with connect_async(...) as client`, or await it.
-
-    Arguments and errors are those of `connect`.
-
-        >>> async with connect_async(bootstrap) as client:
-        ...     await client.admin.create_topic("pings", queues=1)
-        ...     async with client.producer() as producer:
-        ...         stored = await producer.send("pings", b"ping")
-        ...     async with client.reader("pings", end="latest") as reader:
-        ...         [message.value async for message in reader]
-        True
-        [b'ping']
-    """
-    return Connecting(bootstrap, options)
-
-
-class Connecting:
-    """A client that is about to connect: await it, or enter it."""
-
-    def __init__(self, bootstrap: str | None, options: dict[str, Any]) -> None:
-        self._bootstrap = bootstrap
-        self._options = options
-        self._client: AsyncClient | None = None
-
-    async def _connect(self) -> AsyncClient:
-        session = Session(self._bootstrap, self._options)
-        await session.await_run(session.open())
-        return AsyncClient(session)
-
-    def __await__(self) -> Generator[Any, None, AsyncClient]:
-        return self._connect().__await__()
-
-    async def __aenter__(self) -> AsyncClient:
-        self._client = await self._connect()
-        return self._client
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._client is not None
-        await self._client.__aexit__(kind, error, trace)
 
 
 class AsyncClient:

@@ -1,4 +1,4 @@
-"""The synchronous API: `connect`, `Client`, `Producer`.
+"""The synchronous API: `Client`, `Producer`.
 
 How it works. Every object is a thin front: it hands coroutines to the I/O thread and blocks for
 the result. Sending and receiving messages do not wait for that thread: messages go through the
@@ -32,27 +32,6 @@ from semel.client.reading.reader import ReaderCore
 from semel.client.session import Session, consumer_arguments
 from semel.client.transactions.staging import TTL_MS_DEFAULT
 from semel.protos.errors import Closed, SemelError, TimedOut
-
-
-def connect(bootstrap: str | None = None, **options: Any) -> Client:
-    """Connects to a cluster through its controllers.
-
-    `bootstrap` is "HOST:PORT[,HOST:PORT]"; None takes SEMEL_BOOTSTRAP, or 127.0.0.1:7070. Options
-    are the fields of `ClientConfig`. Raises Unavailable when no controller answers in time,
-    InvalidRequest for an unknown option.
-
-        >>> with connect(bootstrap) as client:
-        ...     client.admin.create_topic("greetings", queues=2)
-        ...     with client.producer() as producer:
-        ...         stored = producer.send("greetings", b"hello").result()
-        ...     with client.reader("greetings", end="latest") as reader:
-        ...         [message.value for message in reader]
-        True
-        [b'hello']
-    """
-    session = Session(bootstrap, options)
-    session.run(session.open(), None)
-    return Client(session)
 
 
 class Client:
@@ -333,6 +312,3 @@ class Producer:
         else:
             with contextlib.suppress(SemelError):
                 self.close()
-
-
-__all__ = ["Client", "Producer", "connect"]
