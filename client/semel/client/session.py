@@ -84,23 +84,49 @@ class Session:
                 raise Closed(f"this client belongs to process {self.pid}, which forked")
             raise Closed("the client is closed")
 
-    def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
-        """Blocks for a coroutine's result. Raises Closed, TimedOut."""
-        try:
-            self.check()
-        except Closed:
-            coroutine.close()
-            raise
-        return self.runtime.run(coroutine, timeout)
+    def run(
+        self,
+        coroutine: Coroutine[Any, Any, _Result],
+        timeout: float | None = None,
+        late: str = "no result",
+    ) -> _Result:
+        """Blocks for a coroutine's result, which the I/O thread computes.
 
-    async def await_run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Awaits a coroutine's result from the caller's loop. Raises Closed."""
+        Raises Closed, and TimedOut after `timeout` seconds, whose text begins with `late`.
+        """
         try:
             self.check()
         except Closed:
             coroutine.close()
             raise
-        return await self.runtime.await_run(coroutine)
+        return self.runtime.run(coroutine, timeout, late)
+
+    async def await_run(
+        self,
+        coroutine: Coroutine[Any, Any, _Result],
+        timeout: float | None = None,
+        late: str = "no result",
+    ) -> _Result:
+        """Awaits a coroutine's result on the caller's loop; otherwise like `run`."""
+        try:
+            self.check()
+        except Closed:
+            coroutine.close()
+            raise
+        if timeout is None:
+            return await self.runtime.await_run(coroutine)
+        entered = False
+        try:
+            async with compat.timeout(timeout) as limit:
+                entered = True
+                return await self.runtime.await_run(coroutine)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimedOut(f"{late} within {timeout:g} s") from None
+        finally:
+            if not entered:  # outside of a task, for example while the caller's loop is torn down
+                coroutine.close()
 
     def join(self, member: Closable) -> None:
         self._members[member] = None

@@ -29,7 +29,6 @@ from semel.client.reading.offsets import Places
 from semel.client.reading.reader import ReaderCore
 from semel.client.session import Session, consumer_arguments
 from semel.client.transactions.staging import TTL_MS_DEFAULT
-from semel.protos import compat
 from semel.protos.errors import Closed, SemelError, TimedOut
 
 
@@ -92,9 +91,9 @@ class AsyncClient:
         if session.closed:
             return
         failures: list[SemelError] = []
-        with contextlib.suppress(TimeoutError, Closed):
-            async with compat.timeout(session.config.close_timeout_ms / 1000 + 3):
-                failures = await session.await_run(session.close())
+        timeout = session.config.close_timeout_ms / 1000 + 3
+        with contextlib.suppress(TimedOut, Closed):
+            failures = await session.await_run(session.close(), timeout)
         if failures:
             raise failures[0]
 
@@ -219,11 +218,7 @@ class AsyncProducer:
 
     async def flush(self, timeout: float | None = None) -> None:
         """Returns when everything sent before is stored. Raises like `Producer.flush`."""
-        try:
-            async with compat.timeout(timeout):
-                await self._session.await_run(self._core.flush())
-        except TimeoutError:
-            raise TimedOut(f"not all stored within {timeout:g} s") from None
+        await self._session.await_run(self._core.flush(), timeout, "not all stored")
 
     async def last_sequence(self, topic: str) -> int:
         """See `Producer.last_sequence`."""

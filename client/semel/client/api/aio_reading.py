@@ -23,7 +23,6 @@ from semel.client.reading.fetch import Feed
 from semel.client.reading.pulling import Puller, await_ready
 from semel.client.reading.reader import ReaderCore
 from semel.client.session import Session
-from semel.protos import compat
 from semel.protos.errors import Closed, SemelError
 
 
@@ -233,9 +232,9 @@ class AsyncConsumer(_AsyncPulling):
         self._feed.end()
         if self._session.closed:
             return
-        with contextlib.suppress(TimeoutError, SemelError):
-            async with compat.timeout(self._session.config.close_timeout_ms / 1000):
-                await self._session.await_run(self._core.close())
+        timeout = self._session.config.close_timeout_ms / 1000
+        with contextlib.suppress(SemelError):
+            await self._session.await_run(self._core.close(), timeout)
 
     async def shut(self) -> None:
         """For the client's own use."""

@@ -104,8 +104,9 @@ class Client:
         if session.closed:
             return
         failures: list[SemelError] = []
+        timeout = session.config.close_timeout_ms / 1000 + 3
         with contextlib.suppress(TimedOut, Closed):
-            failures = session.run(session.close(), session.config.close_timeout_ms / 1000 + 3)
+            failures = session.run(session.close(), timeout)
         if failures:
             raise failures[0]
 
@@ -257,7 +258,7 @@ class Producer:
         Raises the first failure since the last flush that no future has shown to anybody, or
         TimedOut after `timeout` seconds.
         """
-        self._session.run(self._core.flush(), timeout)
+        self._session.run(self._core.flush(), timeout, "not all stored")
 
     def last_sequence(self, topic: str) -> int:
         """The caller's position that is durable: the lowest of `last_sequences`; -1 for none."""
@@ -284,10 +285,9 @@ class Producer:
         if timeout is None:
             timeout = self._session.config.close_timeout_ms / 1000
         try:
-            self._session.run(self._core.flush(), timeout)
+            self.flush(timeout)
         finally:
-            with contextlib.suppress(Closed):
-                self._session.runtime.call_soon(self._core.close)
+            self._session.runtime.call_soon(self._core.close)
 
     async def shut(self) -> None:
         """For the client's own use: ends without a caller to tell."""

@@ -23,7 +23,7 @@ from semel.client.reading.fetch import Feed
 from semel.client.reading.pulling import Puller, wait_ready
 from semel.client.reading.reader import ReaderCore
 from semel.client.session import Session
-from semel.protos.errors import Closed, SemelError, TimedOut
+from semel.protos.errors import Closed, SemelError
 
 
 class _Pulling(ABC):
@@ -219,7 +219,7 @@ class Consumer(_Pulling):
         if self._session.closed:
             return
         timeout = self._session.config.close_timeout_ms / 1000
-        with contextlib.suppress(TimedOut, Closed, SemelError):
+        with contextlib.suppress(SemelError):
             self._session.run(self._core.close(), timeout)
 
     async def shut(self) -> None:

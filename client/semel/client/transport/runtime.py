@@ -54,8 +54,11 @@ class Runtime:
             raise Closed(f"this client belongs to process {self.pid}, which forked")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None) -> _Result:
-        """The coroutine's result; blocks. Raises TimedOut after `timeout` seconds."""
+    def run(
+        self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None, late: str
+    ) -> _Result:
+        """Blocks for the coroutine's result. Raises TimedOut, whose text begins with `late`, after
+        `timeout` seconds."""
         if threading.current_thread() is self.thread:
             coroutine.close()
             raise InvalidRequest("a callback must not call a blocking method of the client")
@@ -67,7 +70,7 @@ class Runtime:
         except TimeoutError:
             if future.done():
                 raise
-            raise TimedOut(f"no result within {timeout:g} s") from None
+            raise TimedOut(f"{late} within {timeout:g} s") from None
         finally:
             future.cancel()
 
