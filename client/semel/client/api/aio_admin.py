@@ -5,9 +5,8 @@ Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, Literal
 
 from semel.client.admin.descriptions import (
     ClusterStatus,
@@ -28,6 +27,7 @@ from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
 from semel.client.admin.upgrade import Upgrade, upgrade
 from semel.client.admin.verify import Verification, VerifyProgress
+from semel.client.api.telling import await_telling
 from semel.client.dead_letters.redrive import (
     EVERYTHING,
     DeadLetter,
@@ -230,14 +230,11 @@ class AsyncAdmin:
 
         `on_progress` is called on this loop. Raises UnknownTopic, Unavailable.
         """
-        loop = asyncio.get_running_loop()
 
-        def note(progress: VerifyProgress) -> None:
-            if on_progress is not None:
-                loop.call_soon_threadsafe(on_progress, progress)
+        def start(note: Callable[[VerifyProgress], object]) -> Coroutine[Any, Any, VerifyResult]:
+            return Verification(self._session.cluster, note).run(topic, timeout)
 
-        run = Verification(self._session.cluster, note).run(topic, timeout)
-        return await self._session.await_run(run)
+        return await await_telling(self._session, start, on_progress)
 
     # --- dead letters
 
@@ -258,15 +255,12 @@ class AsyncAdmin:
         on_progress: Callable[[RedriveProgress], object] | None = None,
     ) -> RedriveResult:
         """See `Admin.redrive`; `on_progress` is called on this loop."""
-        loop = asyncio.get_running_loop()
-
-        def note(progress: RedriveProgress) -> None:
-            if on_progress is not None:
-                loop.call_soon_threadsafe(on_progress, progress)
-
         found = DeadLetters(self._session.cluster, self._session.runtime, topic)
-        run = found.redrive(which, to=to, dry_run=dry_run, note=note)
-        return await self._session.await_run(run)
+
+        def start(note: Callable[[RedriveProgress], object]) -> Coroutine[Any, Any, RedriveResult]:
+            return found.redrive(which, to=to, dry_run=dry_run, note=note)
+
+        return await await_telling(self._session, start, on_progress)
 
     # --- broker nodes
 
@@ -281,12 +275,15 @@ class AsyncAdmin:
         on_progress: Callable[[MemberProgress], object] | None = None,
     ) -> MembershipResult:
         """Node `new`, started with --join, takes the place of `old`. See `Admin.replace_node`."""
-        work = MembershipWork(
-            self._session.cluster,
-            self._on_loop(on_progress),
-            allow_same_machine=allow_same_machine,
-        )
-        return await self._session.await_run(work.replace(old, new, address, timeout))
+
+        def start(
+            note: Callable[[MemberProgress], object],
+        ) -> Coroutine[Any, Any, MembershipResult]:
+            return MembershipWork(
+                self._session.cluster, note, allow_same_machine=allow_same_machine
+            ).replace(old, new, address, timeout)
+
+        return await await_telling(self._session, start, on_progress)
 
     async def grow_group(
         self,
@@ -299,12 +296,15 @@ class AsyncAdmin:
         on_progress: Callable[[MemberProgress], object] | None = None,
     ) -> MembershipResult:
         """A broker group gets 3 or 5 voters. See `Admin.grow_group`."""
-        work = MembershipWork(
-            self._session.cluster,
-            self._on_loop(on_progress),
-            allow_same_machine=allow_same_machine,
-        )
-        return await self._session.await_run(work.grow(group, to, nodes or {}, timeout))
+
+        def start(
+            note: Callable[[MemberProgress], object],
+        ) -> Coroutine[Any, Any, MembershipResult]:
+            return MembershipWork(
+                self._session.cluster, note, allow_same_machine=allow_same_machine
+            ).grow(group, to, nodes or {}, timeout)
+
+        return await await_telling(self._session, start, on_progress)
 
     async def look_at_restore(self, group: int, *, lost: Collection[int] = ()) -> RestorePlan:
         """What `restore_group` would do. See `Admin.look_at_restore`."""
@@ -344,16 +344,3 @@ class AsyncAdmin:
         """Keeps a node from being master for a while. See `Admin.drain_node`."""
         work = MembershipWork(self._session.cluster)
         return await self._session.await_run(work.drain(node, round(seconds * 1000)))
-
-    @staticmethod
-    def _on_loop(
-        on_progress: Callable[[MemberProgress], object] | None,
-    ) -> Callable[[MemberProgress], object]:
-        """Hands news to the caller's loop."""
-        loop = asyncio.get_running_loop()
-
-        def note(progress: MemberProgress) -> None:
-            if on_progress is not None:
-                loop.call_soon_threadsafe(on_progress, progress)
-
-        return note

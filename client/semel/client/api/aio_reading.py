@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from semel.client.api.sql_transaction import AsyncTransaction
+from semel.client.api.sql_transaction import SqlWork
 from semel.client.consumer.consumer import ConsumerCore
 from semel.client.message import Message
 from semel.client.reading.fetch import Feed
@@ -240,3 +240,37 @@ class AsyncConsumer(_AsyncPulling):
         """For the client's own use."""
         self._closed = True
         await self._core.close()
+
+
+class AsyncTransaction:
+    """One transaction of an asyncio consumer; its context is the connection."""
+
+    def __init__(
+        self, session: Session, core: ConsumerCore, connection: Any, message: Message | None
+    ) -> None:
+        """Raises InvalidRequest."""
+        self._session = session
+        self._core = core
+        self._work = SqlWork(core, connection, message)
+
+    async def __aenter__(self) -> Any:
+        return self._work.begin()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        work = self._work
+        if kind is not None:
+            work.roll_back()
+            return
+        try:
+            spans = work.spans()
+            progress = await self._session.await_run(self._core.progress(spans))
+        except BaseException:
+            work.roll_back()
+            raise
+        work.commit(spans, progress)
+        self._session.runtime.call_soon(self._core.commits.on_stored, progress)

@@ -7,8 +7,12 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from semel.client.api.sync_transactions import Told
-from semel.client.api.transaction_work import StageWork, TransactionWork, check_names
+from semel.client.api.transaction_work import (
+    StageWork,
+    TransactionProperties,
+    TransactionWork,
+    check_names,
+)
 from semel.client.config import ProducerConfig, build
 from semel.client.core.dues import After, When
 from semel.client.core.fields import Headers
@@ -20,7 +24,7 @@ from semel.client.transactions.staging import TTL_MS_DEFAULT, StageCore, StageRe
 from semel.protos.errors import SemelError
 
 
-class AsyncProducerTransaction(Told):
+class AsyncProducerTransaction(TransactionProperties):
     """Messages that become visible together, or never. Use it as an async context manager."""
 
     def __init__(self, session: Session, work: TransactionWork) -> None:

@@ -21,26 +21,24 @@ Invariants
 
 SQL runs in the caller's thread (with asyncio on its loop), like the caller's own statements.
 
-Not here: SQL (`consumer/sql_offsets.py`), spans (`reading/outstanding.py`), tokens
-(`consumer/commits.py`).
+Not here: the contexts themselves (`api/aio_reading.py`), SQL (`consumer/sql_offsets.py`), spans
+(`reading/outstanding.py`), tokens (`consumer/commits.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from semel.client.consumer.consumer import ConsumerCore
 from semel.client.consumer.sql_offsets import Progress, begin
 from semel.client.message import Message
 from semel.client.reading.outstanding import Span
-from semel.client.session import Session
 
 
-class _Work:
-    """What both kinds of transactions do in the caller's thread."""
+class SqlWork:
+    """The part of a transaction that runs in the caller's thread, in both halves of the API."""
 
     def __init__(self, core: ConsumerCore, connection: Any, message: Message | None) -> None:
         """Raises InvalidRequest."""
@@ -78,71 +76,3 @@ class _Work:
             with contextlib.suppress(Exception):
                 self.connection.rollback()
             raise
-
-
-class Transaction:
-    """One transaction of a synchronous consumer; its context is the connection."""
-
-    def __init__(
-        self, session: Session, core: ConsumerCore, connection: Any, message: Message | None
-    ) -> None:
-        """Raises InvalidRequest."""
-        self._session = session
-        self._core = core
-        self._work = _Work(core, connection, message)
-
-    def __enter__(self) -> Any:
-        return self._work.begin()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        work = self._work
-        if kind is not None:
-            work.roll_back()
-            return
-        try:
-            spans = work.spans()
-            progress = self._session.run(self._core.progress(spans))
-        except BaseException:
-            work.roll_back()
-            raise
-        work.commit(spans, progress)
-        self._session.runtime.call_soon(self._core.commits.on_stored, progress)
-
-
-class AsyncTransaction:
-    """One transaction of an asyncio consumer; its context is the connection."""
-
-    def __init__(
-        self, session: Session, core: ConsumerCore, connection: Any, message: Message | None
-    ) -> None:
-        """Raises InvalidRequest."""
-        self._session = session
-        self._core = core
-        self._work = _Work(core, connection, message)
-
-    async def __aenter__(self) -> Any:
-        return self._work.begin()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        work = self._work
-        if kind is not None:
-            work.roll_back()
-            return
-        try:
-            spans = work.spans()
-            progress = await self._session.await_run(self._core.progress(spans))
-        except BaseException:
-            work.roll_back()
-            raise
-        work.commit(spans, progress)
-        self._session.runtime.call_soon(self._core.commits.on_stored, progress)

@@ -5,10 +5,8 @@ Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from semel.client.admin.descriptions import (
     ClusterStatus,
@@ -29,6 +27,7 @@ from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
 from semel.client.admin.upgrade import Upgrade, upgrade
 from semel.client.admin.verify import Verification, VerifyProgress
+from semel.client.api.telling import run_telling
 from semel.client.dead_letters.redrive import (
     EVERYTHING,
     DeadLetter,
@@ -39,10 +38,6 @@ from semel.client.dead_letters.redrive import (
 )
 from semel.client.reading.offsets import Place, Places
 from semel.client.session import Session
-from semel.protos.errors import TimedOut
-
-_News = TypeVar("_News")
-_Result = TypeVar("_Result")
 
 
 class Admin:
@@ -231,7 +226,9 @@ class Admin:
         def start(note: Callable[[VerifyProgress], object]) -> Coroutine[Any, Any, VerifyResult]:
             return Verification(self._session.cluster, note).run(topic, timeout)
 
-        return self._watched(start, on_progress, timeout, f"not verified within {timeout:g} s")
+        return run_telling(
+            self._session, start, on_progress, timeout, f"not verified within {timeout:g} s"
+        )
 
     # --- dead letters
 
@@ -266,7 +263,9 @@ class Admin:
         def start(note: Callable[[RedriveProgress], object]) -> Coroutine[Any, Any, RedriveResult]:
             return found.redrive(which, to=to, dry_run=dry_run, note=note)
 
-        return self._watched(start, on_progress, timeout, "not all brought back in time")
+        return run_telling(
+            self._session, start, on_progress, timeout, "not all brought back in time"
+        )
 
     # --- broker nodes
 
@@ -294,7 +293,7 @@ class Admin:
                 self._session.cluster, note, allow_same_machine=allow_same_machine
             ).replace(old, new, address, timeout)
 
-        return self._watched(start, on_progress, timeout, "not replaced in time")
+        return run_telling(self._session, start, on_progress, timeout, "not replaced in time")
 
     def grow_group(
         self,
@@ -318,7 +317,7 @@ class Admin:
                 self._session.cluster, note, allow_same_machine=allow_same_machine
             ).grow(group, to, nodes or {}, timeout)
 
-        return self._watched(start, on_progress, timeout, "not grown in time")
+        return run_telling(self._session, start, on_progress, timeout, "not grown in time")
 
     def look_at_restore(self, group: int, *, lost: Collection[int] = ()) -> RestorePlan:
         """What `restore_group` would do, and nothing more. Raises InvalidRequest, Unavailable."""
@@ -369,34 +368,3 @@ class Admin:
         """
         work = MembershipWork(self._session.cluster)
         return self._session.run(work.drain(node, round(seconds * 1000)))
-
-    def _watched(
-        self,
-        start: Callable[[Callable[[_News], object]], Coroutine[Any, Any, _Result]],
-        on_news: Callable[[_News], object] | None,
-        timeout: float,
-        too_late: str,
-    ) -> _Result:
-        """Runs what tells news on the I/O thread; `on_news` gets them in this one."""
-        news: list[_News] = []
-        changed = threading.Event()
-
-        def note(each: _News) -> None:
-            news.append(each)
-            changed.set()
-
-        self._session.check()
-        future = self._session.runtime.submit(start(note))
-        future.add_done_callback(lambda _: changed.set())
-        give_up = time.monotonic() + timeout + 10
-        try:
-            while not future.done() and time.monotonic() < give_up:
-                changed.wait(1.0)
-                changed.clear()
-                while news and on_news is not None:
-                    on_news(news.pop(0))
-            return future.result(0)
-        except TimeoutError:
-            raise TimedOut(too_late) from None
-        finally:
-            future.cancel()

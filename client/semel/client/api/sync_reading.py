@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from semel.client.api.sql_transaction import Transaction
+from semel.client.api.sql_transaction import SqlWork
 from semel.client.consumer.consumer import ConsumerCore
 from semel.client.message import Message
 from semel.client.reading.fetch import Feed
@@ -226,3 +226,37 @@ class Consumer(_Pulling):
         """For the client's own use."""
         self._closed = True
         await self._core.close()
+
+
+class Transaction:
+    """One transaction of a synchronous consumer; its context is the connection."""
+
+    def __init__(
+        self, session: Session, core: ConsumerCore, connection: Any, message: Message | None
+    ) -> None:
+        """Raises InvalidRequest."""
+        self._session = session
+        self._core = core
+        self._work = SqlWork(core, connection, message)
+
+    def __enter__(self) -> Any:
+        return self._work.begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        work = self._work
+        if kind is not None:
+            work.roll_back()
+            return
+        try:
+            spans = work.spans()
+            progress = self._session.run(self._core.progress(spans))
+        except BaseException:
+            work.roll_back()
+            raise
+        work.commit(spans, progress)
+        self._session.runtime.call_soon(self._core.commits.on_stored, progress)

@@ -14,7 +14,12 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from semel.client.api.transaction_work import StageWork, TransactionWork, check_names
+from semel.client.api.transaction_work import (
+    StageWork,
+    TransactionProperties,
+    TransactionWork,
+    check_names,
+)
 from semel.client.config import ProducerConfig, build
 from semel.client.core.dues import After, When
 from semel.client.core.fields import Headers
@@ -26,30 +31,7 @@ from semel.client.transactions.staging import TTL_MS_DEFAULT, StageCore, StageRe
 from semel.protos.errors import SemelError
 
 
-class Told:
-    """What a transaction tells of itself."""
-
-    def __init__(self, work: TransactionWork) -> None:
-        self._work = work
-
-    @property
-    def epoch(self) -> int:
-        """Number of this transaction under its id; -1 before it is entered."""
-        return -1 if self._work.begun is None else self._work.begun.epoch
-
-    @property
-    def last_epoch(self) -> int:
-        """Newest epoch that was committed before this one; -1 for none."""
-        return -1 if self._work.begun is None else self._work.begun.last_epoch
-
-    @property
-    def committed(self) -> bool:
-        """It is committed: by this program, or before it was entered."""
-        begun = self._work.begun
-        return self._work.result is not None or (begun is not None and not begun.attempt)
-
-
-class ProducerTransaction(Told):
+class ProducerTransaction(TransactionProperties):
     """Messages that become visible together, or never. Use it as a context manager."""
 
     def __init__(self, session: Session, work: TransactionWork) -> None:

@@ -152,6 +152,29 @@ class TransactionWork:
             self.stage.close()
 
 
+class TransactionProperties:
+    """What a transaction says about itself, in both halves of the API."""
+
+    def __init__(self, work: TransactionWork) -> None:
+        self._work = work
+
+    @property
+    def epoch(self) -> int:
+        """Number of this transaction under its id; -1 before it is entered."""
+        return -1 if self._work.begun is None else self._work.begun.epoch
+
+    @property
+    def last_epoch(self) -> int:
+        """Newest epoch that was committed before this one; -1 for none."""
+        return -1 if self._work.begun is None else self._work.begun.last_epoch
+
+    @property
+    def committed(self) -> bool:
+        """It is committed: by this program, or before it was entered."""
+        begun = self._work.begun
+        return self._work.result is not None or (begun is not None and not begun.attempt)
+
+
 class StageWork:
     """One writer's part of a transaction that somebody else commits."""
 

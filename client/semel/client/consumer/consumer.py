@@ -13,8 +13,7 @@ Invariants
 3. What was given out under a lock that is lost is reported by the next commit that is about it.
 
 Not here: fetching (`reading/fetch.py`), where a queue begins (`start_offsets.py`), copies
-(`dead_letters/retrying.py`), the API (`api/sync_reading.py`, `api/aio_reading.py`,
-`api/sql_transaction.py`).
+(`dead_letters/retrying.py`), the API (`api/aio_reading.py`, `api/sql_transaction.py`).
 """
 
 from __future__ import annotations

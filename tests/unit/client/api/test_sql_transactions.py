@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from semel.client import SqlOffsets
-from semel.client.api.sql_transaction import AsyncTransaction
+from semel.client.api.aio_reading import AsyncTransaction
 from semel.client.consumer import commits
 from semel.client.message import Message
 from semel.protos.errors import InvalidRequest, LockLost, OffsetOutOfRange
