@@ -1,4 +1,4 @@
-"""Formatting, lint, types, layers, generated stubs and the reference are part of the test run."""
+"""Formatting, lint, types, layers and generated files are part of the test run."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def run(arguments: Sequence[str], cwd: Path = ROOT) -> subprocess.CompletedProce
         pytest.param(["-c", LINT_IMPORTS, "--no-cache"], id="layers"),
         pytest.param(["protos/generate.py", "--check"], id="stubs"),
         pytest.param(["-m", "tools.reference", "--check"], id="reference"),
+        pytest.param(["tools/unasync.py", "--check"], id="sync API"),
     ],
 )
 def test_the_tree_is_clean(arguments: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 How it works. What the controllers know comes from them, what the logs know from the masters; a
 description joins both.
 
-Not here: `verify` (`verify.py`), the API's classes (`api/sync.py`, `api/aio.py`).
+Not here: `verify` (`verify.py`), the API's classes (`api/aio_admin.py`).
 """
 
 from __future__ import annotations

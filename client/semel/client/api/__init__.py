@@ -1,1 +1,1 @@
-"""The SDK's classes, for blocking programs and for asyncio."""
+"""The SDK's classes for asyncio, and for blocking programs, which `tools/unasync.py` generates."""

@@ -1,16 +1,21 @@
 """The asyncio API: `AsyncClient`, `AsyncProducer`.
 
-How it works. It is the synchronous API's core on the same I/O thread; the caller's loop only ever
-awaits. Encoding, compression and gRPC never run on it. Objects may be used from any loop.
+How it works. The API stands on the same core as the synchronous one, on the same I/O thread. The
+caller's loop only ever awaits: encoding, compression and gRPC never run on it. Objects may be used
+from any loop.
 
 A cancelled call may have taken effect: a message that was sent stays on its way.
+
+The synchronous half, `api/sync.py`, is generated from this module by `tools/unasync.py`, which
+explains the marks in the comments.
 """
 
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from semel.client.api.aio_admin import AsyncAdmin
 from semel.client.api.aio_reading import AsyncConsumer, AsyncReader
@@ -31,6 +36,10 @@ from semel.client.session import Session, consumer_arguments
 from semel.client.transactions.staging import TTL_MS_DEFAULT
 from semel.protos.errors import Closed, SemelError, TimedOut
 
+_BLOCKS: Final = False  # asyncio only
+# sync: _BLOCKS: Final = True
+"""Whether sending may block the caller while the buffer is full."""
+
 
 class AsyncClient:
     """A connection to a cluster. Use it as an async context manager, or await `close`."""
@@ -43,8 +52,12 @@ class AsyncClient:
         """Transactions with many writers."""
 
     def producer(self, name: str | None = None, **options: Any) -> AsyncProducer:
-        """A producer; options are the fields of `ProducerConfig`. See `Client.producer`."""
-        core = self._session.new_producer(name, options, blocking=False)
+        """A producer; options are the fields of `ProducerConfig`.
+
+        With a name it has a durable identity: a new incarnation of the same name ends older ones
+        and continues their sequences. Nothing is asked of the cluster before the first message.
+        """
+        core = self._session.new_producer(name, options, blocking=_BLOCKS)
         return AsyncProducer(self._session, core)
 
     def reader(
@@ -58,18 +71,27 @@ class AsyncClient:
     ) -> AsyncReader:
         """Reads a topic without a consumer group; connects when it is entered or first used.
 
-        See `Client.reader`.
+        `start` and `end` are "earliest", "latest", an offset, a datetime or a mapping from queue
+        to these. With an `end` the reader stops there; "latest" is what is stored now. Other
+        options are the fields of `ReaderConfig`. Raises UnknownTopic, OffsetOutOfRange.
         """
         self._session.check()
         core = ReaderCore(
             self._session.cluster, self._session.runtime, build(ReaderConfig, options)
         )
-        return AsyncReader(self._session, core, lambda: core.open(topic, queues, start, end))
+        opening = partial(core.open, topic, queues, start, end)  # asyncio only
+        return AsyncReader(self._session, core, opening)  # asyncio only
+        # sync: try:
+        # sync:     self._session.run(core.open(topic, queues, start, end))
+        # sync: except BaseException:
+        # sync:     self._session.runtime.call_soon(core.close)
+        # sync:     raise
+        # sync: return Reader(self._session, core)
 
     def consumer(self, group: str, topics: list[str] | str, **options: Any) -> AsyncConsumer:
-        """A member of a consumer group; joins when it is entered or first used.
+        """Joins a consumer group; options are the fields of `ConsumerConfig`.
 
-        See `Client.consumer`.
+        It joins when it is entered or first used. Raises UnknownTopic, InvalidRequest, Unavailable.
         """
         self._session.check()
         names = consumer_arguments(group, topics)
@@ -80,6 +102,7 @@ class AsyncClient:
             names,
             build(ConsumerConfig, options),
         )
+        # sync: self._session.run(core.open())
         return AsyncConsumer(self._session, core)
 
     async def close(self) -> None:
@@ -137,11 +160,33 @@ class AsyncProducer:
         deliver_after: After | None = None,
         message_id: bytes | str | None = None,
     ) -> SendFuture:
-        """Puts one message on its way; await the future for its RecordMetadata.
+        """Puts one message on its way; the future resolves to its RecordMetadata.
+
+        Messages of one key go to one queue. Without a key they go, a batch at a time, wherever
+        there is room; `queue` names one. `position` is the caller's own rising number
+        (`source_positions=True`). Raises UnknownTopic (with the future), MessageTooLarge,
+        InvalidRequest, BufferFull, ProducerFenced, Closed.
 
         Never blocks and takes the message even when the buffer is full: `await drain()` now and
         then to be slowed down to the cluster's pace (with `buffer_full="raise"` it raises
-        BufferFull instead). Otherwise like `Producer.send`; UnknownTopic comes with the future.
+        BufferFull instead).
+
+        `deliver_at` (a datetime with a time zone, or microseconds since 1970) or `deliver_after`
+        (a timedelta, or seconds) hold the message back: it is stored as safely as any, and readers
+        meet it when it is due, rounded up to a whole second. Until then it has no offset: its
+        RecordMetadata has offset -1. `message_id`, up to 1,024 bytes, travels with the message;
+        brokers do not compare ids.
+
+            >>> async with connect_async(bootstrap) as client, client.producer() as producer:
+            ...     await client.admin.create_topic("reminders", queues=1)
+            ...     sent = producer.send("reminders", b"tea", deliver_after=0.5, message_id="tea-1")
+            ...     (await sent).offset
+            ...     async with client.reader("reminders") as reader:
+            ...         found = await reader.poll(timeout=10)
+            ...     [(message.offset, message.value, message.message_id) for message in found]
+            True
+            -1
+            [(0, b'tea', b'tea-1')]
         """
         if self._session.closed:
             self._session.check()
@@ -149,7 +194,7 @@ class AsyncProducer:
         if deliver_at is not None or deliver_after is not None or message_id is not None:
             extra = extra_of(deliver_at, deliver_after, message_id)
         chunk, row = self._append(
-            topic, value, key, headers, timestamp_us, queue, position, False, extra
+            topic, value, key, headers, timestamp_us, queue, position, _BLOCKS, extra
         )
         future = new_future(SendFuture)
         future._chunk = chunk
@@ -169,20 +214,28 @@ class AsyncProducer:
         deliver_at: Any = None,
         message_ids: Any = None,
     ) -> BulkFuture:
-        """Puts many messages on their way, awaiting room in the buffer; see `Producer.send_many`.
+        """Puts many messages on their way: lists, or Arrow arrays, of one length.
 
-        Cancelled in between, a part of them is on its way.
+        Nothing is made per message, so this is the way to load much. The future resolves to a
+        BulkSummary. Raises like `send`; MessageTooLarge and InvalidRequest before anything is sent.
+
+        `deliver_at` is one time for all, or a column: Arrow timestamps with a time zone, whole
+        microseconds, or a list, where null is at once. Messages of one due time are sent together,
+        so those of one key keep their order among themselves; with `positions` all stay as they
+        stand. `message_ids` is a column where null is none.
+
+        Awaits room in the buffer. Cancelled in between, a part of them is on its way.
         """
         self._session.check()
-        await self.open(topic)
+        await self.open(topic)  # asyncio only
         intake = self._core.intake
-        door, pieces = intake.bulk_pieces(
+        opened, pieces = intake.bulk_pieces(
             topic, values, keys, headers, timestamps_us, positions, deliver_at, message_ids
         )
         ranges = []
         for piece in pieces:
-            await self.drain()
-            ranges.append(intake.append_piece(door, piece, queue, False))
+            await self.drain()  # asyncio only
+            ranges.append(intake.append_piece(opened, piece, queue, _BLOCKS))
         return BulkFuture(ranges)
 
     def transaction(
@@ -193,7 +246,20 @@ class AsyncProducer:
         query_id: str = "",
         ttl_ms: int = TTL_MS_DEFAULT,
     ) -> AsyncProducerTransaction:
-        """Messages that become visible together, or never; see `Producer.transaction`."""
+        """Messages that become visible together, or never, also over many topics.
+
+        A second program under the same id ends the first one's transaction. Epochs count on by
+        themselves; with an `epoch` of the caller's own, one that is committed already says so by
+        `committed`. `query_id` keeps others from using the id. See docs/transactions.md.
+
+            >>> async with connect_async(bootstrap) as client, client.producer() as producer:
+            ...     await client.admin.create_topic("ledger", queues=2)
+            ...     async with producer.transaction("booking") as t:
+            ...         await t.send("ledger", b"100 from anna")
+            ...         await t.send("ledger", b"100 to ben")
+            ...     t.committed
+            True
+        """
         self._session.check()
         work = TransactionWork(
             self._session,
@@ -201,31 +267,37 @@ class AsyncProducer:
             transaction_id,
             query_id,
             epoch,
-            blocking=False,
+            blocking=_BLOCKS,
             ttl_ms=ttl_ms,
         )
         return AsyncProducerTransaction(self._session, work)
 
-    async def open(self, topic: str) -> None:
+    async def open(self, topic: str) -> None:  # asyncio only
         """Fetches the topic's route (and fences its queues, for a named producer) ahead of the
         first message. Raises UnknownTopic."""
         await self._session.await_run(self._core.opened(topic))
 
-    async def drain(self) -> None:
+    async def drain(self) -> None:  # asyncio only
         """Returns when the buffer has room."""
         if self._core.config.buffer_full == "block" and not self._core.intake.has_room():
             await self._session.await_run(self._core.wait_room())
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Returns when everything sent before is stored. Raises like `Producer.flush`."""
+        """Returns when everything sent before is stored.
+
+        Raises the first failure since the last flush that no future has shown to anybody, or
+        TimedOut after `timeout` seconds.
+        """
         await self._session.await_run(self._core.flush(), timeout, "not all stored")
 
     async def last_sequence(self, topic: str) -> int:
-        """See `Producer.last_sequence`."""
-        return min((await self.last_sequences(topic)).values(), default=-1)
+        """The caller's position that is durable: the lowest of `last_sequences`; -1 for none."""
+        by_queue = await self.last_sequences(topic)
+        return min(by_queue.values(), default=-1)
 
     async def last_sequences(self, topic: str) -> dict[int, int]:
-        """See `Producer.last_sequences`."""
+        """Last stored sequence by queue, -1 for none (named producers only). What is at or below
+        it in its queue is skipped when it is sent again with its position."""
         return await self._session.await_run(self._core.last_sequences(topic))
 
     @property
@@ -234,7 +306,8 @@ class AsyncProducer:
         return self._core.snapshot_stats()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flushes for up to `timeout` s (`close_timeout_ms`), then ends. Raises like flush."""
+        """Flushes for up to `timeout` seconds (`close_timeout_ms`), then ends. Raises like flush;
+        what is not stored then fails with Closed, its fate unknown."""
         if self._closed or self._session.closed:
             return
         self._closed = True
@@ -247,7 +320,7 @@ class AsyncProducer:
         finally:
             self._session.runtime.call_soon(self._core.close)
 
-    async def shut(self) -> None:
+    async def shut(self) -> None:  # async in both halves
         """For the client's own use: ends without a caller to tell."""
         self._closed = True
         self._core.intake.shut()

@@ -1,5 +1,8 @@
 """The asyncio `AsyncAdmin`.
 
+The synchronous half, `api/sync_admin.py`, is generated from this module by `tools/unasync.py`,
+which explains the marks in the comments.
+
 Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
 """
 
@@ -41,7 +44,7 @@ from semel.client.session import Session
 
 
 class AsyncAdmin:
-    """Administrative calls; see `Admin` for what each does and raises."""
+    """Administrative calls; each returns once it is done."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -234,14 +237,20 @@ class AsyncAdmin:
         def start(note: Callable[[VerifyProgress], object]) -> Coroutine[Any, Any, VerifyResult]:
             return Verification(self._session.cluster, note).run(topic, timeout)
 
-        return await await_telling(self._session, start, on_progress)
+        return await await_telling(self._session, start, on_progress)  # asyncio only
+        # sync: return run_telling(
+        # sync:     self._session, start, on_progress, timeout, f"not verified within {timeout:g} s"
+        # sync: )
 
     # --- dead letters
 
     async def dead_letters(
         self, topic: str, which: LetterFilter = EVERYTHING, *, limit: int = 1_000
     ) -> list[DeadLetter]:
-        """See `Admin.dead_letters`."""
+        """The first dead letters that fit, of a dead-letter topic or of a group.
+
+        Raises UnknownTopic.
+        """
         found = DeadLetters(self._session.cluster, self._session.runtime, topic)
         return await self._session.await_run(found.list(which, limit))
 
@@ -252,15 +261,24 @@ class AsyncAdmin:
         *,
         to: Literal["origin", "group"] = "origin",
         dry_run: bool = False,
+        # sync: timeout: float = 3600.0,
         on_progress: Callable[[RedriveProgress], object] | None = None,
     ) -> RedriveResult:
-        """See `Admin.redrive`; `on_progress` is called on this loop."""
+        """Brings dead letters back, each at most once, to the topic they came from, or to the first
+        retry topic of their group, which nobody else reads.
+
+        A run that was interrupted may be repeated. `on_progress` is called on this loop. Raises
+        UnknownTopic, ProducerFenced when another run of the topic has begun.
+        """
         found = DeadLetters(self._session.cluster, self._session.runtime, topic)
 
         def start(note: Callable[[RedriveProgress], object]) -> Coroutine[Any, Any, RedriveResult]:
             return found.redrive(which, to=to, dry_run=dry_run, note=note)
 
-        return await await_telling(self._session, start, on_progress)
+        return await await_telling(self._session, start, on_progress)  # asyncio only
+        # sync: return run_telling(
+        # sync:     self._session, start, on_progress, timeout, "not all brought back in time"
+        # sync: )
 
     # --- broker nodes
 
@@ -274,7 +292,12 @@ class AsyncAdmin:
         timeout: float = 3600.0,
         on_progress: Callable[[MemberProgress], object] | None = None,
     ) -> MembershipResult:
-        """Node `new`, started with --join, takes the place of `old`. See `Admin.replace_node`."""
+        """Node `new`, started with --join, takes the place of `old`, dead or alive.
+
+        A call that was interrupted goes on where it stopped. `address` where the node does not
+        report to the controllers. A machine that has a voter of the group already is refused,
+        unless it is `allow_same_machine`. Raises InvalidRequest, Unavailable, TimedOut.
+        """
 
         def start(
             note: Callable[[MemberProgress], object],
@@ -283,7 +306,10 @@ class AsyncAdmin:
                 self._session.cluster, note, allow_same_machine=allow_same_machine
             ).replace(old, new, address, timeout)
 
-        return await await_telling(self._session, start, on_progress)
+        return await await_telling(self._session, start, on_progress)  # asyncio only
+        # sync: return run_telling(
+        # sync:     self._session, start, on_progress, timeout, "not replaced in time"
+        # sync: )
 
     async def grow_group(
         self,
@@ -295,7 +321,10 @@ class AsyncAdmin:
         timeout: float = 3600.0,
         on_progress: Callable[[MemberProgress], object] | None = None,
     ) -> MembershipResult:
-        """A broker group gets 3 or 5 voters. See `Admin.grow_group`."""
+        """A broker group gets 3 or 5 voters: `nodes` (addresses by number), or who waits to join.
+
+        Raises InvalidRequest, Unavailable, TimedOut.
+        """
 
         def start(
             note: Callable[[MemberProgress], object],
@@ -304,17 +333,24 @@ class AsyncAdmin:
                 self._session.cluster, note, allow_same_machine=allow_same_machine
             ).grow(group, to, nodes or {}, timeout)
 
-        return await await_telling(self._session, start, on_progress)
+        return await await_telling(self._session, start, on_progress)  # asyncio only
+        # sync: return run_telling(
+        # sync:     self._session, start, on_progress, timeout, "not grown in time"
+        # sync: )
 
     async def look_at_restore(self, group: int, *, lost: Collection[int] = ()) -> RestorePlan:
-        """What `restore_group` would do. See `Admin.look_at_restore`."""
+        """What `restore_group` would do, and nothing more. Raises InvalidRequest, Unavailable."""
         work = RestoreWork(self._session.cluster, group, lost)
         return await self._session.await_run(work.look())
 
     async def restore_group(
         self, group: int, *, lost: Collection[int] = (), timeout: float = 60.0
     ) -> RestoreResult:
-        """Begins a broker group anew with what is left of it. See `Admin.restore_group`."""
+        """Begins a broker group anew after a majority of its disks was lost, with what is left.
+
+        Acknowledged messages that only `lost` nodes had are gone, and their directories are refused
+        for ever. Raises InvalidRequest, Unavailable, TimedOut; called again it goes on.
+        """
         work = RestoreWork(self._session.cluster, group, lost)
         return await self._session.await_run(work.restore(timeout))
 
@@ -325,22 +361,36 @@ class AsyncAdmin:
         shrink: bool = False,
         timeout: float = 60.0,
     ) -> MembershipResult:
-        """A node leaves its group. See `Admin.remove_node`."""
+        """A node leaves its group: a learner left over, a voter too many, or one by one to shrink.
+
+        Raises InvalidRequest, Unavailable, TimedOut.
+        """
         work = MembershipWork(self._session.cluster)
         return await self._session.await_run(work.remove(node, shrink, timeout))
 
     async def transfer_mastership(self, group: int, node: int = 0) -> int:
-        """Moves mastership to a voter, 0 for whoever is furthest; returns the master's number."""
+        """Moves mastership to a voter, 0 for whoever is furthest; returns the master's number.
+
+        No write is refused meanwhile. Raises InvalidRequest, Unavailable.
+        """
         work = MembershipWork(self._session.cluster)
         return await self._session.await_run(work.transfer(group, node))
 
     async def upgrade(self, level: int | None = None, *, dry_run: bool = False) -> Upgrade:
-        """Raises the feature level of the whole cluster, for good. See `Admin.upgrade`."""
+        """Raises the feature level of every broker group and of the metadata, for good.
+
+        By default to the highest that every node and controller knows; with `dry_run` only says
+        what would be done. Raises Unavailable when somebody does not answer, UnsupportedVersion
+        when somebody does not know `level`; nothing is changed then.
+        """
         found = await self.inspect_cluster()
         work = upgrade(self._session.cluster, found, level=level, dry_run=dry_run)
         return await self._session.await_run(work)
 
     async def drain_node(self, node: int, *, seconds: float = 60.0) -> DrainResult:
-        """Keeps a node from being master for a while. See `Admin.drain_node`."""
+        """Keeps a node from being master for a while, so that it can be restarted; 0 ends that.
+
+        Raises InvalidRequest, and Unavailable when no other node can be master.
+        """
         work = MembershipWork(self._session.cluster)
         return await self._session.await_run(work.drain(node, round(seconds * 1000)))

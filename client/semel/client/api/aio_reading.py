@@ -4,6 +4,9 @@ How it works. Messages are taken from the feed and decoded on the caller's loop,
 everything else happens on the I/O thread.
 
 One object belongs to one task at a time.
+
+The synchronous half, `api/sync_reading.py`, is generated from this module by `tools/unasync.py`,
+which explains the marks in the comments.
 """
 
 from __future__ import annotations
@@ -29,20 +32,14 @@ from semel.protos.errors import Closed, SemelError
 class _AsyncPulling(ABC):
     """What readers and consumers share."""
 
-    def __init__(
-        self,
-        session: Session,
-        feed: Feed,
-        puller: Puller,
-        opening: Callable[[], Coroutine[Any, Any, None]],
-    ) -> None:
+    def __init__(self, session: Session, feed: Feed, puller: Puller) -> None:
         self._session = session
         self._feed = feed
         self._puller = puller
-        self._opening: Callable[[], Coroutine[Any, Any, None]] | None = opening
+        self._opening: Callable[[], Coroutine[Any, Any, None]] | None = None  # asyncio only
         self._closed = False
 
-    async def open(self) -> None:
+    async def open(self) -> None:  # asyncio only
         """Connects; entering the context or the first poll does it too."""
         if self._opening is not None:
             opening, self._opening = self._opening, None
@@ -54,11 +51,12 @@ class _AsyncPulling(ABC):
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages until the end, or until closed; without an end it waits for more."""
-        await self.open()
+        await self.open()  # asyncio only
         while not self._closed:
             await self._give_back()
-            for message in self._puller.drain():
+            for message in self._puller.drain():  # asyncio only
                 yield message
+            # sync: yield from self._puller.drain()
             if self._closed or self._puller.finished:
                 return
             await await_ready(self._feed, None)
@@ -90,7 +88,7 @@ class _AsyncPulling(ABC):
         self._session.check()
         if self._closed:
             raise Closed("it is closed")
-        await self.open()
+        await self.open()  # asyncio only
         await self._give_back()
 
     @abstractmethod
@@ -98,7 +96,7 @@ class _AsyncPulling(ABC):
         """Has the feed begin again where a transaction that failed began."""
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        await self.open()  # asyncio only
         return self
 
     async def __aexit__(
@@ -117,10 +115,11 @@ class AsyncReader(_AsyncPulling):
         self,
         session: Session,
         core: ReaderCore,
-        opening: Callable[[], Coroutine[Any, Any, None]],
+        opening: Callable[[], Coroutine[Any, Any, None]],  # asyncio only
     ) -> None:
-        super().__init__(session, core.feed, core.puller, opening)
+        super().__init__(session, core.feed, core.puller)
         self._core = core
+        self._opening = opening  # asyncio only
         session.join(self)
 
     @property
@@ -143,18 +142,20 @@ class AsyncReader(_AsyncPulling):
             self._feed.end()
             self._session.runtime.call_soon(self._core.close)
 
-    async def shut(self) -> None:
+    async def shut(self) -> None:  # async in both halves
         """For the client's own use."""
         self._closed = True
         self._core.close()
 
 
 class AsyncConsumer(_AsyncPulling):
-    """A member of a consumer group; see `Consumer`."""
+    """A member of a consumer group: each message goes to one member, and again to another if it is
+    not committed in time."""
 
     def __init__(self, session: Session, core: ConsumerCore) -> None:
-        super().__init__(session, core.feed, core.puller, core.open)
+        super().__init__(session, core.feed, core.puller)
         self._core = core
+        self._opening = core.open  # asyncio only
         session.join(self)
 
     async def _give_back(self) -> None:
@@ -174,7 +175,11 @@ class AsyncConsumer(_AsyncPulling):
         return self._core.member_id
 
     async def commit(self, message: Message | None = None) -> None:
-        """See `Consumer.commit`."""
+        """Makes progress durable: up to and including `message` in its queue, or everything that
+        was given out so far. What is committed is never delivered to the group again.
+
+        Raises LockLost when some of it belongs to another member by now (the rest is committed).
+        """
         await self._check()
         outstanding = self._puller.outstanding
         spans = outstanding.spans() if message is None else outstanding.up_to(message)
@@ -195,7 +200,15 @@ class AsyncConsumer(_AsyncPulling):
         self._core.note(message, reason, rejected=True)
 
     def transaction(self, connection: Any, message: Message | None = None) -> AsyncTransaction:
-        """See `Consumer.transaction`: `async with consumer.transaction(connection): …`."""
+        """Results and progress in one transaction of your own database:
+        `async with consumer.transaction(connection): …` stores the offsets of everything that was
+        given out so far, or up to and including `message`, with what the block has written, and
+        commits. An exception rolls back, and what was given out since the last transaction is
+        given out again.
+
+        Needs the option `offset_store`. Raises InvalidRequest, LockLost (the transaction is rolled
+        back then), whatever the database raises.
+        """
         return AsyncTransaction(self._session, self._core, connection, message)
 
     async def assignment(self) -> list[tuple[str, int]]:
@@ -236,7 +249,7 @@ class AsyncConsumer(_AsyncPulling):
         with contextlib.suppress(SemelError):
             await self._session.await_run(self._core.close(), timeout)
 
-    async def shut(self) -> None:
+    async def shut(self) -> None:  # async in both halves
         """For the client's own use."""
         self._closed = True
         await self._core.close()

@@ -1,11 +1,20 @@
-"""Transactions for asyncio; see `sync_transactions.py`, whose arguments and errors they share."""
+"""Transactions as programs use them, for asyncio.
+
+`producer.transaction(id)` is for one program; `client.transactions` for writers in many processes
+with one that commits.
+
+The synchronous half, `api/sync_transactions.py`, is generated from this module by
+`tools/unasync.py`, which explains the marks in the comments.
+
+Not here: what happens (`api/transaction_work.py`, `transactions/commit.py`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from semel.client.api.transaction_work import (
     StageWork,
@@ -22,6 +31,10 @@ from semel.client.transactions.commit import Committed
 from semel.client.transactions.descriptions import TransactionInfo
 from semel.client.transactions.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
 from semel.protos.errors import SemelError
+
+_BLOCKS: Final = False  # asyncio only
+# sync: _BLOCKS: Final = True
+"""Whether sending may block the caller while the buffer is full."""
 
 
 class AsyncProducerTransaction(TransactionProperties):
@@ -44,11 +57,14 @@ class AsyncProducerTransaction(TransactionProperties):
         deliver_after: After | None = None,
         message_id: bytes | str | None = None,
     ) -> None:
-        """Stages one message, awaiting room in the buffer. See `ProducerTransaction.send`."""
+        """Stages one message, awaiting room in the buffer. Raises like `Producer.send`.
+
+        One with a due time becomes visible at that time, if the transaction is committed by then.
+        """
         stage = self._work.open_stage()
-        await _room(self._session, stage)
+        await _room(self._session, stage)  # asyncio only
         extra = extra_of(deliver_at, deliver_after, message_id)
-        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, False, extra)
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, extra)
 
     async def send_many(
         self,
@@ -62,9 +78,9 @@ class AsyncProducerTransaction(TransactionProperties):
         deliver_at: Any = None,
         message_ids: Any = None,
     ) -> None:
-        """Stages many messages. See `ProducerTransaction.send_many`."""
+        """Stages many messages: lists, or Arrow arrays. Raises like `Producer.send_many`."""
         stage = self._work.open_stage()
-        await append_many(
+        await _append_many(
             self._session,
             stage,
             topic,
@@ -78,7 +94,12 @@ class AsyncProducerTransaction(TransactionProperties):
         )
 
     async def commit(self) -> Committed:
-        """See `ProducerTransaction.commit`."""
+        """Makes everything that was sent visible, all or nothing; leaving the context does it, too.
+
+        May be called again, also after an error that says the outcome is unknown. Raises
+        TransactionAborted (nothing is stored), TransactionFenced (another program has begun under
+        the same id; nothing is stored), Unavailable or TimedOut (unknown: call it again).
+        """
         return await self._session.await_run(self._work.commit())
 
     async def abort(self) -> None:
@@ -103,7 +124,7 @@ class AsyncProducerTransaction(TransactionProperties):
 
 
 class AsyncStage:
-    """One writer's part of a transaction; see `Stage`."""
+    """One writer's part of a transaction; `receipt` says what it has staged."""
 
     def __init__(self, session: Session, work: StageWork) -> None:
         self._session = session
@@ -123,12 +144,12 @@ class AsyncStage:
         deliver_after: After | None = None,
         message_id: bytes | str | None = None,
     ) -> None:
-        """Stages one message, awaiting room in the buffer. See `ProducerTransaction.send`."""
+        """Stages one message. See `AsyncProducerTransaction.send`."""
         self._session.check()
         stage = self._work.core
-        await _room(self._session, stage)
+        await _room(self._session, stage)  # asyncio only
         extra = extra_of(deliver_at, deliver_after, message_id)
-        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, False, extra)
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, extra)
 
     async def send_many(
         self,
@@ -142,9 +163,9 @@ class AsyncStage:
         deliver_at: Any = None,
         message_ids: Any = None,
     ) -> None:
-        """Stages many messages. See `ProducerTransaction.send_many`."""
+        """Stages many messages. See `AsyncProducerTransaction.send_many`."""
         self._session.check()
-        await append_many(
+        await _append_many(
             self._session,
             self._work.core,
             topic,
@@ -183,7 +204,7 @@ class AsyncStage:
 
 
 class AsyncTransactions:
-    """Transactions with many writers, and a look at all of them; see `Transactions`."""
+    """Transactions with many writers, and a look at all of them."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -197,46 +218,56 @@ class AsyncTransactions:
         ttl_ms: int = TTL_MS_DEFAULT,
         **options: Any,
     ) -> AsyncStage:
-        """A writer's stage for one epoch. See `Transactions.stage`."""
+        """A writer's stage for one epoch; other options are the fields of `ProducerConfig`.
+
+        `writer` orders what is published. An attempt at the same work is another stage; only those
+        whose receipt is committed count. What nobody commits ends `ttl_ms` after its last batch.
+        """
         self._session.check()
         config = build(ProducerConfig, options)
         work = StageWork(
-            self._session, config, transaction_id, epoch, writer, blocking=False, ttl_ms=ttl_ms
+            self._session, config, transaction_id, epoch, writer, blocking=_BLOCKS, ttl_ms=ttl_ms
         )
         return AsyncStage(self._session, work)
 
     async def commit(
         self, transaction_id: str, query_id: str, epoch: int, receipts: Iterable[StageReceipt]
     ) -> Committed:
-        """See `Transactions.commit`."""
+        """Makes everything visible that the receipts name, all or nothing; nothing else of the
+        epoch. An epoch that is committed already is a success (`replayed`).
+
+        Raises TransactionConflict when the id belongs to another query, TransactionAborted and
+        TransactionFenced when nothing is stored, Unavailable or TimedOut when that is unknown: the
+        same call again settles it.
+        """
         check_names(transaction_id, query_id, epoch)
         named = [receipt for receipt in receipts if receipt.parts]
         core = self._session.transactions
         return await self._session.await_run(core.commit(transaction_id, query_id, epoch, named))
 
     async def abort(self, receipts: Iterable[StageReceipt]) -> None:
-        """See `Transactions.abort`."""
+        """Gives up what was staged and is not being committed, as far as brokers answer."""
         await self._session.await_run(self._session.transactions.drop(list(receipts)))
 
     async def list(self) -> list[TransactionInfo]:
-        """See `Transactions.list`."""
+        """All transactions that the brokers know, by id. Raises Unavailable."""
         return await self._session.await_run(self._session.transactions.describe())
 
     async def describe(self, transaction_id: str) -> TransactionInfo | None:
-        """See `Transactions.describe`."""
+        """One of them; None if no broker knows it. Raises Unavailable."""
         check_names(transaction_id, "", None)
         core = self._session.transactions
         found = await self._session.await_run(core.describe(transaction_id))
         return next(iter(found), None)
 
     async def end(self, transaction_id: str) -> TransactionInfo | None:
-        """See `Transactions.end`."""
+        """Aborts whatever is open of a transaction; what it was before. What is committed stays."""
         check_names(transaction_id, "", None)
         core = self._session.transactions
         return await self._session.await_run(core.end(transaction_id))
 
 
-async def append_many(
+async def _append_many(
     session: Session,
     stage: StageCore,
     topic: str,
@@ -248,15 +279,15 @@ async def append_many(
     deliver_at: Any,
     message_ids: Any,
 ) -> None:
-    await session.await_run(stage.opened(topic))
-    door, pieces = stage.intake.bulk_pieces(
+    await session.await_run(stage.opened(topic))  # asyncio only
+    opened, pieces = stage.intake.bulk_pieces(
         topic, values, keys, headers, timestamps_us, None, deliver_at, message_ids
     )
     for piece in pieces:
-        await _room(session, stage)
-        stage.intake.append_piece(door, piece, queue, False)
+        await _room(session, stage)  # asyncio only
+        stage.intake.append_piece(opened, piece, queue, _BLOCKS)
 
 
-async def _room(session: Session, stage: StageCore) -> None:
+async def _room(session: Session, stage: StageCore) -> None:  # asyncio only
     if not stage.intake.has_room():
         await session.await_run(stage.wait_room())

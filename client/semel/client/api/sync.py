@@ -2,17 +2,19 @@
 
 How it works. Every object is a thin front: it hands coroutines to the I/O thread and blocks for
 the result. Sending and receiving messages do not wait for that thread: messages go through the
-producer's door and come out of the feed's line.
+producer's intake and come out of the feed's line.
 
 All objects may be shared between threads, except that one reader or consumer belongs to one thread
 at a time. After a fork, objects of the parent raise Closed in the child.
+
+Generated from `api/aio.py` by `tools/unasync.py`: change that module.
 """
 
 from __future__ import annotations
 
 import contextlib
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from semel.client.api.sync_admin import Admin
 from semel.client.api.sync_reading import Consumer, Reader
@@ -33,6 +35,9 @@ from semel.client.session import Session, consumer_arguments
 from semel.client.transactions.staging import TTL_MS_DEFAULT
 from semel.protos.errors import Closed, SemelError, TimedOut
 
+_BLOCKS: Final = True
+"""Whether sending may block the caller while the buffer is full."""
+
 
 class Client:
     """A connection to a cluster. Use it as a context manager, or call `close`."""
@@ -50,7 +55,8 @@ class Client:
         With a name it has a durable identity: a new incarnation of the same name ends older ones
         and continues their sequences. Nothing is asked of the cluster before the first message.
         """
-        return Producer(self._session, self._session.new_producer(name, options, blocking=True))
+        core = self._session.new_producer(name, options, blocking=_BLOCKS)
+        return Producer(self._session, core)
 
     def reader(
         self,
@@ -154,9 +160,10 @@ class Producer:
 
         Messages of one key go to one queue. Without a key they go, a batch at a time, wherever
         there is room; `queue` names one. `position` is the caller's own rising number
-        (`source_positions=True`). Blocks while the buffer is full, and for the topic's route
-        before its first message. Raises UnknownTopic, MessageTooLarge, InvalidRequest,
-        BufferFull, ProducerFenced, Closed.
+        (`source_positions=True`). Raises UnknownTopic, MessageTooLarge, InvalidRequest, BufferFull,
+        ProducerFenced, Closed.
+
+        Blocks while the buffer is full, and for the topic's route before its first message.
 
         `deliver_at` (a datetime with a time zone, or microseconds since 1970) or `deliver_after`
         (a timedelta, or seconds) hold the message back: it is stored as safely as any, and readers
@@ -181,7 +188,7 @@ class Producer:
         if deliver_at is not None or deliver_after is not None or message_id is not None:
             extra = extra_of(deliver_at, deliver_after, message_id)
         chunk, row = self._append(
-            topic, value, key, headers, timestamp_us, queue, position, True, extra
+            topic, value, key, headers, timestamp_us, queue, position, _BLOCKS, extra
         )
         future = new_future(SendFuture)
         future._chunk = chunk
@@ -210,13 +217,18 @@ class Producer:
         microseconds, or a list, where null is at once. Messages of one due time are sent together,
         so those of one key keep their order among themselves; with `positions` all stay as they
         stand. `message_ids` is a column where null is none.
+
+        Blocks while the buffer is full.
         """
         self._session.check()
         intake = self._core.intake
-        door, pieces = intake.bulk_pieces(
+        opened, pieces = intake.bulk_pieces(
             topic, values, keys, headers, timestamps_us, positions, deliver_at, message_ids
         )
-        return BulkFuture([intake.append_piece(door, piece, queue, True) for piece in pieces])
+        ranges = []
+        for piece in pieces:
+            ranges.append(intake.append_piece(opened, piece, queue, _BLOCKS))
+        return BulkFuture(ranges)
 
     def transaction(
         self,
@@ -247,7 +259,7 @@ class Producer:
             transaction_id,
             query_id,
             epoch,
-            blocking=True,
+            blocking=_BLOCKS,
             ttl_ms=ttl_ms,
         )
         return ProducerTransaction(self._session, work)
@@ -262,7 +274,8 @@ class Producer:
 
     def last_sequence(self, topic: str) -> int:
         """The caller's position that is durable: the lowest of `last_sequences`; -1 for none."""
-        return min(self.last_sequences(topic).values(), default=-1)
+        by_queue = self.last_sequences(topic)
+        return min(by_queue.values(), default=-1)
 
     def last_sequences(self, topic: str) -> dict[int, int]:
         """Last stored sequence by queue, -1 for none (named producers only). What is at or below

@@ -1,6 +1,8 @@
 """The synchronous `Admin`: each call blocks until it is done.
 
 Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
+
+Generated from `api/aio_admin.py` by `tools/unasync.py`: change that module.
 """
 
 from __future__ import annotations
@@ -321,7 +323,8 @@ class Admin:
 
     def look_at_restore(self, group: int, *, lost: Collection[int] = ()) -> RestorePlan:
         """What `restore_group` would do, and nothing more. Raises InvalidRequest, Unavailable."""
-        return self._session.run(RestoreWork(self._session.cluster, group, lost).look())
+        work = RestoreWork(self._session.cluster, group, lost)
+        return self._session.run(work.look())
 
     def restore_group(
         self, group: int, *, lost: Collection[int] = (), timeout: float = 60.0
@@ -331,10 +334,15 @@ class Admin:
         Acknowledged messages that only `lost` nodes had are gone, and their directories are refused
         for ever. Raises InvalidRequest, Unavailable, TimedOut; called again it goes on.
         """
-        return self._session.run(RestoreWork(self._session.cluster, group, lost).restore(timeout))
+        work = RestoreWork(self._session.cluster, group, lost)
+        return self._session.run(work.restore(timeout))
 
     def remove_node(
-        self, node: int, *, shrink: bool = False, timeout: float = 60.0
+        self,
+        node: int,
+        *,
+        shrink: bool = False,
+        timeout: float = 60.0,
     ) -> MembershipResult:
         """A node leaves its group: a learner left over, a voter too many, or one by one to shrink.
 
@@ -348,7 +356,8 @@ class Admin:
 
         No write is refused meanwhile. Raises InvalidRequest, Unavailable.
         """
-        return self._session.run(MembershipWork(self._session.cluster).transfer(group, node))
+        work = MembershipWork(self._session.cluster)
+        return self._session.run(work.transfer(group, node))
 
     def upgrade(self, level: int | None = None, *, dry_run: bool = False) -> Upgrade:
         """Raises the feature level of every broker group and of the metadata, for good.

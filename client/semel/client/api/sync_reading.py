@@ -4,6 +4,8 @@ How it works. Messages are taken from the feed and decoded in the calling thread
 there does it wait, and only commits and the like are handed to the I/O thread.
 
 One object belongs to one thread at a time.
+
+Generated from `api/aio_reading.py` by `tools/unasync.py`: change that module.
 """
 
 from __future__ import annotations
@@ -92,7 +94,11 @@ class _Pulling(ABC):
 class Reader(_Pulling):
     """Messages of a topic, without a group."""
 
-    def __init__(self, session: Session, core: ReaderCore) -> None:
+    def __init__(
+        self,
+        session: Session,
+        core: ReaderCore,
+    ) -> None:
         super().__init__(session, core.feed, core.puller)
         self._core = core
         session.join(self)
@@ -145,7 +151,7 @@ class Consumer(_Pulling):
 
     @property
     def member_id(self) -> str:
-        """Identity within the group."""
+        """Identity within the group; empty before it has joined."""
         return self._core.member_id
 
     def commit(self, message: Message | None = None) -> None:
@@ -174,10 +180,10 @@ class Consumer(_Pulling):
         self._core.note(message, reason, rejected=True)
 
     def transaction(self, connection: Any, message: Message | None = None) -> Transaction:
-        """Results and progress in one transaction of your own database: `with consumer.transaction(
-        connection): …` stores the offsets of everything that was given out so far, or up to and
-        including `message`, with what the block has written, and commits. An exception rolls back,
-        and what was given out since the last transaction is given out again.
+        """Results and progress in one transaction of your own database: `with
+        consumer.transaction(connection): …` stores the offsets of everything that was given out so
+        far, or up to and including `message`, with what the block has written, and commits. An
+        exception rolls back, and what was given out since the last transaction is given out again.
 
         Needs the option `offset_store`. Raises InvalidRequest, LockLost (the transaction is rolled
         back then), whatever the database raises.

@@ -3,8 +3,9 @@
 `producer.transaction(id)` is for one program; `client.transactions` for writers in many processes
 with one that commits.
 
-Not here: asyncio (`aio_transactions.py`), what happens (`transaction_work.py`,
-`transactions/commit.py`).
+Not here: what happens (`api/transaction_work.py`, `transactions/commit.py`).
+
+Generated from `api/aio_transactions.py` by `tools/unasync.py`: change that module.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from semel.client.api.transaction_work import (
     StageWork,
@@ -29,6 +30,9 @@ from semel.client.transactions.commit import Committed
 from semel.client.transactions.descriptions import TransactionInfo
 from semel.client.transactions.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
 from semel.protos.errors import SemelError
+
+_BLOCKS: Final = True
+"""Whether sending may block the caller while the buffer is full."""
 
 
 class ProducerTransaction(TransactionProperties):
@@ -55,10 +59,9 @@ class ProducerTransaction(TransactionProperties):
 
         One with a due time becomes visible at that time, if the transaction is committed by then.
         """
+        stage = self._work.open_stage()
         extra = extra_of(deliver_at, deliver_after, message_id)
-        self._work.open_stage().intake.append(
-            topic, value, key, headers, timestamp_us, queue, None, True, extra
-        )
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, extra)
 
     def send_many(
         self,
@@ -75,7 +78,16 @@ class ProducerTransaction(TransactionProperties):
         """Stages many messages: lists, or Arrow arrays. Raises like `Producer.send_many`."""
         stage = self._work.open_stage()
         _append_many(
-            stage, topic, values, keys, headers, timestamps_us, queue, deliver_at, message_ids
+            self._session,
+            stage,
+            topic,
+            values,
+            keys,
+            headers,
+            timestamps_us,
+            queue,
+            deliver_at,
+            message_ids,
         )
 
     def commit(self) -> Committed:
@@ -129,12 +141,11 @@ class Stage:
         deliver_after: After | None = None,
         message_id: bytes | str | None = None,
     ) -> None:
-        """See `ProducerTransaction.send`."""
+        """Stages one message. See `ProducerTransaction.send`."""
         self._session.check()
+        stage = self._work.core
         extra = extra_of(deliver_at, deliver_after, message_id)
-        self._work.core.intake.append(
-            topic, value, key, headers, timestamp_us, queue, None, True, extra
-        )
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, extra)
 
     def send_many(
         self,
@@ -148,11 +159,19 @@ class Stage:
         deliver_at: Any = None,
         message_ids: Any = None,
     ) -> None:
-        """See `ProducerTransaction.send_many`."""
+        """Stages many messages. See `ProducerTransaction.send_many`."""
         self._session.check()
-        stage = self._work.core
         _append_many(
-            stage, topic, values, keys, headers, timestamps_us, queue, deliver_at, message_ids
+            self._session,
+            self._work.core,
+            topic,
+            values,
+            keys,
+            headers,
+            timestamps_us,
+            queue,
+            deliver_at,
+            message_ids,
         )
 
     def receipt(self) -> StageReceipt:
@@ -203,16 +222,12 @@ class Transactions:
         self._session.check()
         config = build(ProducerConfig, options)
         work = StageWork(
-            self._session, config, transaction_id, epoch, writer, blocking=True, ttl_ms=ttl_ms
+            self._session, config, transaction_id, epoch, writer, blocking=_BLOCKS, ttl_ms=ttl_ms
         )
         return Stage(self._session, work)
 
     def commit(
-        self,
-        transaction_id: str,
-        query_id: str,
-        epoch: int,
-        receipts: Iterable[StageReceipt],
+        self, transaction_id: str, query_id: str, epoch: int, receipts: Iterable[StageReceipt]
     ) -> Committed:
         """Makes everything visible that the receipts name, all or nothing; nothing else of the
         epoch. An epoch that is committed already is a success (`replayed`).
@@ -222,14 +237,13 @@ class Transactions:
         same call again settles it.
         """
         check_names(transaction_id, query_id, epoch)
-        core = self._session.transactions
         named = [receipt for receipt in receipts if receipt.parts]
+        core = self._session.transactions
         return self._session.run(core.commit(transaction_id, query_id, epoch, named))
 
     def abort(self, receipts: Iterable[StageReceipt]) -> None:
         """Gives up what was staged and is not being committed, as far as brokers answer."""
-        core = self._session.transactions
-        self._session.run(core.drop(list(receipts)))
+        self._session.run(self._session.transactions.drop(list(receipts)))
 
     def list(self) -> list[TransactionInfo]:
         """All transactions that the brokers know, by id. Raises Unavailable."""
@@ -239,15 +253,18 @@ class Transactions:
         """One of them; None if no broker knows it. Raises Unavailable."""
         check_names(transaction_id, "", None)
         core = self._session.transactions
-        return next(iter(self._session.run(core.describe(transaction_id))), None)
+        found = self._session.run(core.describe(transaction_id))
+        return next(iter(found), None)
 
     def end(self, transaction_id: str) -> TransactionInfo | None:
         """Aborts whatever is open of a transaction; what it was before. What is committed stays."""
         check_names(transaction_id, "", None)
-        return self._session.run(self._session.transactions.end(transaction_id))
+        core = self._session.transactions
+        return self._session.run(core.end(transaction_id))
 
 
 def _append_many(
+    session: Session,
     stage: StageCore,
     topic: str,
     values: Any,
@@ -258,8 +275,8 @@ def _append_many(
     deliver_at: Any,
     message_ids: Any,
 ) -> None:
-    door, pieces = stage.intake.bulk_pieces(
+    opened, pieces = stage.intake.bulk_pieces(
         topic, values, keys, headers, timestamps_us, None, deliver_at, message_ids
     )
     for piece in pieces:
-        stage.intake.append_piece(door, piece, queue, True)
+        stage.intake.append_piece(opened, piece, queue, _BLOCKS)

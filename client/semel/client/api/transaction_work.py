@@ -9,7 +9,7 @@ gives everything up.
 | before DECIDE | nothing of it is ever visible; what was staged ends by its time |
 | after it | the brokers publish all of it; under the same id `last_epoch` tells |
 
-Not here: sync and asyncio (`sync_transactions.py`).
+Not here: the API (`api/aio_transactions.py`, and what is generated from it).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Invariants
 3. With source positions the first failure ends the producer: what comes after a hole must not be
    stored, or an exact resume would skip the hole.
 
-Not here: id and epoch (`identity.py`), the API (`api/sync.py`, `api/aio.py`). It is one file of
+Not here: id and epoch (`identity.py`), the API (`api/aio.py`). It is one file of
 more than 600 lines because fences, routing and outcomes change the same few fields, one task at a
 time.
 """

@@ -5,7 +5,7 @@ the first fetch; then the feed does the rest. A queue that is trimmed behind a s
 reading with OffsetOutOfRange: messages are never left out silently. A reader without an end that
 reads all queues goes on with the children of one that is split meanwhile.
 
-Not here: the API (`api/sync.py`, `api/aio.py`).
+Not here: the API (`api/aio_reading.py`).
 """
 
 from __future__ import annotations

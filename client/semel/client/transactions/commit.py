@@ -13,7 +13,7 @@ Invariants
 2. After a failed commit the attempt is aborted, unless DECIDE may have been applied: then the error
    says that the outcome is unknown, and the same call again settles it.
 
-Not here: staging (`staging.py`), the API (`api/sync_transactions.py`).
+Not here: staging (`staging.py`), the API (`api/aio_transactions.py`).
 """
 
 from __future__ import annotations
