@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -481,12 +482,21 @@ async def test_a_busy_loop_is_not_needed_by_the_client(shared_cluster: Cluster, 
         await producer.close()
 
 
-@pytest.mark.parametrize("where", ["connect", "connect_async", "docs/client.md"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "connect",
+        "connect_async",
+        "AsyncProducer.send",
+        "AsyncProducer.transaction",
+        "docs/client.md",
+    ],
+)
 async def test_examples_of_the_documentation(shared_cluster: Cluster, where: str) -> None:
     if where.endswith(".md"):
         text = (Path(__file__).parents[2] / where).read_text()
     else:
-        text = getattr(semel.client, where).__doc__
+        text = attrgetter(where)(semel.client).__doc__
     examples = doctest.DocTestParser().get_examples(text)
     assert examples
     scope: dict[str, Any] = {

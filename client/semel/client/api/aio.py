@@ -178,10 +178,10 @@ class AsyncProducer:
         brokers do not compare ids.
 
             >>> async with connect_async(bootstrap) as client, client.producer() as producer:
-            ...     await client.admin.create_topic("reminders", queues=1)
-            ...     sent = producer.send("reminders", b"tea", deliver_after=0.5, message_id="tea-1")
+            ...     await client.admin.create_topic("alarms", queues=1)
+            ...     sent = producer.send("alarms", b"tea", deliver_after=0.5, message_id="tea-1")
             ...     (await sent).offset
-            ...     async with client.reader("reminders") as reader:
+            ...     async with client.reader("alarms") as reader:
             ...         found = await reader.poll(timeout=10)
             ...     [(message.offset, message.value, message.message_id) for message in found]
             True
@@ -258,6 +258,7 @@ class AsyncProducer:
             ...         await t.send("ledger", b"100 from anna")
             ...         await t.send("ledger", b"100 to ben")
             ...     t.committed
+            True
             True
         """
         self._session.check()

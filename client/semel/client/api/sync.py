@@ -172,10 +172,10 @@ class Producer:
         brokers do not compare ids.
 
             >>> with connect(bootstrap) as client, client.producer() as producer:
-            ...     client.admin.create_topic("reminders", queues=1)
-            ...     sent = producer.send("reminders", b"tea", deliver_after=0.5, message_id="tea-1")
+            ...     client.admin.create_topic("alarms", queues=1)
+            ...     sent = producer.send("alarms", b"tea", deliver_after=0.5, message_id="tea-1")
             ...     sent.result().offset
-            ...     with client.reader("reminders") as reader:
+            ...     with client.reader("alarms") as reader:
             ...         found = reader.poll(timeout=10)
             ...     [(message.offset, message.value, message.message_id) for message in found]
             True
@@ -250,6 +250,7 @@ class Producer:
             ...         t.send("ledger", b"100 from anna")
             ...         t.send("ledger", b"100 to ben")
             ...     t.committed
+            True
             True
         """
         self._session.check()
