@@ -41,12 +41,15 @@ def run_telling(
     future.add_done_callback(lambda _: changed.set())
     give_up = time.monotonic() + timeout + GRACE_S
     try:
-        while not future.done() and time.monotonic() < give_up:
-            changed.wait(1.0)
-            changed.clear()
+        while True:
+            # Looked at before the news: what is handed over before the end is told before it.
+            done = future.done()
             while news and on_news is not None:
                 on_news(news.pop(0))
-        return future.result(0)
+            if done or time.monotonic() >= give_up:
+                return future.result(0)
+            changed.wait(1.0)
+            changed.clear()
     except TimeoutError:
         raise TimedOut(late) from None
     finally:
