@@ -1,8 +1,8 @@
-"""What the synchronous and the asyncio client share: one connected session on the I/O thread.
+"""One client's session: its connection to the cluster, shared by both halves of the API.
 
 Invariants
 1. Producers, readers and consumers of a session are closed before its connections.
-2. After a fork the session answers Closed in the child, and closing it there does nothing.
+2. In a forked child every call raises Closed, except that closing the session is a no-op.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Session:
             raise
 
     def check(self) -> None:
-        """Raises Closed."""
+        """Raises Closed if the session is."""
         if self.closed:
             if os.getpid() != self.pid:
                 raise Closed(f"this client belongs to process {self.pid}, which forked")
@@ -135,10 +135,9 @@ class Session:
         self._members.pop(member, None)
 
     async def close(self) -> list[SemelError]:
-        """Ends all members, then the connections, and returns what was not stored.
+        """Ends all members, then the connections. Returns the errors of messages not stored.
 
-        Runs on the I/O thread.
-        """
+        Runs on the I/O thread."""
         failures: list[SemelError] = []
         members = list(self._members)
         self._members.clear()
@@ -162,15 +161,15 @@ class Session:
     def new_producer(
         self, name: str | None, options: Mapping[str, Any], *, blocking: bool
     ) -> ProducerCore:
-        """A producer's heart and door. Raises InvalidRequest."""
+        """Returns the core of a new producer, with its intake. Raises InvalidRequest."""
         self.check()
         config = build(ProducerConfig, options)
         if name is not None and (not isinstance(name, str) or not name):
             raise InvalidRequest(f"a producer's name must be text, not {name!r}")
         if config.source_positions and not name:
             raise InvalidRequest("source_positions needs a named producer: producer(name, ...)")
-        return self._with_door(
-            config, lambda door: ProducerCore(self.cluster, name or "", config, door), blocking
+        return self._with_intake(
+            config, lambda intake: ProducerCore(self.cluster, name or "", config, intake), blocking
         )
 
     def new_stage(
@@ -183,15 +182,15 @@ class Session:
         ttl_ms: int,
         blocking: bool,
     ) -> StageCore:
-        """A producer that stages for a transaction."""
+        """Returns the core of a producer that stages messages for a transaction."""
         self.check()
         config = replace(config, source_positions=False)
         identity = StagerIdentity(self.cluster, transaction_id, epoch, writer, ttl_ms)
-        return self._with_door(
-            config, lambda door: StageCore(self.cluster, config, door, identity), blocking
+        return self._with_intake(
+            config, lambda intake: StageCore(self.cluster, config, intake, identity), blocking
         )
 
-    def _with_door(
+    def _with_intake(
         self, config: ProducerConfig, make: Callable[[Intake], _Core], blocking: bool
     ) -> _Core:
         cores: list[_Core] = []
@@ -216,7 +215,7 @@ class Session:
 
 
 def consumer_arguments(group: object, topics: list[str] | str) -> list[str]:
-    """The topics as a list. Raises InvalidRequest."""
+    """Checks the arguments and returns the topics as a list. Raises InvalidRequest."""
     names = [topics] if isinstance(topics, str) else list(topics)
     if not isinstance(group, str) or not group:
         raise InvalidRequest(f"group must be a name, not {group!r}")

@@ -1,4 +1,4 @@
-"""Options, and what comes through a producer's door."""
+"""Options, and what a producer's intake accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semel.client.reading.offsets import check_places
 from semel.protos.errors import BufferFull, Closed, InvalidRequest, MessageTooLarge
 
 
-def door(**options: Any) -> Intake:
+def make_intake(**options: Any) -> Intake:
     return Intake(build(ProducerConfig, options), wake=lambda: None, open_topic=None)
 
 
@@ -66,7 +66,7 @@ def test_bootstrap_lists_controllers() -> None:
 
 
 def test_columns_appear_with_the_first_message_that_has_them() -> None:
-    intake = door()
+    intake = make_intake()
     append(intake)
     append(intake, "text", key="k", headers={"h": b"1"}, timestamp_us=5, queue=1)
     append(intake, bytearray(b"x"))
@@ -100,7 +100,7 @@ def test_columns_appear_with_the_first_message_that_has_them() -> None:
     ],
 )
 def test_what_is_no_message_is_refused_and_harms_no_other(value: Any, fields: Any) -> None:
-    intake = door()
+    intake = make_intake()
     append(intake, b"before")
     with pytest.raises(InvalidRequest):
         append(intake, value, **fields)
@@ -113,7 +113,7 @@ def test_what_is_no_message_is_refused_and_harms_no_other(value: Any, fields: An
 
 
 def test_size_limits_are_exact() -> None:
-    intake = door()
+    intake = make_intake()
     append(intake, bytes((1 << 20) - 3), key=b"abc")
     with pytest.raises(MessageTooLarge) as caught:
         append(intake, bytes((1 << 20) - 2), key=b"abc")
@@ -125,7 +125,7 @@ def test_size_limits_are_exact() -> None:
 
 
 def test_positions_must_rise() -> None:
-    intake = door(source_positions=True)
+    intake = make_intake(source_positions=True)
     append(intake, position=0)
     append(intake, position=7)
     for wrong in (7, 3, -1, 1 << 63, 1.5, True, None):
@@ -134,17 +134,17 @@ def test_positions_must_rise() -> None:
     for positions in ([8, 8], [9, 8], [-1, 0], [8], [[8, 9]], ["a", "b"], [1 << 63, 5]):
         with pytest.raises(InvalidRequest, match="positions"):
             intake.bulk_pieces("t", [b"a", b"b"], None, None, None, positions)
-    door_, (piece,) = intake.bulk_pieces("t", [b"a"], None, None, None, [7])
+    topic_intake, (piece,) = intake.bulk_pieces("t", [b"a"], None, None, None, [7])
     with pytest.raises(InvalidRequest, match="does not rise"):
-        intake.append_piece(door_, piece, None, True)
+        intake.append_piece(topic_intake, piece, None, True)
     with pytest.raises(InvalidRequest, match="needs a position"):
         intake.bulk_pieces("t", [b"a"], None, None, None, None)
     with pytest.raises(InvalidRequest, match="source_positions=True"):
-        door().bulk_pieces("t", [b"a"], None, None, None, [1])
+        make_intake().bulk_pieces("t", [b"a"], None, None, None, [1])
 
 
 def test_bulk_is_cut_and_keeps_its_place() -> None:
-    intake = door(batch_bytes=100)
+    intake = make_intake(batch_bytes=100)
     append(intake, b"first")
     topic, pieces = intake.bulk_pieces("t", [b"x" * 42] * 5, None, None, None, None)
     assert [len(piece.columns) for piece in pieces] == [2, 2, 1]
@@ -159,26 +159,26 @@ def test_bulk_is_cut_and_keeps_its_place() -> None:
 
 
 def test_an_empty_bulk_is_nothing() -> None:
-    assert door().bulk_pieces("t", [], None, None, None, None)[1] == []
-    assert door(source_positions=True).bulk_pieces("t", [], None, None, None, [])[1] == []
+    assert make_intake().bulk_pieces("t", [], None, None, None, None)[1] == []
+    assert make_intake(source_positions=True).bulk_pieces("t", [], None, None, None, [])[1] == []
 
 
 def test_columns_of_different_length_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="keys"):
-        door().bulk_pieces("t", [b"a", b"b"], [b"k"], None, None, None)
+        make_intake().bulk_pieces("t", [b"a", b"b"], [b"k"], None, None, None)
     with pytest.raises(InvalidRequest, match="null"):
-        door().bulk_pieces("t", [b"a", None], None, None, None, None)
+        make_intake().bulk_pieces("t", [b"a", None], None, None, None, None)
 
 
 def test_a_full_buffer_raises_if_asked_to() -> None:
-    intake = door(buffer_bytes=100, buffer_full="raise")
+    intake = make_intake(buffer_bytes=100, buffer_full="raise")
     append(intake, bytes(200))
     with pytest.raises(BufferFull):
         append(intake)
 
 
 def test_a_full_buffer_blocks_until_there_is_room() -> None:
-    intake = door(buffer_bytes=100)
+    intake = make_intake(buffer_bytes=100)
     first, _ = append(intake, bytes(200))
     done = threading.Event()
 
@@ -196,7 +196,7 @@ def test_a_full_buffer_blocks_until_there_is_room() -> None:
 
 
 def test_whoever_waits_for_room_hears_of_the_end() -> None:
-    intake = door(buffer_bytes=100)
+    intake = make_intake(buffer_bytes=100)
     append(intake, bytes(200))
     caught: list[Exception] = []
 
@@ -238,7 +238,7 @@ def test_the_topic_is_opened_before_its_first_message() -> None:
 
 
 def test_callbacks_run_once() -> None:
-    intake = door()
+    intake = make_intake()
     chunk, row = append(intake)
     future = SendFuture(chunk, row)
     seen: list[SendFuture] = []

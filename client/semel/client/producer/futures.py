@@ -1,12 +1,12 @@
 """Handles for messages that are on their way.
 
-How it works. A handle is a chunk and a row: two references, no lock, no state of its own. What
-became of the message is looked up in the chunk when somebody asks; whoever waits leaves a callable
-with the chunk, which calls it when one of its parts is settled.
+How it works. A handle is a chunk and a row: two references, no lock, no state of its own. It looks
+the outcome of the message up in the chunk when it is asked. A waiting caller leaves a callable with
+the chunk, which calls it when one of its parts is settled.
 
 Invariants
 1. A handle that is done stays done, with the same result.
-2. Waiting costs nothing for handles nobody waits for.
+2. A handle that nobody waits for costs nothing but itself.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from semel.protos.errors import TimedOut
 
 
 def wait_settled(chunk: Chunk, done: Callable[[], bool], timeout: float | None) -> bool:
-    """Blocks until `done()`, which settling a part of `chunk` may make true; False: too late."""
+    """Blocks until `done()`, which is checked whenever a part of `chunk` is settled. Returns False
+    if `timeout` seconds pass before."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while not done():
         event = threading.Event()
         chunk.waiters.append(event.set)
-        # A part that was settled in between has called waiters before ours was there.
+        # A part that was settled in between has called its waiters before ours was added.
         if done():
             return True
         left = None if deadline is None else deadline - time.monotonic()
@@ -59,7 +60,7 @@ async def await_settled(chunk: Chunk, done: Callable[[], bool]) -> None:
 
 
 class SendFuture:
-    """One message that was sent. Block on `result()`, or `await` it on any event loop."""
+    """The handle of one message. Block on `result()`, or `await` it on any event loop."""
 
     __slots__ = ("_chunk", "_row")
 
@@ -72,13 +73,13 @@ class SendFuture:
         return self._chunk.outcome_of(self._row) is not None
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the message was stored. Raises what it failed with, or TimedOut while it is open
-        after `timeout` seconds (it stays on its way)."""
+        """Returns where the message was stored. Raises the message's error, or TimedOut if it is
+        not settled after `timeout` seconds (it stays on its way)."""
         self._wait(timeout)
         return self._finished()
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """What the message failed with; None when it is stored. Raises TimedOut like `result`."""
+        """Returns the message's error, or None when it is stored. Raises TimedOut like `result`."""
         self._wait(timeout)
         found = self._chunk.outcome_of(self._row)
         assert found is not None
@@ -87,8 +88,8 @@ class SendFuture:
         return found[0].error
 
     def add_done_callback(self, function: Callable[[SendFuture], object]) -> None:
-        """Calls `function(self)` once when done: at once, or later on the I/O thread, where it
-        must not block."""
+        """Calls `function(self)` once the message is done: at once, or later on the I/O thread,
+        where it must not block."""
         if self.done():
             function(self)
             return
@@ -143,12 +144,12 @@ class SendFuture:
 
 
 new_future: Final[Callable[[type[SendFuture]], SendFuture]] = object.__new__
-"""For `send`, which fills the handle in itself: a call of the class takes a third longer."""
+"""Makes an empty handle for `send`, which sets its fields: calling the class takes a third more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkSummary:
-    """What became of the messages of one `send_many`."""
+    """The outcome of one `send_many`, in messages."""
 
     messages: int
     stored: int
@@ -156,11 +157,11 @@ class BulkSummary:
     duplicates: int
     """Stored by an earlier attempt, this process's or an earlier one's (`skipped` included)."""
     skipped: int
-    """Not even sent: the queue had their positions when the producer was opened."""
+    """Not sent at all: the queue had their positions when the producer was opened."""
 
 
 class BulkFuture:
-    """The messages of one `send_many`. Block on `result()`, or `await` it."""
+    """The handle of one `send_many`. Block on `result()`, or `await` it."""
 
     __slots__ = ("_ranges",)
 
@@ -172,7 +173,7 @@ class BulkFuture:
         return all(chunk.outcomes(start, end) is not None for chunk, start, end in self._ranges)
 
     def result(self, timeout: float | None = None) -> BulkSummary:
-        """The summary. Raises the first failure, or TimedOut like `SendFuture.result`."""
+        """Returns the summary. Raises the first failure, or TimedOut like `SendFuture.result`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for chunk, start, end in self._ranges:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,11 +1,10 @@
-"""Who a producer is: its id and epoch from the controllers, and the FENCEs that make it known.
+"""A producer's id and epoch from the controllers, and the FENCEs that make them known to brokers.
 
 Invariants
-1. A named producer that was opened elsewhere in the meantime is at its end: it never takes the
-   epoch back.
-2. One FENCE reaches every queue asked for, or the whole question fails.
+1. A named producer that was opened elsewhere in the meantime ends: it never takes the epoch back.
+2. A FENCE reaches every queue of the call, or the whole call fails.
 
-Not here: when to fence, and what replies mean (`producer.py`, `core/sequences.py`).
+Not here: when to fence, and what replies mean (`producer/producer.py`, `core/sequences.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from semel.protos.v1 import broker_pb2, controller_pb2
 
 MOVED_PAUSE_S: Final = 0.02
 FENCE_QUEUES_MAX: Final = 1_000
-"""Queues in one request."""
+"""Most queues in one request."""
 
 
 class Identity:
@@ -32,7 +31,7 @@ class Identity:
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
-        """Empty for an anonymous producer."""
+        """The producer's name; empty for an anonymous one."""
         self.producer_id = ProducerId(0)
         self.epoch = 0
         self._cluster = cluster
@@ -41,7 +40,7 @@ class Identity:
 
     @classmethod
     def given(cls, cluster: Cluster, name: str, producer_id: ProducerId, epoch: int) -> Identity:
-        """An identity whose epochs somebody else orders; it is never opened again."""
+        """Returns an identity whose epochs are given from outside; it is never opened again."""
         identity = cls(cluster, name)
         identity.producer_id, identity.epoch = producer_id, epoch
         identity._fixed = True
@@ -52,7 +51,7 @@ class Identity:
         return self.producer_id, self.epoch
 
     async def ensure(self) -> None:
-        """Asks the controllers, once. Raises SemelError."""
+        """Asks the controllers for id and epoch, once. Raises SemelError."""
         if self._fixed:
             return
         if self._task is None or (self._task.done() and not self.producer_id):
@@ -65,10 +64,10 @@ class Identity:
         self.producer_id, self.epoch = ProducerId(reply.producer_id), reply.epoch
 
     async def reopen(self, old: tuple[ProducerId, int]) -> None:
-        """A new epoch (for an anonymous producer: a new id), unless `old` is history already.
+        """Gets a new epoch (an anonymous producer a new id), unless `old` was replaced already.
 
-        Raises ProducerFenced when somebody else opened the name since, or when the epoch is not
-        ours to raise.
+        Raises ProducerFenced when another process opened the name since, or when this producer may
+        not raise the epoch.
         """
         if self._fixed:
             raise ProducerFenced(
@@ -88,16 +87,16 @@ class Identity:
     async def fence(
         self, queues: list[QueueRoute], session: int, timeout_s: float, *, after_expiry: bool
     ) -> list[broker_pb2.ProducerRow]:
-        """Fences queues under the present pair; their rows, in the same order.
+        """Fences queues under the present id and epoch. Returns their rows in the same order.
 
         Raises DedupStateExpired when a queue may have forgotten what this producer stored, unless
-        it goes on `after_expiry`.
+        the producer continues `after_expiry`.
         """
         until = time.monotonic() + timeout_s
         while True:
             try:
                 return await self._fence(queues, session, timeout_s, after_expiry=after_expiry)
-            except QueueMoved:  # the routes know by now where it is
+            except QueueMoved:  # the routes know the new group by now
                 if time.monotonic() >= until:
                     raise
                 await asyncio.sleep(MOVED_PAUSE_S)
@@ -136,7 +135,7 @@ class Identity:
         return [rows[queue.key] for queue in queues]
 
     def forgotten(self, topic: str, error: DedupStateExpired) -> DedupStateExpired:
-        """The error for a caller who would take "nothing stored yet" for the truth."""
+        """Returns the error for a queue whose answer "nothing stored yet" may be wrong."""
         return DedupStateExpired(
             f"producer {self.name!r} was away until topic {topic} forgot how far it had come, so"
             " what it sends again could be stored twice. Find out from the messages what is stored,"

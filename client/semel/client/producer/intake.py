@@ -1,25 +1,25 @@
-"""The door of a producer: messages come in from any thread and wait for the I/O thread.
+"""The intake of a producer: any thread appends messages, which wait here for the I/O thread.
 
-How it works. Each topic has one *open* chunk that grows by a few list appends a message, and a
-line of *sealed* ones. The I/O thread is woken when a chunk is begun or sealed, never for each
-message. It takes sealed chunks as it can send them, and the open one when its linger says so. All
-messages of a chunk are due at one time: one with another time seals the open chunk, and bulk calls
-are sorted by their times.
+How it works. Each topic has one *open* chunk, which grows by a few list appends per message, and a
+queue of *sealed* chunks. Beginning or sealing a chunk wakes the I/O thread; a single message does
+not. The I/O thread takes a sealed chunk when it can send it, and the open chunk when its linger
+time is over. All messages of a chunk are due at the same time: a message with another due time
+seals the open chunk, and bulk calls are sorted by due time.
 
-Whoever waits for room does so without the lock; meanwhile the topic may be forgotten, because it
-was deleted. Its door is marked then, and who held on to it comes in by the door that has the name
-now.
-
+A caller that waits for room releases the lock. Meanwhile the topic may be deleted and forgotten.
+Its intake is then marked as forgotten, and the caller continues with the intake that has the
+topic's name now.
 Invariants
 1. A message is in exactly one chunk, and chunks leave in the order in which they were begun.
-2. `buffered` counts every message that came in and is not settled. It exceeds `buffer_bytes` by at
-   most one message (or one bulk piece), and only asyncio callers, which must not be blocked, get
-   past the limit. All producers of a client share a second one, looked at once a chunk.
-3. After `close` or `fail` nothing comes in.
-4. A chunk stays in `outstanding` until it is settled, and is settled at its deadline at the latest,
-   wherever it is: nobody needs to know all the places where messages wait.
+2. `buffered` counts every message that was appended and is not settled. It exceeds `buffer_bytes`
+   by at most one message (or one bulk piece), except for asyncio callers, which must not be
+   blocked. All producers of a client share a second limit, which is checked once per chunk.
+3. After `close` or `fail` no message is accepted.
+4. A chunk stays in `outstanding` until it is settled, at its deadline at the latest, wherever it
+   waits. So nothing needs to know all the places where messages wait.
 
-Not here: routing (`core/batching.py`), sending (`producer.py`), the limit of all (`memory.py`).
+Not here: routing (`core/batching.py`), sending (`producer/producer.py`), the limit that all
+producers share (`producer/memory.py`).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ from semel.protos.columns import Columns
 from semel.protos.errors import BufferFull, Closed, InvalidRequest, MessageTooLarge
 
 SEAL_BYTES_MAX: Final = 4 << 20
-"""A chunk for many queues is at most so large before it is routed."""
+"""Size limit in bytes of a chunk whose rows go to several queues, before it is routed."""
 
 
 class Extra(NamedTuple):
-    """What few messages have, so that the others pay nothing for it."""
+    """Fields that few messages have, kept apart so that the others pay nothing for them."""
 
     due_us: int
     message_id: bytes | None
@@ -77,7 +77,7 @@ NO_EXTRA: Final = Extra(AT_ONCE, None)
 def extra_of(
     deliver_at: When | None, deliver_after: After | None, message_id: bytes | str | None
 ) -> Extra | None:
-    """What one message has besides; None for nothing. Raises InvalidRequest."""
+    """Returns the rare fields of one message, or None if it has none. Raises InvalidRequest."""
     if deliver_at is None and deliver_after is None and message_id is None:
         return None
     due_us = due_of(deliver_at, deliver_after, time.time_ns() // 1000)
@@ -85,7 +85,7 @@ def extra_of(
 
 
 class Piece(NamedTuple):
-    """Some messages of a bulk call, as many as one chunk takes."""
+    """The messages of a bulk call that one chunk takes."""
 
     columns: Columns
     positions: Rows | None
@@ -112,7 +112,7 @@ class TopicIntake:
         self.name = name
         self.open: Chunk | None = None
         self.plain: Chunk | None = None
-        """The open one, if it takes a message without anything extra as it comes."""
+        """The open chunk if a message without rare fields can join it, else None."""
         self.sealed: deque[Chunk] = deque()
         self.message_bytes_max = MESSAGE_BYTES_MAX
         self.seal_bytes = batch_bytes
@@ -120,7 +120,7 @@ class TopicIntake:
         """For chunks whose rows go to several queues."""
         self.last_position = -1
         self.forgotten = False
-        """It is no door any more: nobody takes what would be put there."""
+        """The topic was deleted: nothing takes what would be appended here."""
 
     @property
     def waiting(self) -> bool:
@@ -128,7 +128,7 @@ class TopicIntake:
 
 
 class Intake:
-    """The door of one producer."""
+    """The intake of one producer."""
 
     def __init__(
         self,
@@ -139,31 +139,31 @@ class Intake:
         memory: ProducerMemory | None = None,
     ) -> None:
         """`wake` is called from any thread. `open_topic` may block; it is called before the first
-        message of a topic comes in. `memory` is what all producers share."""
+        message of a topic is appended. `memory` is shared by all producers of the client."""
         self._config = config
         self._positions = config.source_positions
         self._wake = wake
         self._woken = False
         self._open_topic = open_topic
         self._topics: dict[str, TopicIntake] = {}
-        """All doors that the I/O thread looks behind."""
+        """All topics from which the I/O thread takes chunks."""
         self._opened: dict[str, TopicIntake] = {}
-        """Those of topics that need not be opened before a message comes in."""
+        """The topics that need not be opened before a message is appended."""
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._limit = config.buffer_bytes
         self._memory = memory or ProducerMemory()
         self._told = 0
-        """What `_memory` knows of `buffered`."""
+        """The value of `buffered` that `_memory` was told last."""
         self._timeout = config.delivery_timeout_ms / 1000
         self._failure: Exception | None = None
         self.told = False
-        """A caller was refused with the failure."""
+        """A caller was told the failure."""
         self.buffered = 0
         self.outstanding: dict[int, Chunk] = {}
         """Chunks that are not settled, by identity, oldest first."""
         self._released = 0
-        """Messages of chunks that are settled."""
+        """Number of messages in settled chunks."""
 
     # --- any thread -----------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Intake:
         block: bool,
         extra: Extra | None = None,
     ) -> tuple[Chunk, int]:
-        """One message: its chunk and row.
+        """Appends one message and returns its chunk and row.
 
         Raises InvalidRequest, MessageTooLarge, BufferFull, Closed, or the producer's failure.
         """
@@ -218,7 +218,7 @@ class Intake:
             ):
                 self._wait_for_room(block)
             if intake.forgotten:
-                intake = self._door(topic)
+                intake = self._intake_of(topic)
             if self._positions or position is not None:
                 self._check_position(intake, position)
             chunk = intake.plain
@@ -272,9 +272,9 @@ class Intake:
         deliver_at: Any = None,
         message_ids: Any = None,
     ) -> tuple[TopicIntake, list[Piece]]:
-        """Many messages, checked and cut into pieces of about one chunk, each due at one time.
+        """Checks many messages and cuts them into pieces of about one chunk and one due time.
 
-        Raises like `append`; nothing has come in then.
+        Raises like `append`, before any message is appended.
         """
         intake = self._opened.get(topic)
         if intake is None:
@@ -330,7 +330,8 @@ class Intake:
         queue: int | None,
         block: bool,
     ) -> tuple[Chunk, int, int]:
-        """One piece of a bulk: its chunk, first row and end. Raises like `append`."""
+        """Appends one piece of a bulk call; returns its chunk, first row and end. Raises like
+        `append`."""
         columns, positions, size, due_us = piece
         with self._lock:
             if self._failure is not None:
@@ -339,7 +340,7 @@ class Intake:
             if self.buffered >= self._limit or self._crowded:
                 self._wait_for_room(block)
             if intake.forgotten:
-                intake = self._door(intake.name)
+                intake = self._intake_of(intake.name)
             if positions is not None:
                 self._check_position(intake, int(positions[0]))
                 intake.last_position = int(positions[-1])
@@ -367,21 +368,21 @@ class Intake:
 
     @property
     def messages(self) -> int:
-        """Messages that came in. They are counted by the chunk, for one costs more than it says."""
+        """Number of messages appended so far, summed over chunks: a counter per message is slow."""
         with self._lock:
             return self._released + sum(chunk.count for chunk in self.outstanding.values())
 
     def snapshot(self) -> list[Chunk]:
-        """Chunks that are not settled now."""
+        """Returns the chunks that are not settled."""
         with self._lock:
             return list(self.outstanding.values())
 
     def failure(self) -> Exception | None:
-        """Why nothing comes in any more."""
+        """Returns why no message is accepted any more, or None."""
         return self._failure
 
     def shut(self) -> None:
-        """Nothing comes in any more; what came in stays on its way."""
+        """Accepts no further message; messages appended so far stay on their way."""
         with self._room:
             if self._failure is None:
                 self._failure = Closed("the producer is closed")
@@ -390,13 +391,13 @@ class Intake:
     # --- the I/O thread -------------------------------------------------------------------------
 
     def on_woken(self) -> list[TopicIntake]:
-        """Topics that have something to take; further messages wake again."""
+        """Returns the topics with chunks to take; later messages call `wake` again."""
         with self._lock:
             self._woken = False
             return [intake for intake in self._topics.values() if intake.waiting]
 
     def take(self, intake: TopicIntake, *, open_too: bool) -> Chunk | None:
-        """The next chunk of a topic; an open one only if asked for."""
+        """Takes the next chunk of a topic; the open one only with `open_too`."""
         with self._lock:
             if intake.sealed:
                 return intake.sealed.popleft()
@@ -408,7 +409,7 @@ class Intake:
             return None
 
     def release(self, chunk: Chunk) -> None:
-        """A chunk is settled: its bytes are free."""
+        """Frees the bytes of a chunk that is settled."""
         others: list[threading.Condition] = []
         with self._room:
             if self.outstanding.pop(id(chunk), None) is not None:
@@ -422,11 +423,12 @@ class Intake:
                     room.notify_all()
 
     def has_room(self) -> bool:
-        """With nothing of its own a producer has nothing to wait for."""
+        """The buffer has room. The limit of all producers counts only against a producer that
+        buffers something: without that it has no acknowledgement to wait for."""
         return self.buffered < self._limit and not (self.buffered and self._crowded)
 
     def fail(self, error: Exception) -> list[Chunk]:
-        """Nothing comes in any more; what nobody has taken yet is returned."""
+        """Accepts no further message and returns the chunks that were not taken yet."""
         with self._room:
             if self._failure is None:
                 self._failure = error
@@ -441,8 +443,8 @@ class Intake:
             return left
 
     def expired(self, now: float) -> list[Chunk]:
-        """Chunks past their deadline, wherever they are; nobody takes them from the door any more,
-        and nothing is added to them."""
+        """Returns the chunks past their deadline, wherever they wait. Nothing takes them from here
+        any more, and nothing is appended to them."""
         with self._lock:
             found = list(takewhile(lambda chunk: chunk.deadline <= now, self.outstanding.values()))
             for chunk in found:
@@ -454,16 +456,17 @@ class Intake:
 
     @property
     def _crowded(self) -> bool:
-        """All producers of the client together hold too much for this one to take in more."""
+        """All producers of the client together hold too much for this one to accept more."""
         return not self._memory.has_room(self.buffered)
 
     def _tell(self) -> list[threading.Condition]:
-        """Once a chunk; called with the lock held. Whom to notify without it."""
+        """Reports the buffered bytes to `_memory`, once per chunk, with the lock held. Returns the
+        conditions to notify once the lock is released."""
         change, self._told = self.buffered - self._told, self.buffered
         return self._memory.add(change)
 
     def _open(self, intake: TopicIntake, extra: Extra) -> tuple[Chunk, bool]:
-        """The open chunk for a message, which its id is added to; and whether it is a new one."""
+        """Returns the open chunk for a message, whose id it adds, and whether the chunk is new."""
         chunk, begun = intake.open, False
         if chunk is None or chunk.due_us != extra.due_us:
             if chunk is not None:
@@ -502,16 +505,16 @@ class Intake:
         if self._open_topic is not None:
             self._open_topic(topic)
         with self._lock:
-            intake = self._opened[topic] = self._door(topic)
+            intake = self._opened[topic] = self._intake_of(topic)
             return intake
 
     def topic(self, topic: str) -> TopicIntake:
-        """The door of one topic."""
+        """Returns the intake of one topic."""
         with self._lock:
-            return self._door(topic)
+            return self._intake_of(topic)
 
-    def _door(self, topic: str) -> TopicIntake:
-        """Called with the lock held."""
+    def _intake_of(self, topic: str) -> TopicIntake:
+        """Returns the intake of one topic, made if missing. Called with the lock held."""
         intake = self._topics.get(topic)
         if intake is None:
             intake = self._topics[topic] = TopicIntake(topic, self._config.batch_bytes)
@@ -540,7 +543,7 @@ class Intake:
             )
 
     def _wait_for_room(self, block: bool) -> None:
-        """Called with the lock held, which is free while waiting."""
+        """Called with the lock held; releases it while waiting."""
         if self._config.buffer_full == "raise":
             own = self.buffered >= self._limit
             raise BufferFull(
@@ -565,7 +568,7 @@ class Intake:
 
 
 def _numbers(positions: Any, count: int) -> Rows:
-    """Source positions of a bulk call."""
+    """Checks and returns the source positions of a bulk call."""
     try:
         numbers: Rows = np.asarray(positions, np.int64)
     except (TypeError, ValueError, OverflowError) as error:

@@ -1,15 +1,15 @@
-"""The produce side of one producer: one lane a queue, one link a broker group.
+"""The lanes and links of one producer: one lane per queue, one link per broker group.
 
-How it works. A *lane* holds the parts that wait for a queue and the queue's send window. A *link*
-counts what its lanes have in flight, and puts those with something to send on the *wire*, the
-stream to the group's master that all producers of a client share.
+How it works. A *lane* holds the parts that wait for a queue, and the queue's send window. A *link*
+counts the bytes that its lanes have in flight, and puts lanes with something to send on the *wire*,
+the stream to the group's master that all producers of a client share.
 
 Invariants
 1. New batches are encoded only while fewer than `max_in_flight_bytes` are in flight on the link.
-2. `Wire.in_flight_bytes` is the sum of its open links'.
+2. `Wire.in_flight_bytes` is the sum over its open links.
 
 Not here: streams (`transport/produce_stream.py`), what answers mean (`core/sequences.py`), fences
-and outcomes (`producer.py`).
+and outcomes (`producer/producer.py`).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ LANE_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=500)
 
 
 class LaneOwner(Protocol):
-    """What lanes and links need of their producer."""
+    """The part of a producer that lanes and links use."""
 
     config: ProducerConfig
 
     def settle(self, part: Part, outcome: Outcome) -> None:
-        """A part has its outcome."""
+        """Gives a part its outcome."""
 
     def perform(self, lane: Lane, decisions: list[Decision]) -> None:
-        """A window has decided."""
+        """Carries out what a window decided."""
 
     def on_resent(self, batches: int) -> None:
-        """So many batches go out again."""
+        """Counts batches that go out again."""
 
     def on_room(self) -> None:
         """A lane can take more: a part of it went out, or its stream is open again."""
@@ -69,13 +69,13 @@ class Lane:
         """The newest session that a fence was asked for with."""
         self.backoff = Backoff(LANE_POLICY, random.random)
         self.sent_as: SentAs | None = None
-        """The wire's own: what its batches bear."""
+        """Set by the wire: the identity that the lane's last batch names."""
         self._owner = owner
         self._pause: asyncio.TimerHandle | None = None
 
     @property
     def free(self) -> bool:
-        """A part given to it would go out soon."""
+        """A part that is put here would go out soon."""
         window = self.window
         return (
             not self.pending
@@ -86,7 +86,7 @@ class Lane:
 
     @property
     def last_planned(self) -> int:
-        """Last sequence that is assigned or, with source positions, waits to be."""
+        """The last sequence that is assigned or, with source positions, waits to be assigned."""
         for part in reversed(self.pending):
             if part.positions is not None:
                 return int(part.positions[-1])
@@ -94,12 +94,12 @@ class Lane:
 
     def put(self, part: Part) -> None:
         while self.pending and self.pending[0].outcome is not None:
-            self.pending.popleft()  # its time was over before it could go out
+            self.pending.popleft()  # failed with TimedOut before it could go out
         self.pending.append(part)
         self.link.on_ready(self)
 
     def next_batch(self) -> InFlight | None:
-        """The batch to transmit now."""
+        """Returns the batch to transmit now, or None."""
         window = self.window
         if window is None or self._pause is not None or self.fencing:
             return None
@@ -168,7 +168,7 @@ class Lane:
             self._owner.settle(self.pending.popleft(), Outcome(error=error))
 
     def pause(self, after_ms: int) -> None:
-        """Sends everything in flight again after a while."""
+        """Sends everything in flight again, after at least `after_ms`."""
         if self._pause is None:
             wait = max(after_ms, self.backoff.next_ms()) / 1000
             self._pause = asyncio.get_running_loop().call_later(wait, self._resume)
@@ -193,7 +193,7 @@ class Lane:
 
 
 class Link:
-    """One producer's way to one broker group: its lanes there, and what they have in flight."""
+    """One producer's lanes at one broker group, and the bytes they have in flight."""
 
     def __init__(self, owner: LaneOwner, wire: Wire) -> None:
         self.wire = wire
@@ -210,12 +210,12 @@ class Link:
 
     @property
     def available(self) -> bool:
-        """Not known to be without a master, and not full."""
+        """The group is not known to be without a master, and the link is not full."""
         return not self.wire.searching and self.may_encode
 
     @property
     def may_encode(self) -> bool:
-        """New batches may be made."""
+        """New batches may be encoded."""
         return self.in_flight_bytes < self._owner.config.max_in_flight_bytes
 
     @property
@@ -225,7 +225,7 @@ class Link:
 
     @property
     def lanes(self) -> list[Lane]:
-        """All that were added."""
+        """All lanes that were added."""
         return list(self._lanes.values())
 
     def add(self, lane: Lane) -> None:
@@ -233,7 +233,7 @@ class Link:
         self.wire.attach(self)
 
     def has(self, lane: Lane) -> bool:
-        """It sends what the lane has."""
+        """The lane was added here and not removed."""
         return self._lanes.get(lane.key) is lane
 
     def remove(self, lane: Lane) -> None:
@@ -242,7 +242,7 @@ class Link:
         self.wire.forget(lane)
 
     def count(self, size: int) -> None:
-        """So many bytes more, or less, are in flight."""
+        """Adds `size` bytes, which may be negative, to those in flight."""
         self.in_flight_bytes += size
         if not self._closed:
             self.wire.in_flight_bytes += size
@@ -253,7 +253,7 @@ class Link:
             self.wire.on_ready(lane)
 
     def on_settled(self, lane: Lane, batch: InFlight) -> None:
-        """A batch has left its window: room and credit."""
+        """A batch has left its window, which frees room there and credit here."""
         full = not self.may_encode
         self.count(-batch.size)
         if full and self.may_encode:
@@ -273,7 +273,7 @@ class Link:
         self._owner.on_room()
 
     def close(self) -> None:
-        """Nothing is sent from here on."""
+        """Removes all lanes; nothing is sent from here on."""
         for lane in self.lanes:
             self.remove(lane)
         if not self._closed:

@@ -1,18 +1,18 @@
-"""What all producers of a client together may hold that is not acknowledged.
+"""The limit on unacknowledged messages that all producers of a client share.
 
-How it works. Every producer says how its own buffer has grown or shrunk, once a chunk, never once a
-message. Each may hold as much as is still free: a producer alone takes half of the limit, beside
-one that does not get rid of its messages a second one half of the rest, and so on, so that whoever
-comes later finds something free (dynamic thresholds, A. Choudhury and E. Hahne, IEEE/ACM
-Transactions on Networking 6(2), 1998, with a factor of 1).
+How it works. Every producer reports how its own buffer has grown or shrunk, once per chunk and not
+once per message. Each may hold as many bytes as are still free. So a single producer takes half of
+the limit; beside one that cannot send its messages, a second one takes half of the rest, and so on.
+A later producer always finds something free (dynamic thresholds, A. Choudhury and E. Hahne,
+IEEE/ACM Transactions on Networking 6(2), 1998, with a factor of 1).
 
 Invariants
-1. `held` is the sum of what was told; it exceeds `limit` by at most one chunk or bulk piece a
+1. `held` is the sum of the reports. It exceeds `limit` by at most one chunk or bulk piece per
    producer.
-2. Whoever waits is woken when something becomes free.
+2. Every waiting producer is woken when bytes become free.
 3. A condition's lock may be held while this one's is taken, never the other way round.
 
-Not here: one producer's own limit and what waiting means (`intake.py`).
+Not here: one producer's own limit and what waiting means (`producer/intake.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNLIMITED: Final = 1 << 62
 
 
 class ProducerMemory:
-    """Shared by the producers of one client; any thread."""
+    """The bytes held by the producers of one client. Any thread may call it."""
 
     def __init__(self, limit: int = UNLIMITED) -> None:
         self.limit = limit
@@ -34,7 +34,7 @@ class ProducerMemory:
         self._waiting: dict[threading.Condition, None] = {}
 
     def admit(self, buffer_bytes: int) -> None:
-        """A producer comes that may hold so much: whoever asks for more than usual gets it."""
+        """Registers a producer with a limit of its own; a large one raises the limit of all."""
         with self._lock:
             self.limit = max(self.limit, 2 * buffer_bytes)
 
@@ -43,13 +43,14 @@ class ProducerMemory:
         return own < self.limit - self.held
 
     def add(self, size: int) -> list[threading.Condition]:
-        """A producer holds `size` bytes more, or less. Whom to notify, with no lock held."""
+        """Adds `size` bytes, which may be negative. Returns the conditions to notify, with no lock
+        held."""
         with self._lock:
             self.held += size
             return list(self._waiting) if size < 0 and self.held < self.limit else []
 
     def begin_wait(self, condition: threading.Condition) -> None:
-        """It will be named by `add`; call this before looking whether there is room."""
+        """Has `add` return the condition from now on. Call it before checking for room."""
         with self._lock:
             self._waiting[condition] = None
 

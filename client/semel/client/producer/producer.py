@@ -1,23 +1,23 @@
-"""A producer's heart on the I/O thread: fences, routing of chunks, outcomes.
+"""The part of a producer that lives on the I/O thread: fences, routing of chunks, outcomes.
 
-How it works. Chunks come from the door (`intake.py`), are routed to lanes (`lanes.py`) and come
-back as outcomes. A topic is *opened* before its first message goes out: its route is fetched, and a
-named producer fences all its queues, whose replies say what earlier incarnations wrote. An
-anonymous producer fences a queue when it first uses it. Later fences settle doubts (see
-`core/sequences.py`). A queue that was split is left for its children: they are fenced, whose rows
-begin where the parent's ended, and what the parent does not hold goes to them by slot, in order and
-ahead of everything that comes later (`split_lanes.py`).
+How it works. Chunks come from the intake (`producer/intake.py`), are routed to lanes
+(`producer/lanes.py`) and come back as outcomes. A topic is *opened* before its first message goes
+out: the producer fetches the topic's route, and a named producer fences all its queues; the replies
+say what earlier incarnations wrote. An anonymous producer fences a queue when it first uses it.
+Later fences settle doubts (`core/sequences.py`). The producer leaves a queue that was split for the
+queue's children. It fences them, since their rows in the sequence table begin where the parent's
+ended. Messages that the parent does not hold go to the children by slot, in order and ahead of
+everything that comes later (`producer/split_lanes.py`).
 
 Invariants
 1. Nothing is sent to a queue before a fence of this incarnation was applied there.
-2. Messages without a key or position go to a queue with room, a batch at a time; once a batch has a
-   sequence only a fence can free its messages for another one.
-3. With source positions the first failure ends the producer: what comes after a hole must not be
+2. Messages without a key or position go to a queue with room, a batch at a time. Once a batch has a
+   sequence, only a fence can free its messages for another queue.
+3. With source positions the first failure ends the producer: messages after a hole must not be
    stored, or an exact resume would skip the hole.
 
-Not here: id and epoch (`identity.py`), the API (`api/aio.py`). It is one file of
-more than 600 lines because fences, routing and outcomes change the same few fields, one task at a
-time.
+Not here: id and epoch (`producer/identity.py`), the API (`api/aio.py`). The file has more than 600
+lines because fences, routing and outcomes change the same few fields, one task at a time.
 """
 
 from __future__ import annotations
@@ -74,14 +74,15 @@ logger = logging.getLogger(__name__)
 
 FIRST_SESSION: Final = 1
 ANSWERS_WAIT_S: Final = 1.0
-"""How long a reopen waits for answers that are still on their way."""
+"""Time in seconds that a reopen waits for answers that are still on their way."""
 FAILURES_MAX: Final = 1_000
-"""So many failures are kept for the next flush to look through."""
+"""Number of failures that are kept for the next flush."""
 EXPIRY_CHECK_S: Final = (0.05, 1.0)
-"""Least and most between two looks for messages whose time is over: a twentieth of that time."""
+"""Bounds in seconds of the interval between two checks for messages past their delivery timeout.
+The interval is a twentieth of that timeout."""
 MOVED_PAUSE_MS: Final = 20
 LOST_S: Final = 2.0
-"""A group without a master for so long may have given its queues away: the routes are asked for."""
+"""Seconds without a master after which a group's queues may have moved: the routes are fetched."""
 
 
 class ProducerCore:
@@ -96,20 +97,20 @@ class ProducerCore:
         *,
         identity: Identity | None = None,
     ) -> None:
-        """`identity`: one that the controllers are not to be asked for."""
+        """`identity` replaces the one that the controllers would give."""
         self.config = config
         self.identity = identity or Identity(cluster, name)
         self.intake = intake
         self.stats = ProducerStats()
         self._failures: list[tuple[Chunk, Exception]] = []
-        """Since the last flush; the first ones."""
+        """The first failures since the last flush."""
         self._cluster = cluster
         self._topics: dict[str, ProducerTopic] = {}
         self._opening: dict[str, asyncio.Task[ProducerTopic]] = {}
         self._links: dict[GroupId, Link] = {}
         self._lanes_to_fence: list[Lane] = []
         self._inside: list[Chunk] = []
-        """On their way, and did not come through the door: position marks, and a relay's copies."""
+        """Chunks on their way that did not pass the intake: position marks, a relay's copies."""
         self._flushing = 0
         self._pump_due = False
         self._expiry: asyncio.Task[None] | None = None
@@ -122,13 +123,13 @@ class ProducerCore:
         self._expiry.add_done_callback(self._on_expiry_ended)
 
     def _on_expiry_ended(self, task: asyncio.Task[None]) -> None:
-        """Without it nobody gives late messages their outcome."""
+        """Starts the task that gives late messages their outcome."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self.fail(InternalError(f"client: {task.get_name()}: {error!r}"))
 
     def fail(self, error: Exception) -> None:
-        """The producer is at its end: everything that is open fails with `error`."""
+        """Ends the producer: everything that is not settled fails with `error`."""
         if self._done:
             return
         self._done = True
@@ -160,8 +161,8 @@ class ProducerCore:
                     self._cluster.spawn(self._look_for(topic), "semel-look-for-queues")
 
     def _end_late(self, now: float) -> None:
-        """Gives TimedOut to everything whose time is over, whichever place it waits in. What is in
-        a window stays there: its fate is unknown, and the chain needs it."""
+        """Fails every message past its delivery timeout with TimedOut, wherever it waits. A batch
+        in a window stays there: its outcome is unknown, and the chain needs it."""
         inside = [chunk for chunk in self._inside if chunk.deadline <= now]
         for chunk in [*self.intake.expired(now), *inside]:
             if chunk.parts is None:
@@ -184,7 +185,7 @@ class ProducerCore:
     # --- opening --------------------------------------------------------------------------------
 
     async def open_topic(self, name: str) -> ProducerTopic:
-        """The topic, ready to be sent to. Raises SemelError."""
+        """Returns the topic once it can be sent to. Raises SemelError."""
         if self._done:
             raise self.intake.failure() or Closed("the producer is closed")
         topic = self._topics.get(name)
@@ -242,7 +243,7 @@ class ProducerCore:
         return [self.lane_to(queue) for queue in route.queues]
 
     def lane_to(self, queue: QueueRoute) -> Lane:
-        """A new lane, not yet part of its link."""
+        """Returns a new lane, which is not yet part of its link."""
         return Lane(self, queue, self._link(queue.group_id))
 
     def _link(self, group_id: GroupId) -> Link:
@@ -254,8 +255,9 @@ class ProducerCore:
     # --- moves ----------------------------------------------------------------------------------
 
     def _follow(self, lane: Lane) -> bool:
-        """Sends to the group that has the queue by now; false when it does already. What is in
-        doubt goes out again there, unchanged: the sequence table has moved along."""
+        """Directs a lane to the group that has the queue now; returns False if it sends there
+        already. Batches in doubt go out again there, unchanged: the sequence table has moved with
+        the queue."""
         home, old = self._cluster.routes.home(lane.route), lane.link
         if home == old.group_id:
             return False
@@ -274,7 +276,7 @@ class ProducerCore:
         return True
 
     async def _look_for(self, topic: ProducerTopic) -> None:
-        """A group has had no master for long: perhaps its queues live elsewhere by now."""
+        """Fetches the routes: a group has had no master for long, so its queues may have moved."""
         with contextlib.suppress(SemelError):
             await self._cluster.topic(topic.route.name, refresh=True)
         topic.rehome(self._cluster.routes.home)
@@ -285,11 +287,11 @@ class ProducerCore:
     # --- fences ---------------------------------------------------------------------------------
 
     async def fence(self, lanes: list[Lane]) -> None:
-        """The first FENCE of lanes: gives each its window. Raises SemelError."""
+        """Sends the first FENCE of lanes and gives each its window. Raises SemelError."""
         session = max(lane.session for lane in lanes) + 1
         for lane in lanes:
             lane.session = session
-        # One without a name has stored nothing before its first fence: it has nothing to forget.
+        # An anonymous producer stored nothing before its first fence: no state can have expired.
         after_expiry = not self.identity.name or self.config.after_expiry == "restart"
         for attempt in range(3):
             producer_id, epoch = self.identity.pair
@@ -321,7 +323,7 @@ class ProducerCore:
         return await self.identity.fence(queues, session, timeout_s, after_expiry=after_expiry)
 
     def _fence_later(self, lane: Lane) -> None:
-        """First fence of a lane in use; all lanes of one turn of the loop share a request."""
+        """Sends the first fence of a lane in use. All lanes of one loop turn share a request."""
         if lane.fencing:
             return
         lane.fencing = True
@@ -417,7 +419,7 @@ class ProducerCore:
         self, lane: Lane, split: control_pb2.SplitQueue, batches: tuple[InFlight, ...]
     ) -> None:
         """The lane's queue was split and holds none of `batches`."""
-        lane.fencing = True  # nothing goes out any more
+        lane.fencing = True  # no batch goes out any more
         for batch in batches:
             lane.link.on_settled(lane, batch)
         self._cluster.spawn(self._move_on(lane, split, batches), "semel-split")
@@ -470,7 +472,7 @@ class ProducerCore:
         self._pump_soon()
 
     def _fail_lane(self, lane: Lane, error: SemelError) -> None:
-        """The queue cannot be written: what waits for it fails; a deleted topic is forgotten."""
+        """The queue cannot be written: its waiting messages fail. A deleted topic is forgotten."""
         for part in list(lane.pending):
             self.settle(part, Outcome(error=error))
         lane.pending.clear()
@@ -500,7 +502,7 @@ class ProducerCore:
     # --- chunks in ------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Takes from the door what may go out now."""
+        """Takes from the intake the chunks that may go out now."""
         self._pump_due = False
         if self._done:
             return
@@ -552,7 +554,7 @@ class ProducerCore:
             self._pump_topic(intake, topic, lingered=True)
 
     def _next_lane(self, topic: ProducerTopic) -> int | None:
-        """Place of the next queue, in turn, that would send at once; None when none would."""
+        """Returns the index of the next queue, in turn, that would send at once, or None."""
         queues = topic.route.queues
         for step in range(len(queues)):
             place = (topic.turn + step) % len(queues)
@@ -592,7 +594,7 @@ class ProducerCore:
     # --- outcomes -------------------------------------------------------------------------------
 
     def perform(self, lane: Lane, decisions: list[Decision]) -> None:
-        """Carries out what a window decided."""
+        """Carries out the decisions of a window."""
         for decision in decisions:
             match decision:
                 case Settled(batch=batch):
@@ -636,7 +638,7 @@ class ProducerCore:
                     assert_never(decision)
 
     def settle(self, part: Part, outcome: Outcome) -> None:
-        """A part has its outcome; the first one stands."""
+        """Gives a part its outcome. The first outcome stands."""
         if part.outcome is not None:
             return
         chunk = part.chunk
@@ -686,9 +688,9 @@ class ProducerCore:
     # --- asked from outside ---------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Waits until everything sent before is settled; with source positions idle queues get
-        marks, so that the minimum moves. Raises the first failure since the last flush that
-        nobody was told of, by a future or by `send`."""
+        """Waits until everything sent before is settled. With source positions idle queues get
+        marks, so that the minimum over the queues moves. Raises the first failure since the last
+        flush that neither a future nor `send` has told."""
         self._flushing += 1
         try:
             self.pump()
@@ -760,7 +762,7 @@ class ProducerCore:
                 await await_settled(oldest, lambda chunk=oldest: chunk.settled)  # type: ignore[misc]
 
     async def last_sequences(self, name: str) -> dict[int, int]:
-        """Last sequence that is stored, by queue; -1 for none. Raises SemelError."""
+        """Returns the last stored sequence by queue, -1 for none. Raises SemelError."""
         if not self.identity.name:
             raise InvalidRequest("only a named producer has a last sequence: producer(name)")
         topic = await self.open_topic(name)

@@ -1,10 +1,10 @@
-"""A producer leaves a queue that was split: lanes to the children, and what they get.
+"""How a producer leaves a queue that was split: lanes to the children, and the parts they get.
 
-How it works. The children are fenced before anything goes to them: their rows begin with what the
-parent's had, so the new windows go on behind it, and with source positions whatever an older or a
-newer incarnation stored there is known. A child that was split in its turn is replaced by its own
-children. Then, in one step of the loop, the lanes change places and everything that the parent does
-not hold moves over, oldest first.
+How it works. The children are fenced before anything is sent to them. Their rows in the sequence
+table begin with the parent's values, so the new windows continue after those. With source positions
+the fence also tells what an older or a newer incarnation stored there. A child that was split in
+turn is replaced by its own children. Then, in one step of the loop, the lanes change places and
+everything that the parent does not hold moves over, oldest first.
 
 Not here: when a queue is left (`core/sequences.py`), how rows are divided (`core/splitting.py`).
 """
@@ -25,10 +25,10 @@ from semel.protos.v1 import control_pb2
 
 
 class Fencer(Protocol):
-    """What opening lanes needs of the producer."""
+    """The methods of a producer that opening lanes needs."""
 
     def lane_to(self, queue: QueueRoute) -> Lane:
-        """A new lane."""
+        """Returns a new lane."""
 
     async def fence(self, lanes: list[Lane]) -> None:
         """Gives the lanes their windows. Raises SemelError."""
@@ -37,7 +37,7 @@ class Fencer(Protocol):
 async def open_children(
     producer: Fencer, parent: Lane, split: control_pb2.SplitQueue
 ) -> tuple[list[Lane], list[control_pb2.SplitQueue]]:
-    """Fenced lanes to the open queues that a split led to, by slot, and every split on the way.
+    """Returns fenced lanes to the open queues that a split led to, by slot, and every split passed.
 
     Raises SemelError.
     """
@@ -65,8 +65,8 @@ async def open_children(
 def hand_over(
     parent: Lane, batches: Sequence[InFlight], children: Sequence[Lane]
 ) -> Iterator[tuple[list[Part], list[Part]]]:
-    """Takes the parent's parts apart, oldest first: for each the parts to send, and those that are
-    settled already. Nothing else may happen to the parts meanwhile."""
+    """Divides the parent's parts, oldest first. Yields for each the parts to send and those that
+    are settled already. The caller must not await anything meanwhile."""
     heirs = [
         Heir(
             key=child.key,

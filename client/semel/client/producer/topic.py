@@ -17,15 +17,15 @@ from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, MESSAGE_BYTES_
 from semel.protos.ids import GroupId, QueueKey
 
 _BODY_ROOM: Final = HEADER_BYTES + 64 * 1024
-"""A batch is cut so much below the topic's limit: offsets and padding come on top."""
+"""Bytes that a batch stays below the topic's limit, for offsets and padding."""
 
 
 @dataclass(slots=True)
 class ProducerStats:
-    """What a producer has done so far, in messages unless said otherwise."""
+    """Counts of a producer so far, in messages unless said otherwise."""
 
     sent: int = 0
-    """Came in through `send` and `send_many`."""
+    """Passed to `send` and `send_many`."""
     stored: int = 0
     """Acknowledged as new."""
     duplicates: int = 0
@@ -38,7 +38,7 @@ class ProducerStats:
     retries: int = 0
     """Batches that were sent again."""
     bytes: int = 0
-    """Of acknowledged batches, as stored."""
+    """Bytes of acknowledged batches, as stored."""
 
 
 class ProducerTopic:
@@ -55,7 +55,7 @@ class ProducerTopic:
         config: ProducerConfig,
         make_lane: Callable[[QueueRoute], Lane],
     ) -> None:
-        """`lanes` are those that are needed from the start: all of them with source positions."""
+        """`lanes` are those needed from the start: with source positions, all of them."""
         self.route = route
         self._make_lane = make_lane
         self._lanes = {lane.key: lane for lane in lanes}
@@ -80,19 +80,19 @@ class ProducerTopic:
 
     @property
     def lanes(self) -> list[Lane]:
-        """Those that were made so far, by queue."""
+        """The lanes made so far, by queue."""
         return list(self._lanes.values())
 
     def find(self, key: QueueKey) -> Lane | None:
-        """The lane of a queue, if it was made."""
+        """Returns the lane of a queue, or None if it was not made."""
         return self._lanes.get(key)
 
     def has(self, lane: Lane) -> bool:
-        """It is one of this topic's."""
+        """The lane belongs to this topic."""
         return self._lanes.get(lane.key) is lane
 
     def lane(self, key: QueueKey) -> Lane:
-        """The lane of an open queue; made now if it was not there."""
+        """Returns the lane of an open queue, made now if missing."""
         lane = self._lanes.get(key)
         if lane is None:
             queue = self.route.find(key.queue_id)
@@ -107,7 +107,7 @@ class ProducerTopic:
         self.lane(part.queue).put(part)
 
     def rehome(self, home: Callable[[QueueRoute], GroupId]) -> None:
-        """Queues without a lane may have moved: theirs will be made for where they are."""
+        """Takes a newer route: queues without a lane may have moved, and get theirs by it."""
         self.route = replace(
             self.route,
             queues=tuple(

@@ -214,7 +214,7 @@ class Wire:
             await asyncio.sleep(backoff.next_ms() / 1000)
             if self.in_flight_bytes <= 0 and not any(lane.pending for lane in self._lanes()):
                 # Nothing to look for a master for. A lane of a wire that searches is given
-                # nothing, so whatever waits at the door must be told that this one does not.
+                # nothing, so chunks in the intake must learn that this wire no longer searches.
                 self._work.clear()
                 self.searching = False
                 self._tell_room()

@@ -1,4 +1,4 @@
-"""The door of a producer: whatever happens to a topic, each message gets one outcome in time."""
+"""The intake of a producer: whatever happens to a topic, each message gets one outcome in time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from semel.protos.errors import InternalError, TimedOut, UnknownTopic
 from semel.protos.ids import QueueId, QueueKey, TopicId
 
 
-def door(**options: Any) -> Intake:
+def make_intake(**options: Any) -> Intake:
     return Intake(build(ProducerConfig, options), wake=lambda: None, open_topic=None)
 
 
@@ -32,7 +32,7 @@ def send_many(intake: Intake) -> Chunk:
     return intake.append_piece(place, pieces[0], None, True)[0]
 
 
-def doors_chunks(intake: Intake) -> list[Chunk]:
+def chunks_of(intake: Intake) -> list[Chunk]:
     """What the I/O thread finds."""
     found = []
     for place in intake.on_woken():
@@ -45,8 +45,8 @@ def doors_chunks(intake: Intake) -> list[Chunk]:
 def test_who_waits_for_room_while_the_topic_is_forgotten_is_found(
     enter: Callable[[Intake], Chunk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It used to be put behind a door that nobody opens."""
-    intake = door(buffer_bytes=150)
+    """It used to be put into an intake from which nothing is taken."""
+    intake = make_intake(buffer_bytes=150)
     first = send(intake)
     second = send(intake)
     assert second is first
@@ -55,7 +55,7 @@ def test_who_waits_for_room_while_the_topic_is_forgotten_is_found(
         monkeypatch.undo()
         intake._lock.release()
         try:
-            assert doors_chunks(intake) == [first]
+            assert chunks_of(intake) == [first]
             first.fail(UnknownTopic("deleted"))
             intake.release(first)
             intake.forget("t")
@@ -65,18 +65,18 @@ def test_who_waits_for_room_while_the_topic_is_forgotten_is_found(
     monkeypatch.setattr(intake, "_wait_for_room", meanwhile)
     third = enter(intake)
     assert third is not first
-    assert doors_chunks(intake) == [third]
+    assert chunks_of(intake) == [third]
 
 
-def test_a_door_is_not_forgotten_while_something_waits_behind_it() -> None:
-    intake = door()
+def test_an_intake_is_not_forgotten_while_something_waits_in_it() -> None:
+    intake = make_intake()
     chunk = send(intake)
     opened: list[str] = []
     intake._open_topic = opened.append
     intake.forget("t")
     assert send(intake) is chunk
     assert opened == ["t"], "the topic is opened anew: a blocking caller is told that it is gone"
-    assert doors_chunks(intake) == [chunk]
+    assert chunks_of(intake) == [chunk]
     place = intake.topic("t")
     intake.forget("t")
     assert intake.topic("t") is not place
@@ -84,7 +84,7 @@ def test_a_door_is_not_forgotten_while_something_waits_behind_it() -> None:
 
 @pytest.mark.parametrize("where", ["open", "sealed", "behind another", "taken"])
 def test_a_chunk_expires_wherever_it_waits(where: str) -> None:
-    intake = door(batch_bytes=200)
+    intake = make_intake(batch_bytes=200)
     chunk = send(intake)
     if where != "open":
         while send(intake) is chunk:
@@ -97,7 +97,7 @@ def test_a_chunk_expires_wherever_it_waits(where: str) -> None:
     found = intake.expired(math.inf)
     assert found[0] is chunk
     assert len(found) == (1 if where == "open" else 2)
-    assert doors_chunks(intake) == [], "it must not go out any more"
+    assert chunks_of(intake) == [], "it must not go out any more"
     assert send(intake) not in found, "nothing comes into it any more"
 
 
@@ -105,7 +105,7 @@ async def test_a_producer_that_can_end_nothing_any_more_fails_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(producer_module, "EXPIRY_CHECK_S", (0.0, 0.0))
-    intake = door()
+    intake = make_intake()
 
     def spawn(coroutine: Any, name: str) -> asyncio.Task[Any]:
         return asyncio.create_task(coroutine, name=name)
@@ -127,14 +127,14 @@ async def test_a_producer_that_can_end_nothing_any_more_fails_as_a_whole(
 
 
 def test_a_producer_ends_what_is_late_in_every_place() -> None:
-    """Behind the door, in a lane, in a window, or out of all of them while a queue is split."""
-    intake = door()
+    """In the intake, in a lane, in a window, or out of all of them while a queue is split."""
+    intake = make_intake()
     cluster: Any = SimpleNamespace()
     core = ProducerCore(cluster, "", build(ProducerConfig, {}), intake)
     core._pump_due = True  # nothing goes out by itself
     waiting = send(intake)
     assert send(intake) is waiting
-    assert doors_chunks(intake) == [waiting]
+    assert chunks_of(intake) == [waiting]
     key = QueueKey(TopicId(1), QueueId(0))
     parts = [Part(waiting, key, 0, 1, 100), Part(waiting, key, 1, 1, 100)]
     waiting.parts, waiting.open_parts = parts, 2
@@ -142,14 +142,14 @@ def test_a_producer_ends_what_is_late_in_every_place() -> None:
     inside = Chunk("t", 0, 0.0)
     inside.parts, inside.open_parts = [Part(inside, key, 0, 1, 10)], 1
     core._keep(inside)
-    behind_the_door = send(intake)
+    in_the_intake = send(intake)
     core._end_late(math.inf)
-    assert behind_the_door.settled
+    assert in_the_intake.settled
     assert waiting.settled
     assert inside.settled
     assert parts[0].outcome is not None
     assert parts[0].outcome.error is None, "the first outcome stands"
-    for outcome in (behind_the_door.outcome, parts[1].outcome, inside.parts[0].outcome):
+    for outcome in (in_the_intake.outcome, parts[1].outcome, inside.parts[0].outcome):
         assert outcome is not None
         assert isinstance(outcome.error, TimedOut)
     assert intake.outstanding == {}

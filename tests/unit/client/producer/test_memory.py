@@ -15,7 +15,7 @@ from semel.protos.errors import BufferFull, Closed
 LIMIT = 10_000
 
 
-def door(memory: ProducerMemory, **options: object) -> Intake:
+def make_intake(memory: ProducerMemory, **options: object) -> Intake:
     config = build(ProducerConfig, {"batch_bytes": 500, **options})
     return Intake(config, wake=lambda: None, open_topic=None, memory=memory)
 
@@ -34,28 +34,28 @@ def fill(intake: Intake, told: str) -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2_000), st.booleans()), max_size=60))
 def test_what_is_held_is_the_sum_of_all_chunks(steps: list[tuple[int, int, bool]]) -> None:
     memory = ProducerMemory(1 << 30)
-    doors = [door(memory) for _ in range(6)]
+    intakes = [make_intake(memory) for _ in range(6)]
     for who, size, settle in steps:
-        intake = doors[who]
+        intake = intakes[who]
         if settle and intake.outstanding:
             topic = intake.topic("t")
             while (chunk := intake.take(topic, open_too=True)) is not None:
                 intake.release(chunk)
         else:
             append(intake, bytes(size))
-    for intake in doors:
+    for intake in intakes:
         for chunk in intake.snapshot():
             intake.take(intake.topic("t"), open_too=True)
             intake.release(chunk)
     assert memory.held == 0
-    assert all(intake.buffered == 0 for intake in doors)
+    assert all(intake.buffered == 0 for intake in intakes)
 
 
 def test_each_may_hold_as_much_as_is_free() -> None:
     memory = ProducerMemory(LIMIT)
     held = []
     for _ in range(4):
-        intake = door(memory, buffer_full="raise")
+        intake = make_intake(memory, buffer_full="raise")
         fill(intake, "all producers")
         held.append(intake.buffered)
     assert held == sorted(held, reverse=True)
@@ -66,7 +66,7 @@ def test_each_may_hold_as_much_as_is_free() -> None:
 
 def test_one_that_waits_goes_on_when_another_gives_back() -> None:
     memory = ProducerMemory(2_000)
-    first, second = door(memory), door(memory)
+    first, second = make_intake(memory), make_intake(memory)
     chunk, _ = append(first, bytes(2_500))
     done = threading.Event()
 
@@ -84,7 +84,7 @@ def test_one_that_waits_goes_on_when_another_gives_back() -> None:
 
 def test_one_that_waits_for_others_hears_of_its_own_end() -> None:
     memory = ProducerMemory(2_000)
-    first, second = door(memory), door(memory)
+    first, second = make_intake(memory), make_intake(memory)
     append(first, bytes(2_500))
     caught: list[Exception] = []
 
@@ -103,7 +103,7 @@ def test_one_that_waits_for_others_hears_of_its_own_end() -> None:
 
 def test_with_nothing_of_its_own_there_is_nothing_to_drain() -> None:
     memory = ProducerMemory(2_000)
-    first, second = door(memory), door(memory)
+    first, second = make_intake(memory), make_intake(memory)
     append(first, bytes(2_500), block=False)
     assert second.has_room()
     append(second, bytes(600), block=False)
@@ -113,6 +113,6 @@ def test_with_nothing_of_its_own_there_is_nothing_to_drain() -> None:
 def test_whoever_asks_for_a_large_buffer_gets_it() -> None:
     memory = ProducerMemory(LIMIT)
     memory.admit(LIMIT * 10)
-    intake = door(memory, buffer_bytes=LIMIT * 10, buffer_full="raise")
+    intake = make_intake(memory, buffer_bytes=LIMIT * 10, buffer_full="raise")
     fill(intake, "buffer_bytes is 100000")
     assert intake.buffered >= LIMIT * 10

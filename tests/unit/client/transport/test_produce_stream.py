@@ -310,7 +310,7 @@ async def test_what_waits_for_a_broker_of_another_version_fails_at_once() -> Non
             await asyncio.sleep(0.001)
     assert lane.refusals[0] is box.cluster.refusal
     assert link.last_error is box.cluster.refusal
-    assert link.available, "or what comes next would wait at the door for its delivery timeout"
+    assert link.available, "or what comes next would wait in the intake for its delivery timeout"
     box.end()
 
 

@@ -1,4 +1,4 @@
-"""Delayed messages and ids from the door to the batch: one due time a chunk, nothing lost."""
+"""Delayed messages and ids from the intake to the batch: one due time a chunk, nothing lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOON = (time.time_ns() // 1_000 // SECOND + 3_600) * SECOND
 LATER = SOON + SECOND
 
 
-def door(**options: Any) -> Intake:
+def make_intake(**options: Any) -> Intake:
     return Intake(build(ProducerConfig, options), wake=lambda: None, open_topic=None)
 
 
@@ -37,9 +37,9 @@ def send(intake: Intake, value: bytes, extra: Extra | None = None) -> tuple[Chun
     return intake.append("t", value, None, None, None, None, None, True, extra)
 
 
-def taken(intake: Intake, door_: TopicIntake) -> list[Chunk]:
+def taken(intake: Intake, topic_intake: TopicIntake) -> list[Chunk]:
     found = []
-    while (chunk := intake.take(door_, open_too=True)) is not None:
+    while (chunk := intake.take(topic_intake, open_too=True)) is not None:
         found.append(chunk)
     return found
 
@@ -57,7 +57,7 @@ def encoded(part: Part, previous: int = -1) -> bytes:
 
 
 def test_another_due_time_begins_another_chunk() -> None:
-    intake = door()
+    intake = make_intake()
     extras = [None, None, SOON, SOON, LATER, None, SOON]
     for number, due_us in enumerate(extras):
         send(intake, b"%d" % number, None if due_us is None else Extra(due_us, None))
@@ -75,7 +75,7 @@ def test_another_due_time_begins_another_chunk() -> None:
 
 
 def test_ids_share_a_chunk_with_messages_that_have_none() -> None:
-    intake = door()
+    intake = make_intake()
     for number, message_id in enumerate([None, b"a", None, b"c"]):
         send(intake, b"%d" % number, None if message_id is None else Extra(0, message_id))
     send(intake, b"4", Extra(SOON, b"d"))
@@ -91,7 +91,7 @@ def test_ids_share_a_chunk_with_messages_that_have_none() -> None:
 
 
 def test_a_chunk_that_was_taken_takes_nothing_more() -> None:
-    intake = door()
+    intake = make_intake()
     first, _ = send(intake, b"a", Extra(SOON, None))
     assert intake.take(intake.topic("t"), open_too=True) is first
     second, row = send(intake, b"b", Extra(SOON, None))
@@ -106,7 +106,7 @@ def test_a_chunk_that_was_taken_takes_nothing_more() -> None:
 
 
 def test_ids_count_for_the_size_of_a_chunk_but_not_for_the_limit_of_a_message() -> None:
-    intake = door(batch_bytes=2_000)
+    intake = make_intake(batch_bytes=2_000)
     for _ in range(4):
         send(intake, b"v", Extra(0, b"x" * 1_000))
     assert [chunk.count for chunk in taken(intake, intake.topic("t"))] == [2, 2]
@@ -166,8 +166,8 @@ def test_every_row_of_a_bulk_is_in_one_batch_with_its_due_time_and_id(
     ids = [message_id for *_, message_id in rows]
     dues = [due_us for _, _, due_us, _ in rows] if column else [SOON] * len(rows)
     numbers = list(range(7, 7 + 2 * len(rows), 2)) if positions else None
-    intake = door(source_positions=positions, batch_bytes=max(limit, 64))
-    door_, pieces = intake.bulk_pieces(
+    intake = make_intake(source_positions=positions, batch_bytes=max(limit, 64))
+    topic_intake, pieces = intake.bulk_pieces(
         "t", values, keys, None, None, numbers, dues if column else SOON, ids
     )
     expected = {
@@ -178,9 +178,9 @@ def test_every_row_of_a_bulk_is_in_one_batch_with_its_due_time_and_id(
     last_of: dict[tuple[int, int], int] = {}
     position_of = -1
     for piece in pieces:
-        intake.append_piece(door_, piece, None, True)
+        intake.append_piece(topic_intake, piece, None, True)
     resume = np.full(queues, -1, np.int64) if positions else None
-    chunks = taken(intake, door_)
+    chunks = taken(intake, topic_intake)
     assert sum(chunk.count for chunk in chunks) == len(rows)
     for chunk in chunks:
         if positions:
@@ -249,7 +249,7 @@ def test_every_row_of_a_bulk_is_in_one_batch_with_its_due_time_and_id(
 def test_a_bulk_that_is_refused_leaves_nothing(
     deliver_at: Any, message_ids: Any, message: str
 ) -> None:
-    intake = door()
+    intake = make_intake()
     with pytest.raises(InvalidRequest, match=message):
         intake.bulk_pieces("t", [b"a", b"b"], None, None, None, None, deliver_at, message_ids)
     assert intake.messages == 0
@@ -257,7 +257,7 @@ def test_a_bulk_that_is_refused_leaves_nothing(
 
 
 def test_an_empty_bulk_with_columns_is_nothing() -> None:
-    assert door().bulk_pieces("t", [], None, None, None, None, [], [])[1] == []
+    assert make_intake().bulk_pieces("t", [], None, None, None, None, [], [])[1] == []
 
 
 @pytest.mark.parametrize("sent", [False, True])
