@@ -1,21 +1,22 @@
-"""From messages as they are sent to batches of one queue each.
+"""Chunks of messages as they are sent, and the parts, of one queue each, that become batches.
 
-How it works. A *chunk* is what was sent to one topic in a row: Python lists that grow by one
-message a call, or Arrow arrays given in bulk. Routing a chunk sorts its rows by queue, once and
-vectorised, and cuts them into *parts*, each of which becomes one batch. A message is found again
-through its chunk: row -> place in the sorted order -> part -> outcome, when somebody asks.
+How it works. A *chunk* holds consecutive messages of one topic: Python lists that grow by one
+message per call, or Arrow arrays given in bulk. Routing a chunk sorts its rows by queue, once and
+vectorised, and cuts them into *parts*, each of which becomes one batch. A handle finds its message
+again through the chunk: row -> place in the sorted order -> part -> outcome.
 
 Invariants
 1. Rows of one queue keep their order, within a part and from part to part.
 2. Every row is in exactly one part. A part is at most `batch_bytes` large unless it is one message.
    All rows of a chunk, and so of a part, are due at the same time.
-3. With source positions the queue of a row is a pure function of its key or position, and rows at
-   or below what the queue held when the producer was opened are *skipped*: they are parts that are
+3. With source positions the queue of a row is a pure function of its key or position. Rows at or
+   below the queue's last sequence when the producer was opened are *skipped*: their parts are
    settled as duplicates and never sent.
-4. Whoever reads a chunk on another thread looks at `parts` before `order`: see `splitting.py`.
+4. A thread that reads a chunk of another thread reads `parts` before `order`: see
+   `core/splitting.py`.
 
-Not here: bytes (`encoding.py`), sequences and retries (`sequences.py`), who may append to a chunk
-(`producer/intake.py`).
+Not here: bytes (`core/encoding.py`), sequences and retries (`core/sequences.py`), who may append to
+a chunk (`producer/intake.py`).
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from semel.protos.slots import slot_of_key, slots_of_keys, slots_of_positions
 from semel.protos.values import value
 
 ROW_BYTES: Final = 8
-"""What a row costs beside its contents, for the sizes of parts."""
+"""Bytes that a row costs beside its contents, for the sizes of parts."""
 NO_QUEUE: Final = -1
-"""In a chunk's `queues`: the message did not name one."""
+"""The number in a chunk's `queues` of a message that did not name a queue."""
 
 Rows = npt.NDArray[np.int64]
 
 
 @value
 class Outcome:
-    """What became of one part."""
+    """The outcome of one part."""
 
     base_offset: int = -1
     """Offset of the first row that is not trimmed; -1 when not known."""
@@ -56,7 +57,7 @@ class Outcome:
     append_time_us: int = 0
     duplicate: bool = False
     trimmed: int = 0
-    """So many rows in front were stored before, at offsets not known any more."""
+    """Number of rows at the front that were stored before, at offsets not known any more."""
     error: Exception | None = None
 
 
@@ -73,7 +74,7 @@ class Part:
         self.count = count
         self.bytes = size
         self.columns: Columns | FewRows | None = None
-        """Given up once encoded."""
+        """The contents; dropped once they are encoded."""
         self.positions: Rows | None = None
         """Sequences of its rows, with source positions."""
         self.outcome: Outcome | None = None
@@ -110,9 +111,9 @@ class Chunk:
         self.topic = topic
         self.created_us = created_us
         self.deadline = deadline
-        """On the clock of the shell."""
+        """A time on the shell's clock."""
         self.due_us = due_us
-        """When all of its messages are due; 0 at once."""
+        """The due time of all its messages, in microseconds since 1970; 0 for at once."""
         self.message_bytes_max = MESSAGE_BYTES_MAX
         self.count = 0
         self.bytes = 0
@@ -123,21 +124,21 @@ class Chunk:
         self.message_ids: Any = None
         self.positions: Any = None
         self.queues: Any = None
-        """A list with one number a row, one number for all, or None."""
+        """A list with one number per row, one number for all rows, or None."""
         self.parts: list[Part] | None = None
         """None until routed."""
         self.order: Rows | None = None
-        """Rows sorted by queue; None: as they are."""
+        """Rows sorted by queue; None keeps them as they are."""
         self.inverse: tuple[Rows, Rows] | None = None
-        """An order, and where it puts each row."""
+        """The order, and the place that it gives each row."""
         self.open_parts = 0
-        """Parts without an outcome."""
+        """Number of parts without an outcome."""
         self.outcome: Outcome | None = None
-        """Of all rows, when the chunk failed before it was routed."""
+        """The outcome of all rows, when the chunk failed before it was routed."""
         self.told = False
         """A handle has shown its holder a failure of the chunk."""
         self.waiters: list[Callable[[], None]] = []
-        """Called once each, when a part is settled."""
+        """Callables to call once each, when a part is settled."""
 
     @property
     def settled(self) -> bool:
@@ -145,7 +146,7 @@ class Chunk:
         return self.outcome is not None or (self.parts is not None and not self.open_parts)
 
     def outcome_of(self, row: int) -> tuple[Outcome, Part | None, int] | None:
-        """Outcome, part and place in the part of a row; None while it is not settled."""
+        """Returns a row's outcome, part and place in the part; None while it is not settled."""
         if self.outcome is not None:
             return self.outcome, None, row
         parts = self.parts
@@ -170,7 +171,8 @@ class Chunk:
         return None if part.outcome is None else (part.outcome, part, place - part.first)
 
     def outcomes(self, start: int, end: int) -> list[tuple[int, Outcome]] | None:
-        """How many of rows `[start, end)` share which outcome; None while one has none."""
+        """Returns (number of rows, outcome) pairs for rows `[start, end)`, or None while one row
+        has no outcome."""
         if self.outcome is not None:
             return [(end - start, self.outcome)]
         parts = self.parts
@@ -195,7 +197,7 @@ class Chunk:
         return [(count, outcome) for count, outcome in found if outcome is not None]
 
     def settle(self, part: Part, outcome: Outcome) -> None:
-        """Gives a part its outcome; the first one stands."""
+        """Gives a part its outcome. The first outcome stands."""
         if part.outcome is not None:
             return
         part.outcome = outcome
@@ -204,7 +206,7 @@ class Chunk:
         self.wake()
 
     def fail(self, error: Exception) -> None:
-        """Settles whatever is not settled yet."""
+        """Settles every row that is not settled yet."""
         if self.parts is None:
             if self.outcome is None:
                 self.outcome = Outcome(error=error)
@@ -215,12 +217,12 @@ class Chunk:
             self.settle(part, Outcome(error=error))
 
     def forget(self) -> None:
-        """Gives the messages themselves up."""
+        """Drops the messages' contents."""
         self.values = self.keys = self.headers = self.timestamps = self.message_ids = None
         self.queues = None
 
     def wake(self) -> None:
-        """Calls whoever waits for a part to be settled."""
+        """Calls the callables that wait for a part to be settled."""
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             waiter()
@@ -234,9 +236,9 @@ def route(
     batch_bytes: int,
     resume: Rows | None,
 ) -> list[Part]:
-    """Splits a chunk into parts, which become its `parts`; those to be sent are returned.
+    """Cuts a chunk into parts, which become its `parts`, and returns those to be sent.
 
-    `sticky` is the place, in `topic.queues`, for messages that may go anywhere. `resume` is given
+    `sticky` is the index in `topic.queues` for messages that may go anywhere. `resume` is given
     with source positions only: the last sequence of each queue when the producer was opened.
     Raises InvalidRequest for a column that cannot be stored, UnknownQueue.
     """
@@ -255,7 +257,7 @@ def route(
     if not isinstance(owners, int) and (owners == owners[0]).all():
         owners = int(owners[0])
     if isinstance(owners, int) and owners < queues and chunk.bytes <= batch_bytes:
-        # The way of a single awaited message: nothing to sort, nothing to cut.
+        # The path of a single awaited message: there is nothing to sort or to cut.
         part = Part(chunk, topic.queues[owners].key, 0, count, chunk.bytes)
         part.columns = given
         part.positions = positions
@@ -302,7 +304,7 @@ def route(
 
 
 def _few_rows(chunk: Chunk) -> FewRows | None:
-    """The messages of a chunk that Arrow is not needed for; None for any other chunk."""
+    """Returns the messages of a chunk that can do without Arrow; None for any other chunk."""
     if (
         chunk.count > FEW_ROWS_MAX
         or type(chunk.values) is not list
@@ -318,7 +320,7 @@ def _few_rows(chunk: Chunk) -> FewRows | None:
 
 def _columns(chunk: Chunk) -> Columns:
     if type(chunk.values) is list and chunk.headers is None:
-        # Checked at the door, one by one.
+        # The intake has checked them one by one.
         return Columns(
             values=pa.array(chunk.values, pa.binary()),
             keys=None if chunk.keys is None else pa.array(chunk.keys, pa.binary()),
@@ -345,7 +347,7 @@ def _owners(
     topic: TopicRoute,
     sticky: int,
 ) -> Any:
-    """Place of each row's queue in `topic.queues`, as an array; one number when all share it."""
+    """Returns the index of each row's queue in `topic.queues`; one number if all rows share it."""
     named = chunk.queues
     if isinstance(named, int):
         return _place(topic, named)
@@ -385,7 +387,7 @@ def _place(topic: TopicRoute, queue_id: int) -> int:
 
 
 def take_rows(columns: Columns, order: Rows) -> Columns:
-    """The rows in another order."""
+    """Returns the rows in another order."""
     indices = pa.array(order)
 
     def taken(column: pa.Array | None) -> pa.Array | None:
@@ -401,7 +403,7 @@ def take_rows(columns: Columns, order: Rows) -> Columns:
 
 
 def row_sizes(columns: Columns) -> Rows:
-    """What each message takes in a batch, about."""
+    """Returns about how many bytes each message takes in a batch."""
     sizes = message_sizes(columns) + ROW_BYTES
     if columns.message_ids is not None:
         sizes += np.diff(offsets_of(columns.message_ids))
@@ -409,7 +411,7 @@ def row_sizes(columns: Columns) -> Rows:
 
 
 def message_sizes(columns: Columns) -> Rows:
-    """Bytes of value, key and headers of each message: what its limit counts."""
+    """Returns the bytes of each message's value, key and headers, which the size limit counts."""
     sizes = np.diff(offsets_of(columns.values)).astype(np.int64)
     if columns.keys is not None:
         sizes += np.diff(offsets_of(columns.keys))
@@ -420,7 +422,7 @@ def message_sizes(columns: Columns) -> Rows:
 
 
 def cuts(sizes: Rows, start: int, end: int, limit: int) -> list[tuple[int, int]]:
-    """Consecutive ranges of rows, each as large as the limit allows and at least one row."""
+    """Returns consecutive ranges of rows, each as large as the limit allows, but at least a row."""
     cuts = []
     while start < end:
         stop = int(np.searchsorted(sizes, sizes[start] + limit, side="right")) - 1

@@ -1,8 +1,8 @@
-"""What the owner of a queue leaves for the next one about copies it makes: the *record*.
+"""The *record* that a queue's owner leaves for the next owner about the copies it makes.
 
-How it works. The record stands as metadata beside a group's committed offset. It names offsets
-above the progress whose copies are stored, and the *attempt*, which may have stored more. An empty
-record is no bytes at all.
+How it works. The record is stored as metadata beside a group's committed offset. It names offsets
+above the group's progress whose copies are stored, and the *attempt*, which may have stored more.
+An empty record takes no bytes.
 
 Not here: copying (`dead_letters/relay.py`), when it is stored (`dead_letters/retrying.py`,
 `dead_letters/redrive.py`).
@@ -22,16 +22,16 @@ from semel.protos.v1.copies_pb2 import CopyAttempt, CopyRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What stands beside an offset."""
+    """The metadata beside an offset."""
 
     copied: frozenset[int] = frozenset()
     """Offsets at or above the progress whose copies are stored."""
     attempt: CopyAttempt | None = None
-    """Copies that may be stored."""
+    """The attempt whose copies may be stored, too."""
 
 
 def record_bytes(copied: Iterable[int], attempt: CopyAttempt | None, progress: int) -> bytes:
-    """The record of a group that is at `progress`: without what is over."""
+    """Returns the record of a group at `progress`, without copies below it."""
     offsets = sorted(offset for offset in copied if offset >= progress)
     distances = [right - left for left, right in pairwise(offsets)]
     if attempt is not None and attempt.end <= progress:

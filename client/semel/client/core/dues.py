@@ -1,16 +1,16 @@
-"""When messages are due: what callers say of a time becomes microseconds, or is refused.
+"""Due times of messages: turns a caller's time into microseconds, or refuses it.
 
 How it works. A due time is rounded up to a whole second, so that messages which are due together
-share a batch, and none is early. What has passed by the caller's clock is due at once, as if no
-time had been given. Many messages with times of their own are sorted into runs of one time each,
-one of which becomes one chunk.
+share a batch, and none is early. A time that has passed by the caller's clock means at once, as if
+no time had been given. A bulk call with many due times is sorted into runs with one due time each;
+each run becomes a chunk.
 
 Invariants
 1. A due time is never before the time that was asked for, and less than `DUE_STEP_US` after it.
-2. Runs hold every row exactly once, and rows of one due time keep their order. Where rows must stay
-   as they stand, runs end at each change of the time instead.
+2. Runs hold every row exactly once, and rows of one due time keep their order. Where rows must keep
+   their places, a run ends at each change of the due time instead.
 
-Not here: who waits (the brokers), chunks (`producer/intake.py`).
+Not here: the wait itself (the brokers), chunks (`producer/intake.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ After: TypeAlias = timedelta | float
 DUE_STEP_US: Final = 1_000_000
 """Due times are rounded up to a multiple of this."""
 AHEAD_DAYS_MAX: Final = 3_650
-"""Ten years: what is further ahead is a mistake of units, as a rule. Brokers allow a day more."""
+"""Ten years: a time further ahead is usually a mistake of units. Brokers allow a day more."""
 AHEAD_US_MAX: Final = AHEAD_DAYS_MAX * 86_400_000_000
 AT_ONCE: Final = 0
 
@@ -41,9 +41,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _INT64_MAX: Final = (1 << 63) - 1
 _TICKS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
-"""Microseconds of each unit of Arrow's timestamps but the finest."""
+"""Microseconds per unit of Arrow's timestamps, except for the finest unit."""
 _COARSER: Final = {"milliseconds": 1_000, "seconds": 1_000_000}
-"""Units that are taken for microseconds by mistake, and would always have passed."""
+"""Units that are often taken for microseconds; as such they would always have passed."""
 
 
 class Run(NamedTuple):
@@ -55,7 +55,7 @@ class Run(NamedTuple):
 
 
 def due_of(deliver_at: When | None, deliver_after: After | None, now_us: int) -> int:
-    """When one message is due, 0 for at once. Raises InvalidRequest."""
+    """Returns when one message is due, 0 for at once. Raises InvalidRequest."""
     if deliver_after is None:
         return AT_ONCE if deliver_at is None else due_at(deliver_at, now_us)
     if deliver_at is not None:
@@ -67,7 +67,7 @@ def due_of(deliver_at: When | None, deliver_after: After | None, now_us: int) ->
 
 
 def due_at(deliver_at: object, now_us: int) -> int:
-    """When messages for one time are due, 0 for at once. Raises InvalidRequest."""
+    """Returns the due time for a time that a caller gave, 0 for at once. Raises InvalidRequest."""
     at_us = _at_us(deliver_at, now_us)
     ahead = at_us > now_us + AHEAD_US_MAX
     if at_us < 0 or ahead or (AT_ONCE < at_us <= now_us and _likely_unit(at_us, now_us)):
@@ -76,8 +76,9 @@ def due_at(deliver_at: object, now_us: int) -> int:
 
 
 def due_column(deliver_at: Any, count: int, now_us: int) -> Rows:
-    """When each of `count` messages is due, 0 for at once: from an Arrow array (of timestamps with
-    a zone or of whole microseconds), or a list; a null is at once. Raises InvalidRequest."""
+    """Returns when each of `count` messages is due, 0 for at once. `column` is an Arrow array (of
+    timestamps with a zone or of whole microseconds) or a list; a null is at once. Raises
+    InvalidRequest."""
     if isinstance(deliver_at, list | tuple):
         try:
             times = np.array(
@@ -105,17 +106,18 @@ def due_column(deliver_at: Any, count: int, now_us: int) -> Rows:
 def bulk_runs(
     deliver_at: Any, count: int, now_us: int, *, in_place: bool
 ) -> tuple[Rows | None, list[Run]]:
-    """`runs_of` for what a bulk call says: one time for all its rows, or a column. Raises
-    InvalidRequest."""
+    """Returns `runs_of` for the argument of a bulk call: one time for all rows, or a column.
+    Raises InvalidRequest."""
     if isinstance(deliver_at, datetime | int | np.integer | str | float):
         return None, [Run(due_at(deliver_at, now_us), 0, count)]
     return runs_of(due_column(deliver_at, count, now_us), in_place=in_place)
 
 
 def runs_of(dues: Rows, *, in_place: bool) -> tuple[Rows | None, list[Run]]:
-    """The order that puts rows of one due time together (None: as they stand), and the runs in it.
+    """Returns the order that puts rows of one due time together, and the runs in that order.
 
-    With `in_place` rows keep their places, and one due time may have several runs.
+    The order is None if rows keep their places. With `in_place` they always do, and one due time
+    may have several runs.
     """
     if not len(dues):
         return None, []
@@ -137,7 +139,7 @@ def _rounded(at_us: int, now_us: int) -> int:
 
 
 def _at_us(value: Any, now_us: int) -> int:
-    """A time as microseconds since 1970, not yet checked; 0 for a datetime that has passed."""
+    """Returns a time as microseconds since 1970, not yet checked; 0 for a datetime that passed."""
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise InvalidRequest(
@@ -155,7 +157,7 @@ def _at_us(value: Any, now_us: int) -> int:
 
 
 def _after_us(value: Any) -> int:
-    """A length of time as microseconds, rounded up."""
+    """Returns a length of time as microseconds, rounded up."""
     if isinstance(value, timedelta):
         after_us = value // _MICROSECOND
     elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -174,7 +176,7 @@ def _after_us(value: Any) -> int:
 
 
 def _refuse(at_us: int, now_us: int, name: str) -> NoReturn:
-    """Says what is wrong with microseconds that are none, or too far ahead."""
+    """Raises InvalidRequest for a number that cannot be microseconds, or is too far ahead."""
     if at_us < 0:
         raise InvalidRequest(
             f"{name} is {at_us}: a time is in microseconds since 1970 and not negative; leave it"
@@ -190,7 +192,7 @@ def _refuse(at_us: int, now_us: int, name: str) -> NoReturn:
 
 
 def _likely_unit(value: int, now_us: int) -> str:
-    """The other unit in which a number is a time within ten years of now, if there is one."""
+    """Names the other unit in which a number is a time within ten years of now, if there is one."""
     if abs(value // 1_000 - now_us) <= AHEAD_US_MAX:
         return "nanoseconds"
     for unit, per_unit in _COARSER.items():
@@ -200,7 +202,7 @@ def _likely_unit(value: int, now_us: int) -> str:
 
 
 def _column_us(column: Any, now_us: int) -> Rows:
-    """A column's times in microseconds, rounded up; 0 for a null and for timestamps that have
+    """Returns a column's times in microseconds, rounded up; 0 for nulls and timestamps that have
     passed."""
     try:
         if not isinstance(column, pa.Array | pa.ChunkedArray):

@@ -1,9 +1,9 @@
-"""Parts as batches, and batches under another identity, other sequences, or without some rows.
+"""Encodes parts as batches, and changes the header or the rows of batches that are encoded.
 
-A batch that was encoded is never encoded again to be sent again: only a fence changes its header
-(`rebase`), and only what the queue has already is cut off (`trim`).
+A batch is encoded once and sent again as it is. Only a fence changes its header (`rebase`), and
+only rows that the queue already has are cut off (`trim`).
 
-Not here: which rows belong together (`batching.py`), which sequences (`sequences.py`).
+Not here: which rows belong together (`core/batching.py`), which sequences (`core/sequences.py`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def encode_part(
     previous_sequence: Sequence,
     codec: Codec,
 ) -> tuple[bytes, Sequence, Sequence]:
-    """The batch of a part behind `previous_sequence`, and its first and last sequence.
+    """Returns the batch of a part after `previous_sequence`, and its first and last sequence.
 
-    Raises MessageTooLarge or InvalidRequest, and leaves everything as it was.
+    Raises MessageTooLarge or InvalidRequest, and changes nothing then.
     """
     columns = part.columns
     assert columns is not None, "part was encoded before"
@@ -81,7 +81,7 @@ def encode_mark(
     position: Sequence,
     timestamp_us: int,
 ) -> bytes:
-    """An empty batch that moves the queue's last sequence to `position`."""
+    """Returns an empty batch that moves the queue's last sequence to `position`."""
     return BatchHeader(
         codec=Codec.NONE,
         flags=BatchFlags.SOURCE_POSITIONS | BatchFlags.POSITION_MARK,
@@ -114,7 +114,7 @@ def rebase(
     base_sequence: Sequence,
     last_sequence: Sequence,
 ) -> bytes:
-    """The same messages under another identity and other sequences; the body stays as it is."""
+    """Returns the batch under another identity and other sequences, with the same body."""
     header = dataclasses.replace(
         decode_header(payload),
         producer_id=producer_id,
@@ -128,7 +128,7 @@ def rebase(
 
 
 def trim(payload: bytes, last_stored: Sequence) -> tuple[bytes, int, Sequence]:
-    """A batch without its rows up to `last_stored`, the number of rows cut off, and its new base.
+    """Returns a batch without its rows up to `last_stored`, the rows cut, and the new base.
 
     `last_stored` lies inside the batch: base <= last_stored < last.
     """

@@ -1,6 +1,7 @@
-"""What a message is made of, checked where it comes in: bytes, headers, a time, a queue's number.
+"""Checks of a message's fields: bytes, headers, a timestamp, a queue's number.
 
-Not here: due times (`dues.py`), ids (`message_ids.py`), whole columns (`semel.protos.columns`).
+Not here: due times (`core/dues.py`), ids (`core/message_ids.py`), whole columns
+(`semel.protos.columns`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ INT64_MAX: Final = (1 << 63) - 1
 
 
 def as_bytes(name: str, value: Any) -> bytes:
-    """Bytes, or text as UTF-8. Raises InvalidRequest."""
+    """Returns bytes as they are, and text as UTF-8. Raises InvalidRequest."""
     if isinstance(value, str):
         try:
             return value.encode()
@@ -28,7 +29,7 @@ def as_bytes(name: str, value: Any) -> bytes:
 
 
 def as_pairs(headers: Headers) -> tuple[list[tuple[str, bytes]], int]:
-    """Headers in their order, and their size in bytes. Raises InvalidRequest."""
+    """Returns headers in their order, and their size in bytes. Raises InvalidRequest."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     found: list[tuple[str, bytes]] = []
     size = 0

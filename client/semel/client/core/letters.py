@@ -1,15 +1,15 @@
-"""What a message carries when it is tried again, given up, or brought back: headers.
+"""Headers of copies of messages that are retried, given up as dead letters, or brought back.
 
-How it works. A copy keeps key, value, timestamp and the user's own headers. What the delivery adds
-stands in headers of its own, `semel-…`, which each further copy *replaces*: a message that fails a
-hundred times is no larger than one that failed once.
+How it works. A copy keeps key, value, timestamp and the user's own headers. Delivery adds headers
+named `semel-…`, which each further copy *replaces*: a message that fails a hundred times is no
+larger than one that failed once.
 
 | header | on | what |
 |---|---|---|
-| `semel-origin-topic`, `-queue`, `-offset` | all | where the message was first |
+| `semel-origin-topic`, `-queue`, `-offset` | all | where the message was stored first |
 | `semel-source-offset` | all | its offset in the queue that it was copied out of |
 | `semel-group` | all | the consumer group that could not process it |
-| `semel-attempts` | retries, dead letters | how often it was tried in vain |
+| `semel-attempts` | retries, dead letters | number of failed attempts |
 | `semel-reason` | retries, dead letters | the caller's words, at most 1,024 bytes of them |
 | `semel-failed-us` | retries, dead letters | wall time of the last failure, µs since the epoch |
 | `semel-cause` | dead letters | `rejected`, or `exhausted` after the last retry |
@@ -48,7 +48,7 @@ _GROUP_CHARACTERS_MAX: Final = 200
 
 
 class Origin(NamedTuple):
-    """Where a message was first."""
+    """Where a message was stored first."""
 
     topic: str
     queue: int
@@ -56,14 +56,14 @@ class Origin(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """What the headers of a copy say."""
+    """The contents of a copy's headers."""
 
     origin: Origin | None
-    """None: no copy."""
+    """None if the message is no copy."""
     source_offset: int
     group: str
     attempts: int
-    """Failures so far."""
+    """Number of failures so far."""
     reason: str
     failed_us: int
     cause: str
@@ -71,7 +71,7 @@ class Letter(NamedTuple):
 
 
 def read(headers: Iterable[tuple[str, bytes]]) -> Letter:
-    """What the headers say; whatever is missing or no number is empty or 0."""
+    """Reads the headers. A missing text is empty; a missing or malformed number is 0."""
     found = {name: value for name, value in headers if name.startswith(PREFIX)}
 
     def text(name: str) -> str:
@@ -96,7 +96,7 @@ def read(headers: Iterable[tuple[str, bytes]]) -> Letter:
 
 
 def own(headers: Iterable[tuple[str, bytes]]) -> Headers:
-    """The user's headers, without ours."""
+    """Returns the user's own headers, without those of delivery."""
     return [(name, value) for name, value in headers if not name.startswith(PREFIX)]
 
 
@@ -111,7 +111,7 @@ def failed(
     failed_us: int,
     cause: str = "",
 ) -> Headers:
-    """Headers of the copy that goes to a retry or dead-letter topic."""
+    """Returns the headers of the copy that goes to a retry or dead-letter topic."""
     added = [
         (ORIGIN_TOPIC, origin.topic.encode()),
         (ORIGIN_QUEUE, b"%d" % origin.queue),
@@ -128,7 +128,7 @@ def failed(
 
 
 def redriven(headers: Iterable[tuple[str, bytes]], *, source: Origin) -> Headers:
-    """Headers of the copy of a dead letter that goes back; its attempts count from the start."""
+    """Returns the headers of the copy of a dead letter that goes back. Its attempts start at 0."""
     letter = read(headers)
     assert letter.origin is not None
     return [
@@ -143,28 +143,28 @@ def redriven(headers: Iterable[tuple[str, bytes]], *, source: Origin) -> Headers
 
 
 def _cut(reason: str) -> bytes:
-    """At most REASON_BYTES_MAX bytes, no character in halves."""
+    """Cuts a text to at most REASON_BYTES_MAX bytes, at a character's end."""
     whole = reason.encode(errors="replace")[:REASON_BYTES_MAX]
     return whole.decode(errors="ignore").encode()
 
 
 def retry_topic(group: str, step: int) -> str:
-    """Name of the topic of a group's retries after their `step`-th failure, from 1."""
+    """Returns the topic of a group's retries after their `step`-th failure, counted from 1."""
     return f"{_topic_part(group)}.retry-{step}"
 
 
 def dead_letter_topic(group: str) -> str:
-    """Name of a group's dead-letter topic, unless its policy names another one."""
+    """Returns a group's dead-letter topic, unless its policy names another one."""
     return f"{_topic_part(group)}.dead-letters"
 
 
 def redriven_topic(dead_letters: str) -> str:
-    """Name of the topic that remembers which dead letters were brought back."""
+    """Returns the topic that remembers which dead letters were brought back."""
     return f"{dead_letters}.redriven"
 
 
 def _topic_part(group: str) -> str:
-    """A group's name as part of a topic's; different groups never share one."""
+    """Returns a group's name as part of a topic's; different groups never share one."""
     plain = _TOPIC_CHARACTERS.sub("_", group)[:_GROUP_CHARACTERS_MAX]
     if plain == group:
         return plain

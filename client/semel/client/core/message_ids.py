@@ -1,6 +1,6 @@
-"""Ids of the user's own, which travel with messages: checked at the door.
+"""Message ids that users choose, which the intake checks and which travel with the messages.
 
-Brokers store them and do not compare them: two messages may have the same one.
+Brokers store ids and do not compare them: two messages may have the same id.
 
 Not here: their column in a batch (`semel.protos.columns`).
 """
@@ -21,7 +21,7 @@ MESSAGE_ID_BYTES_MAX: Final = 1_024
 
 
 def id_bytes(message_id: Any) -> bytes:
-    """One id; a str as UTF-8. Raises InvalidRequest."""
+    """Returns one id as bytes; a str becomes UTF-8. Raises InvalidRequest."""
     found = as_bytes("message_id", message_id)
     if not 0 < len(found) <= MESSAGE_ID_BYTES_MAX:
         raise _wrong_length(len(found), "message_id")
@@ -29,7 +29,7 @@ def id_bytes(message_id: Any) -> bytes:
 
 
 def check_ids(message_ids: pa.Array) -> Rows:
-    """Bytes of each id of a binary column, 0 for a null. Raises InvalidRequest."""
+    """Returns the size of each id of a binary column, 0 for a null. Raises InvalidRequest."""
     sizes: Rows = np.diff(offsets_of(message_ids)).astype(np.int64)
     wrong = sizes > MESSAGE_ID_BYTES_MAX
     if message_ids.null_count:

@@ -1,7 +1,7 @@
-"""How long to wait before the next attempt.
+"""Waits between the attempts of a call.
 
-Exponential from `initial_ms` to `max_ms`, each wait shortened by a random part, so that many
-clients that lost the same master do not come back in the same instant. The first attempt after a
+Waits grow exponentially from `initial_ms` to `max_ms`. Each is shortened by a random part, so that
+many clients that lost the same master do not return in the same instant. The first attempt after a
 success waits the least: a master that was elected at once is found at once.
 """
 
@@ -23,22 +23,22 @@ class BackoffPolicy:
 
 
 class Backoff:
-    """The waits of one series of attempts."""
+    """The waits in one series of attempts."""
 
     __slots__ = ("_next_ms", "_policy", "_random")
 
     def __init__(self, policy: BackoffPolicy, random: Callable[[], float]) -> None:
-        """`random` gives numbers from 0 to below 1."""
+        """`random` returns numbers in `[0, 1)`."""
         self._policy = policy
         self._random = random
         self._next_ms = policy.initial_ms
 
     def next_ms(self) -> float:
-        """The next wait, in milliseconds."""
+        """Returns the next wait, in milliseconds."""
         wait = self._next_ms
         self._next_ms = min(wait * self._policy.factor, self._policy.max_ms)
         return wait * (1 - self._policy.jitter * self._random())
 
     def reset(self) -> None:
-        """An attempt succeeded."""
+        """An attempt succeeded: the next wait is the shortest."""
         self._next_ms = self._policy.initial_ms

@@ -1,16 +1,16 @@
-"""Where queues live and which queue a message belongs to.
+"""The routes: which broker group has a queue, which node is master, which queue gets a message.
 
-How it works. `RouteTable` keeps what the controllers said last and corrects it by what brokers say:
-a group's master is known by term, and the higher term wins whoever says it. A master that failed is
-*suspect*: the same (term, address) is believed again only from the node itself, not from a
-controller that has not noticed yet.
+How it works. `RouteTable` keeps the latest routes from the controllers and corrects them by the
+answers of brokers. A group's master is known with its term, and the higher term wins, whoever
+reports it. A master that failed is *suspect*: the same (term, address) is accepted again only from
+the node itself, not from a controller that has not noticed the failure yet.
 
 Invariants
 1. The term of a group's known master never falls.
 2. Routes of an older version never replace newer ones.
 3. `queues_of_slots` is a pure function of the topic's route.
 
-Not here: asking anybody (`transport/cluster.py`).
+Not here: calls to controllers and brokers (`transport/cluster.py`).
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRoute:
-    """One queue's place."""
+    """The route of one queue."""
 
     key: QueueKey
     group_id: GroupId
     slot_start: int
     slot_end: int
     parent: int | None = None
-    """Number of the queue that was split to make it."""
+    """Number of the queue that was split into it."""
     sealed: bool = False
-    """It was split: it takes nothing new and is read to its end."""
+    """It was split: it accepts no messages and is read to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRoute:
-    """One topic, as of one version of the routes."""
+    """The route of one topic, as of one version of the routes."""
 
     name: str
     topic_id: TopicId
     queues: tuple[QueueRoute, ...]
-    """Open ones, by queue number; every slot belongs to one of them."""
+    """The open queues, by number; every slot belongs to one of them."""
     sealed: tuple[QueueRoute, ...] = ()
-    """Those that were split, by queue number."""
+    """The queues that were split, by number."""
     message_bytes_max: int
     """0: the default."""
     batch_bytes_max: int
     """0: the default."""
     by_slot: npt.NDArray[np.int32] = field(repr=False)
-    """Positions in `queues`, by rising slot."""
+    """Indices in `queues`, by rising slot."""
     slot_starts: npt.NDArray[np.int32] = field(repr=False)
     """First slot of each of `by_slot`."""
 
     def queues_of_slots(self, slots: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        """Position in `queues` of the owner of each slot."""
+        """Returns the index in `queues` of the owner of each slot."""
         at = np.searchsorted(self.slot_starts, slots, side="right") - 1
         owners: npt.NDArray[np.int32] = self.by_slot[at]
         return owners
 
     @property
     def every(self) -> tuple[QueueRoute, ...]:
-        """All queues that hold messages, by number."""
+        """All queues, open or split, by number."""
         if not self.sealed:
             return self.queues
         return tuple(sorted(self.queues + self.sealed, key=_number))
 
     def find(self, queue_id: int) -> QueueRoute | None:
-        """The queue of that number, open or sealed."""
+        """Returns the queue with a number, open or split, or None."""
         for queues in (self.queues, self.sealed):
             place = bisect_left(queues, queue_id, key=_number)
             if place < len(queues) and queues[place].key.queue_id == queue_id:
@@ -82,7 +82,7 @@ class TopicRoute:
         return None
 
     def heirs_of(self, queue_id: int) -> tuple[QueueRoute, ...]:
-        """The open queues that own a queue's slots by now: itself, or what splits made of it."""
+        """Returns the open queues that own a queue's slots now: itself, or its descendants."""
         lineage = {queue_id}
         for queue in self.every:  # children have higher numbers
             if queue.parent in lineage:
@@ -90,7 +90,7 @@ class TopicRoute:
         return tuple(queue for queue in self.queues if queue.key.queue_id in lineage)
 
     def after_split(self, split: control_pb2.SplitQueue) -> TopicRoute:
-        """The route once the broker has told of a split; the same if that is known."""
+        """Returns the route after a split that a broker reported; itself if the split is known."""
         place = self.position_of(split.queue.queue_id)
         if place is None or split.queue.topic_id != self.topic_id:
             return self
@@ -105,7 +105,7 @@ class TopicRoute:
         )
 
     def after_move(self, key: QueueKey, group_id: GroupId) -> TopicRoute:
-        """The route once the broker has told where a queue lives."""
+        """Returns the route after a broker has told which group has a queue."""
 
         def placed(queue: QueueRoute) -> QueueRoute:
             return replace(queue, group_id=group_id) if queue.key == key else queue
@@ -115,7 +115,7 @@ class TopicRoute:
         )
 
     def position_of(self, queue_id: int) -> int | None:
-        """Position in `queues` of the number of an open queue."""
+        """Returns the index in `queues` of an open queue by its number."""
         if queue_id < len(self.queues) and self.queues[queue_id].key.queue_id == queue_id:
             return queue_id
         for position, queue in enumerate(self.queues):
@@ -126,7 +126,7 @@ class TopicRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Master:
-    """A group's master as far as it is known."""
+    """A broker group and its master, as far as it is known."""
 
     address: str
     node_id: NodeId
@@ -138,13 +138,13 @@ class _Group:
     addresses: dict[NodeId, str]
     master: Master | None = None
     term: int = -1
-    """Highest term heard of; never falls."""
+    """The highest term heard of; it never falls."""
     suspect: tuple[int, str] | None = None
     """(term, address) of a master that failed."""
 
 
 def topic_route(topic: controller_pb2.TopicRoute) -> TopicRoute:
-    """The route of one topic from its message."""
+    """Decodes the route of one topic."""
     topic_id = TopicId(topic.topic_id)
 
     def routes(messages: Iterable[controller_pb2.QueueRoute], *, sealed: bool) -> list[QueueRoute]:
@@ -175,7 +175,7 @@ def topic_route(topic: controller_pb2.TopicRoute) -> TopicRoute:
 
 
 def children_of(parent: QueueRoute, split: control_pb2.SplitQueue) -> list[QueueRoute]:
-    """The queues that a split made, by rising slot: in the parent's group, until they are moved."""
+    """Returns the queues that a split made, by rising slot, in the parent's group at first."""
     return [
         QueueRoute(
             key=QueueKey(parent.key.topic_id, QueueId(child.queue_id)),
@@ -193,7 +193,7 @@ def _number(queue: QueueRoute) -> int:
 
 
 def _assemble(topic: TopicRoute, queues: Iterable[QueueRoute]) -> TopicRoute:
-    """The topic with these open queues."""
+    """Returns the topic with these open queues."""
     ordered = tuple(sorted(queues, key=_number))
     starts = np.array([queue.slot_start for queue in ordered], np.int32)
     by_slot = np.argsort(starts, kind="stable").astype(np.int32)
@@ -201,7 +201,7 @@ def _assemble(topic: TopicRoute, queues: Iterable[QueueRoute]) -> TopicRoute:
 
 
 class RouteTable:
-    """What a client knows of the cluster."""
+    """The routes that a client knows."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -210,8 +210,8 @@ class RouteTable:
         self._groups: dict[GroupId, _Group] = {}
 
     def on_routes(self, routes: controller_pb2.Routes) -> None:
-        """News from a controller: all groups, and some topics."""
-        if routes.version < self.version:  # from a copy: only what is not known at all
+        """Takes routes from a controller, or a copy of them: all groups, and some topics."""
+        if routes.version < self.version:  # a copy: it adds only what is not known at all
             for topic in routes.topics:
                 self._topics.setdefault(topic.name, topic_route(topic))
             return
@@ -228,13 +228,13 @@ class RouteTable:
                 self.on_hint(group_id, address, message.term, message.master_id)
 
     def forget(self) -> None:
-        """It was another cluster's."""
+        """Drops all routes: they were another cluster's."""
         self.version, self.cluster_id = 0, ""
         self._topics.clear()
         self._groups.clear()
 
     def on_hint(self, group_id: GroupId, address: str, term: int, node_id: int) -> bool:
-        """A broker or a controller names a master. True when that is news."""
+        """A broker or a controller named a master. Returns True if it was not known."""
         group = self._groups.get(group_id)
         if group is None or not address or term < group.term:
             return False
@@ -246,7 +246,7 @@ class RouteTable:
         return True
 
     def on_node_status(self, group_id: GroupId, status: broker_pb2.NodeStatusReply) -> bool:
-        """A node describes itself. True when the group has a master now that it had not before."""
+        """A node reported its status. Returns True if the group has a new master by it."""
         group = self._groups.get(group_id)
         if group is None:
             return False
@@ -259,27 +259,27 @@ class RouteTable:
         return self.on_hint(group_id, address, status.term, status.master_id)
 
     def on_master_failed(self, group_id: GroupId, master: Master) -> None:
-        """The master does not answer, or says that it is none and names no other."""
+        """The master did not answer, or answered that it is not master and named no other node."""
         group = self._groups.get(group_id)
         if group is not None and group.master == master:
             group.master = None
             group.suspect = (master.term, master.address)
 
     def on_topic_gone(self, name: str, topic_id: TopicId) -> None:
-        """Brokers or controllers do not know the topic any more."""
+        """Brokers or controllers reported that the topic does not exist any more."""
         topic = self._topics.get(name)
         if topic is not None and topic.topic_id == topic_id:
             del self._topics[name]
 
     def on_moved(self, error: QueueMoved) -> None:
-        """A broker tells that a queue lives on another group by now."""
+        """A broker reported that a queue has moved to another group."""
         key = QueueKey(TopicId(error.topic_id), QueueId(error.queue_id))
         for name, topic in self._topics.items():
             if topic.topic_id == key.topic_id:
                 self._topics[name] = topic.after_move(key, GroupId(error.group_id))
 
     def home(self, queue: QueueRoute) -> GroupId:
-        """The group that has the queue, as far as known by now."""
+        """Returns the group that has the queue, by the latest report."""
         for topic in self._topics.values():
             if topic.topic_id == queue.key.topic_id:
                 found = topic.find(queue.key.queue_id)
@@ -287,14 +287,14 @@ class RouteTable:
         return queue.group_id
 
     def by_home(self, queues: Iterable[QueueRoute]) -> dict[GroupId, list[QueueKey]]:
-        """The queues by the group that has them, as far as known by now."""
+        """Returns the queues by the group that has them, by the latest reports."""
         found: dict[GroupId, list[QueueKey]] = {}
         for queue in queues:
             found.setdefault(self.home(queue), []).append(queue.key)
         return found
 
     def on_split(self, name: str, split: control_pb2.SplitQueue) -> None:
-        """A broker tells of a split that the controllers may not have published yet."""
+        """A broker reported a split that the controllers may not have published yet."""
         topic = self._topics.get(name)
         if topic is not None:
             self._topics[name] = topic.after_split(split)
@@ -310,12 +310,12 @@ class RouteTable:
         return group.master if group is not None else None
 
     def replicas(self, group_id: GroupId) -> Sequence[str]:
-        """Addresses of all nodes of a group; empty when the group is unknown."""
+        """Returns the addresses of all nodes of a group; none if the group is unknown."""
         group = self._groups.get(group_id)
         return list(group.addresses.values()) if group is not None else []
 
     def nodes(self, group_id: GroupId) -> dict[NodeId, str]:
-        """Node numbers and addresses of a group."""
+        """Returns the addresses of a group's nodes by node number."""
         group = self._groups.get(group_id)
         return dict(group.addresses) if group is not None else {}
 

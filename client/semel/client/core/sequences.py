@@ -1,33 +1,34 @@
-"""One queue's send window: what is in flight, what goes out next, what an answer means.
+"""One queue's send window: the batches in flight, the next one to send, the meaning of an answer.
 
 How it works. Batches are chained by `previous_sequence` and kept, with their bytes, until they are
-settled. Whatever is in doubt is sent again unchanged, oldest first; the broker's sequence table
-recognises what it has. Only a FENCE with a higher session, after which nothing older can land,
-turns doubt into "not stored"; then what is left gets new sequences behind the queue's last one.
+settled. A batch in doubt is sent again unchanged, oldest first; the broker's sequence table
+recognises a batch that it has. Only a FENCE with a higher session turns doubt into "not stored",
+since nothing older can land after it. Then the remaining batches get new sequences after the
+queue's last one.
 
-    answer                          what follows
+    answer                          consequence
     committed, duplicate            Settled
-    not master                      Moved: the stream looks for the master, all goes out again
-    throttled, unavailable, ...     Retry: after a wait all goes out again
-    out of order                    Retry; at the head of the window again and again: Fence
-    partial overlap                 rows that are stored are cut off, the rest goes out again
+    not master                      Moved: the stream searches the master, all batches go out again
+    throttled, unavailable, ...     Retry: all batches go out again after a wait
+    out of order                    Retry; for the oldest batch several times in a row: Fence
+    partial overlap                 the stored rows are cut off, the rest goes out again
     dedup state expired             Fence(reopen): a new epoch first
-    queue moved                     Elsewhere: all goes out again, to its new group
-    queue sealed                    once the oldest batch hears it: Sealed, with all that is left
+    queue moved                     Elsewhere: all batches go out again, to the new group
+    queue sealed                    for the oldest batch: Sealed, with all batches that are left
     producer fenced                 Fatal
     any other refusal               Fence: the batch has failed, its successors are chained anew
 
 Invariants
 1. Batches go out in sequence order on any one stream, and `previous` of each is `last` of the one
    before it, or of the newest settled one.
-2. A batch leaves the window only settled: stored for certain, or absent for certain (a fence said
-   so), or reported as unknown (its dedup state expired). Absence is never guessed.
-3. While a fence is wanted nothing goes out.
-4. A queue that is sealed takes nothing new, and each batch names the one before it: when the oldest
-   one in flight is not there, none of the later ones is, or ever will be.
+2. A batch leaves the window only when it is settled: certainly stored, or certainly absent (a fence
+   said so), or reported as unknown (its dedup state expired). Absence is never guessed.
+3. No batch goes out while a fence is wanted.
+4. A sealed queue accepts no batch, and each batch names the one before it. So when the oldest batch
+   in flight is absent, all later ones are and will stay absent.
 5. `in_flight` never holds more than `max_in_flight` batches.
 
-Not here: bytes of batches (`encoding.py`), streams and clocks (`producer/lanes.py`).
+Not here: bytes of batches (`core/encoding.py`), streams and clocks (`producer/lanes.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from semel.protos.v1 import control_pb2
 from semel.protos.values import value
 
 HEAD_REFUSALS_MAX: Final = 5
-"""So many "out of order" for the oldest batch in a row: ask by a fence what the queue has."""
+"""Number of "out of order" answers in a row for the oldest batch that lead to a fence."""
 
 
 class InFlight:
@@ -96,23 +97,23 @@ class InFlight:
         self.base = base
         self.last = last
         self.count = count
-        """Rows left in it."""
+        """Number of rows left in it."""
         self.payload = payload
         self.size = len(payload)
-        """As it was first; for credits."""
+        """Its first size, which credits count."""
         self.tag = tag
-        """The shell's own; not looked at."""
+        """Owned by the shell; the window does not look at it."""
         self.sends = 0
         self.open_answers = 0
-        """Transmissions on the present stream that were not answered yet."""
+        """Number of transmissions on the present stream that are not answered yet."""
         self.queued = False
-        """Stands in the queue of what goes out next."""
+        """It waits to go out next."""
         self.refused = False
-        """The last answer said for certain that this transmission was not stored."""
+        """The last answer said that this transmission was certainly not stored."""
         self.error: SemelError | None = None
-        """Why it was refused for good."""
+        """The error of its final refusal."""
         self.trimmed = 0
-        """Rows cut off because they were stored before."""
+        """Number of rows cut off because they were stored before."""
         self.turned_away = False
         """The queue is sealed and does not hold it."""
 
@@ -123,14 +124,14 @@ class Settled:
 
     batch: InFlight
     base_offset: int
-    """-1 when not known any more."""
+    """Offset of its first row; -1 when not known any more."""
     append_time_us: int
     duplicate: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The batch is not stored, or (DedupStateExpired) nobody knows."""
+    """The batch is not stored or, with DedupStateExpired, its fate is unknown."""
 
     batch: InFlight
     error: SemelError
@@ -138,14 +139,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Wait for so long (or by the shell's own backoff, if 0), then `rewind`."""
+    """Wait, by the shell's own backoff if `after_ms` is 0, then `rewind`."""
 
     after_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The stream's end is not the master."""
+    """The node at the stream's end is not the master."""
 
     error: NotMaster
 
@@ -159,15 +160,15 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Ask for a FENCE with a higher session; with `reopen`, for a higher epoch first."""
+    """Send a FENCE with a higher session; with `reopen`, get a higher epoch first."""
 
     reopen: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The queue was split. The window is at its end; what was left in it is certainly not stored
-    there, and goes to the children, oldest first."""
+    """The queue was split, and the window has ended. The batches left in it are certainly not
+    stored there, and go to the children, oldest first."""
 
     split: control_pb2.SplitQueue
     batches: tuple[InFlight, ...]
@@ -175,7 +176,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Fatal:
-    """The producer is at its end."""
+    """The producer must end."""
 
     error: SemelError
 
@@ -210,12 +211,12 @@ class SendWindow:
         self.epoch = epoch
         self.session = session
         self.last_settled = last_sequence
-        """Highest sequence that is stored; -1 for none."""
+        """The highest stored sequence; -1 for none."""
         self.last_assigned = Sequence(last_sequence)
         self.claimed = (epoch, session)
-        """The newest identity that this client has asked a fence for."""
+        """The newest identity with which this client has sent a fence."""
         self.positions = positions
-        """Sequences are source positions: they stay with their messages."""
+        """Sequences are source positions, which stay with their messages."""
         self.fence_wanted = False
         self.reopen_wanted = False
         self._max = max_in_flight
@@ -223,7 +224,7 @@ class SendWindow:
         self._outgoing: deque[InFlight] = deque()
         self._head_refusals = 0
         self._split: control_pb2.SplitQueue | None = None
-        """What became of the queue."""
+        """The decision that ended the window, if any."""
 
     @property
     def in_flight(self) -> int:
@@ -236,15 +237,15 @@ class SendWindow:
 
     @property
     def answers_open(self) -> bool:
-        """The present stream still owes an answer."""
+        """An answer on the present stream is outstanding."""
         return any(batch.open_answers for batch in self._in_flight.values())
 
     def batches(self) -> list[InFlight]:
-        """What is not settled, oldest first."""
+        """The batches that are not settled, oldest first."""
         return list(self._in_flight.values())
 
     def add(self, batch: InFlight) -> None:
-        """A new batch, chained to the last one."""
+        """Adds a new batch, chained to the last one."""
         assert self.room
         assert batch.previous == self.last_assigned < batch.base <= batch.last
         self._in_flight[batch.base] = batch
@@ -253,7 +254,7 @@ class SendWindow:
         self._outgoing.append(batch)
 
     def next_to_send(self) -> InFlight | None:
-        """The batch to transmit now, and counts the transmission."""
+        """Returns the batch to transmit now, or None, and counts the transmission."""
         if self.fence_wanted:
             return None
         while self._outgoing:
@@ -267,13 +268,13 @@ class SendWindow:
         return None
 
     def on_stream_lost(self) -> int:
-        """The stream is gone, and with it all answers to come; see `rewind`."""
+        """The stream has ended, so no more answers come; otherwise like `rewind`."""
         for batch in self._in_flight.values():
             batch.open_answers = 0
         return self.rewind()
 
     def rewind(self) -> int:
-        """Everything in flight goes out again; the number of batches that had been out."""
+        """Sends everything in flight again; returns the number of batches that had been sent."""
         again = sum(1 for batch in self._in_flight.values() if not batch.queued)
         self._outgoing = deque(self._in_flight.values())
         for batch in self._outgoing:
@@ -283,7 +284,7 @@ class SendWindow:
     def on_stored(
         self, base: int, last: int, base_offset: int, append_time_us: int, duplicate: bool
     ) -> list[Decision]:
-        """COMMITTED or DUPLICATE."""
+        """Handles the answer COMMITTED or DUPLICATE."""
         batch = self._match(base, last)
         if batch is None:
             return []
@@ -294,9 +295,9 @@ class SendWindow:
         ]
 
     def on_refused(self, base: int, last: int, error: SemelError) -> list[Decision]:
-        """FAILED with `error`."""
+        """Handles the answer FAILED with `error`."""
         if isinstance(error, ProducerFenced):
-            # Our own newer fence refuses what was on the way under the older session.
+            # This client's newer fence refuses batches on their way under the older session.
             newer = (error.current_epoch, error.current_session) > self.claimed
             return [Fatal(error)] if newer else []
         batch = self._match(base, last)
@@ -304,7 +305,7 @@ class SendWindow:
             return []
         batch.open_answers = max(0, batch.open_answers - 1)
         if batch.queued or batch.open_answers:
-            # It is on its way again already: that transmission's answer counts.
+            # It was sent again already: the answer to that transmission counts.
             return []
         match error:
             case _ if self.fence_wanted:
@@ -344,10 +345,11 @@ class SendWindow:
         last_sequence: int,
         known: Many[Known],
     ) -> list[Decision]:
-        """The reply to a FENCE: what it does not name is not stored and never will be.
+        """Handles the reply to a FENCE: batches that it does not name are not, and never will be,
+        stored.
 
-        After a reopen (a higher epoch) a queue that had forgotten the producer names nothing;
-        then a batch is absent for certain only if its one transmission was refused as such.
+        After a reopen (a higher epoch) a queue that had forgotten the producer names nothing. Then
+        a batch is certainly absent only if its one transmission was refused as such.
         """
         reopened = self.reopen_wanted
         forgotten = reopened and last_sequence < max(self.last_settled, 0)
@@ -390,8 +392,8 @@ class SendWindow:
         return decisions
 
     def on_fence_sealed(self, split: control_pb2.SplitQueue) -> list[Decision]:
-        """The queue was split and has forgotten the producer: a FENCE cannot tell any more what it
-        holds, and only what was refused for certain may go to the children."""
+        """The queue was split and has forgotten the producer. A FENCE cannot tell any more which
+        batches it holds, so only batches that were certainly refused may go to the children."""
         decisions: list[Decision] = []
         absent: list[InFlight] = []
         for batch in self.batches():
@@ -407,7 +409,7 @@ class SendWindow:
     # --- inside ---------------------------------------------------------------------------------
 
     def _maybe_sealed(self) -> list[Decision]:
-        """The end of the window, if the oldest batch was turned away."""
+        """Ends the window if the oldest batch was turned away."""
         if self._split is None or not self._in_flight:
             return []
         batches = self.batches()
@@ -420,7 +422,7 @@ class SendWindow:
         return Sealed(split, tuple(batches))
 
     def _match(self, base: int, last: int) -> InFlight | None:
-        """The batch an answer is for; answers to earlier shapes of it are void."""
+        """Returns the batch that an answer is for; None for an answer to an earlier form of it."""
         batch = self._in_flight.get(Sequence(base))
         return batch if batch is not None and batch.last == last else None
 
@@ -432,7 +434,7 @@ class SendWindow:
         return Settled(batch, base_offset, append_time_us, duplicate)
 
     def _note_refusal(self, batch: InFlight, error: SemelError) -> None:
-        """Keeps an error that says something for certain about the batch itself."""
+        """Keeps an error if it is certain and about the batch itself."""
         if isinstance(error, DedupStateExpired):
             batch.refused = True
             batch.error = error
@@ -452,7 +454,7 @@ class SendWindow:
         return Fence(False)
 
     def _trim(self, batch: InFlight, last_stored: int) -> None:
-        """Rows up to `last_stored` are in the queue already."""
+        """Cuts off rows up to `last_stored`, which are in the queue already."""
         if not batch.base <= last_stored < batch.last:
             return
         self._cut(batch, Sequence(last_stored))
@@ -465,7 +467,7 @@ class SendWindow:
         batch.count -= rows
 
     def _chain(self, batch: InFlight, chain: Sequence) -> Sequence:
-        """Puts a batch behind `chain` under the present identity; it goes out again."""
+        """Puts a batch after `chain` under the present identity; it goes out again."""
         if not self.positions:
             batch.base, batch.last = Sequence(chain + 1), Sequence(chain + batch.count)
         batch.previous = chain
@@ -488,7 +490,7 @@ class SendWindow:
 
 
 def _surely_absent(batch: InFlight) -> bool:
-    """Sent never, or once and refused by a queue that had no row for the producer."""
+    """It was never sent, or once and refused by a queue that had no row for the producer."""
     return batch.sends == 0 or (batch.sends == 1 and batch.refused)
 
 
@@ -501,7 +503,7 @@ def _unknown_fate(batch: InFlight) -> DedupStateExpired:
 
 
 def _offset_of(batch: InFlight, known: Many[Known]) -> int:
-    """Offset of the batch's first row, when the window of the reply still has it."""
+    """Returns the offset of the batch's first row if the reply's window still has it, else -1."""
     for entry in known:
         if entry.base <= batch.base and batch.last <= entry.last:
             if entry.base == batch.base:

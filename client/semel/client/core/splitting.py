@@ -1,14 +1,14 @@
-"""Parts of a queue that was split become parts of its children.
+"""Divides the parts of a queue that was split into parts of its children.
 
-How it works. The rows of a part go to the children by slot, as `batching.py` would have sent them;
-rows that may go anywhere go to one child together. The chunk's order is changed inside the part's
-own places, so that every handle still finds its message.
+How it works. The rows of a part go to the children by slot, as `core/batching.py` would have routed
+them. Rows that may go anywhere go to one child together. The chunk's order changes only within the
+part's own places, so that every handle still finds its message.
 
 Invariants
-1. Rows of one child keep their order, and a part is taken apart only when its queue certainly does
-   not hold its rows and never will.
-2. Readers of a chunk on other threads see the old parts, of which the one in question has no
-   outcome, or the new ones with the new order: the order is replaced before the parts are.
+1. Rows of one child keep their order. A part is divided only when its queue certainly does not hold
+   its rows and never will.
+2. Readers of a chunk on other threads see either the old parts, among which the divided one has no
+   outcome, or the new parts with the new order: the order is replaced before the parts are.
 
 Not here: what is certain (`core/sequences.py`), fences of the children (`producer/producer.py`).
 """
@@ -38,29 +38,29 @@ from semel.protos.slots import queue_for_slots, slot_of_key, slots_of_positions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heir:
-    """One child of a queue, as far as parts are concerned."""
+    """The facts about one child of a queue that dividing parts needs."""
 
     key: QueueKey
     slot_start: int
     last_sequence: int
-    """With source positions, rows at or below it are stored."""
+    """With source positions, the child stores rows at or below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inheritance:
-    """What the parent did not store of one part."""
+    """The rows of one part that the parent did not store."""
 
     part: Part
     columns: Columns | None
     """The rows that are left; None for a position mark."""
     stored: int = 0
-    """So many rows in front of them are in the parent."""
+    """Number of rows in front of them that the parent has."""
     base_sequence: int = -1
-    """Of the part's first row, if any is stored."""
+    """Sequence of the part's first row; -1 if it was never encoded."""
 
 
 def of_waiting(part: Part) -> Inheritance:
-    """A part that was never encoded."""
+    """Returns the rows of a part that was never encoded."""
     columns = part.columns
     if isinstance(columns, FewRows):
         columns = Columns.of_few(columns)
@@ -68,7 +68,7 @@ def of_waiting(part: Part) -> Inheritance:
 
 
 def of_encoded(part: Part, payload: bytes, trimmed: int) -> Inheritance:
-    """A part that is a batch by now, of which `trimmed` rows were cut off."""
+    """Returns the rows of a part that was encoded, of which `trimmed` rows were cut off."""
     header = decode_header(payload)
     columns = decode_columns(payload, header) if part.count else None
     return Inheritance(
@@ -80,10 +80,10 @@ def of_encoded(part: Part, payload: bytes, trimmed: int) -> Inheritance:
 
 
 def divide(inheritance: Inheritance, heirs: Sequence[Heir], anywhere: int) -> list[Part]:
-    """Puts new parts into the chunk in place of the part and returns them; those that are stored
+    """Puts new parts into the chunk in place of the part and returns them. Parts that are stored
     already have their outcome.
 
-    `heirs` stand by rising slot; `anywhere` is the place of the one for rows that any may have.
+    `heirs` are sorted by slot; `anywhere` is the index of the one for rows that may go anywhere.
     """
     part = inheritance.part
     assert part.outcome is None, "a part with an outcome is not taken apart"
@@ -152,8 +152,8 @@ def _rows(inheritance: Inheritance, heirs: Sequence[Heir], anywhere: int) -> lis
 def _owners(
     columns: Columns, positions: Rows | None, heirs: Sequence[Heir], anywhere: int
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Place of each row's heir. Rows that were sent to the parent by its number, whatever their
-    slot, go to the first or the last one: those of one key stay together."""
+    """Returns the index of each row's heir. Rows that were sent to the parent by its number,
+    whatever their slot, go to the first or the last heir: rows of one key stay together."""
     starts = [heir.slot_start for heir in heirs]
     count = len(columns)
     keys = [None] * count if columns.keys is None else columns.keys.to_pylist()
@@ -173,7 +173,7 @@ def _done(part: Part, first: int, count: int, queue: QueueKey, base_sequence: in
 
 
 def _without_sequences(columns: Columns) -> Columns:
-    """As it was before it was encoded: positions are kept in the part."""
+    """Returns the rows as they were before they were encoded; the part keeps the positions."""
     return Columns(
         values=columns.values,
         keys=columns.keys,

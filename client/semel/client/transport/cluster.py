@@ -1,14 +1,18 @@
-"""Whom to ask: the controllers, and each broker group's master wherever it has gone.
+"""A client's view of the cluster: its routes, its controllers, and each group's current master.
 
-How it works. Routes are fetched when somebody needs a topic and kept; a watch on the controllers
-brings changes of masters. A group's master that fails is looked for by asking all replicas at once,
-again and again with short waits; a broker's own word, by higher term, beats a controller's. When
-all controllers are down everything that is known goes on; a client that starts then has the routes
-that this machine's file keeps, or those of a broker that it was given.
+How it works. The client fetches the route of a topic at its first use and keeps it. A watch on the
+controllers reports changes of masters. When a group's master fails, the client asks all replicas at
+once, repeatedly with short waits, until one of them is master. A broker's own answer with a higher
+term overrules a controller's. While all controllers are down the client continues with what it
+knows. A client that starts meanwhile takes the routes from a file on this machine, or from a broker
+whose address it was given.
 
 Invariants
-1. At most one search a group is under way; all who wait for it share it.
+1. At most one search per group is under way, and all callers that need the master share it.
 2. `call_master` only carries requests that may be repeated.
+
+Not here: which controller to ask (`transport/controllers.py`), what routes mean
+(`core/routing.py`).
 """
 
 from __future__ import annotations
@@ -48,14 +52,14 @@ from semel.protos.v1 import broker_pb2, controller_pb2
 logger = logging.getLogger(__name__)
 
 PROBE_S: Final = 0.4
-"""How long one node may take to say what it is."""
+"""Time limit in seconds for a node's answer to the question whether it is master."""
 PROBE_MIN_S: Final = 0.1
-"""The same in the first round of a search."""
+"""The same limit in the first round of a search."""
 ATTEMPT_S: Final = 1.0
-"""The first attempt of a call; each further one may take twice as long. A node that hangs is given
-up after it, and the group's other nodes are asked."""
+"""Time limit in seconds for the first attempt of a call; it doubles with each further attempt. When
+it passes, the client takes the node for hung and asks the group's other nodes."""
 KEPT_PATIENCE_S: Final = 1.0
-"""How long controllers are asked before the file's routes are used."""
+"""Seconds for which the client asks controllers before it uses the routes of the file."""
 SEARCH_POLICY: Final = BackoffPolicy(initial_ms=15, max_ms=120)
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 
@@ -66,7 +70,7 @@ class Cluster:
     def __init__(
         self, bootstrap: tuple[str, ...], config: ClientConfig, routes_directory: Path | None
     ) -> None:
-        """`routes_directory` keeps routes for clients to come; None keeps none."""
+        """`routes_directory` holds the file of routes for later clients; None keeps no file."""
         self.config = config
         self.routes = RouteTable()
         self.connections = Connections(level_max=config.level_max)
@@ -86,7 +90,7 @@ class Cluster:
         self._searches: dict[GroupId, asyncio.Task[Master]] = {}
 
     async def start(self) -> None:
-        """Fetches the groups; without a controller, from the file.
+        """Fetches the broker groups from a controller, or else from the file.
 
         Raises Unavailable when no controller answers in time and the file knows nothing.
         """
@@ -108,7 +112,7 @@ class Cluster:
         self.spawn(self._keeper.run(), "semel-keep-routes")
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """A task that ends at the latest with the client."""
+        """Starts a task that ends at the latest with the client."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -118,7 +122,7 @@ class Cluster:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # Whoever waits for the task is told; a bug in one that nobody waits for must show.
+            # A waiting caller gets the error; a bug in a task that nobody awaits must be logged.
             level = logging.DEBUG if isinstance(error, SemelError) else logging.ERROR
             logger.log(level, "client task failed name=%s", task.get_name(), exc_info=error)
 
@@ -137,12 +141,12 @@ class Cluster:
     # --- controllers ----------------------------------------------------------------------------
 
     async def controller(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
-        """A call to whichever controller is in office. Raises SemelError."""
+        """Calls the active controller. Raises SemelError."""
         timeout_s = timeout_s or self.config.request_timeout_ms / 1000
         return await self.controllers.call(method, request, timeout_s)
 
     def _brokers(self) -> list[str]:
-        """HOST:PORT of all brokers known."""
+        """Returns HOST:PORT of all known brokers."""
         groups = self.routes.groups()
         return [address for group in groups for address in self.routes.replicas(group)]
 
@@ -158,12 +162,13 @@ class Cluster:
             self.controllers.learn(routes.controllers)
 
     async def _watch(self) -> None:
-        """Keeps masters and members fresh for as long as the client lives."""
+        """Keeps masters and members up to date for as long as the client lives."""
         request = controller_pb2.GetRoutesRequest(groups_only=True)
         await self.controllers.watch(request, self._on_routes)
 
     async def topic(self, name: str, *, refresh: bool = False) -> TopicRoute:
-        """The route of a topic. Raises UnknownTopic; Unavailable when it was never fetched."""
+        """Returns the route of a topic. Raises UnknownTopic, and Unavailable if the route was never
+        fetched and no controller answers."""
         known = self.routes.topic(name)
         if known is not None and not refresh:
             return known
@@ -186,8 +191,8 @@ class Cluster:
     # --- brokers --------------------------------------------------------------------------------
 
     async def master(self, group_id: GroupId) -> Master:
-        """The group's master; waits until there is one. Raises UnknownGroup, and UnsupportedVersion
-        when every node of the group is of a version that this client cannot speak to."""
+        """Returns the group's master; waits until there is one. Raises UnknownGroup, and
+        UnsupportedVersion when this client cannot speak to any node of the group."""
         known = self.routes.master(group_id)
         if known is not None:
             return known
@@ -213,7 +218,7 @@ class Cluster:
             give_up = time.monotonic() + patience
             strangers: list[UnsupportedVersion] = []
             try:
-                # A node that hangs must not hold up the next round of questions to the others.
+                # A node that hangs must not delay the next round of questions to the others.
                 while probes and self.routes.master(group_id) is None:
                     left = give_up - time.monotonic()
                     if left <= 0:
@@ -232,7 +237,7 @@ class Cluster:
                 await asyncio.sleep(backoff.next_ms() / 1000)
 
     async def _probe(self, group_id: GroupId, address: str) -> UnsupportedVersion | None:
-        """Asks a node what it is; why it will not say, if that will not pass."""
+        """Asks a node for its status. Returns the error if it can never answer this client."""
         try:
             status = await self.connections.call(
                 address, BROKER, "GetNodeStatus", broker_pb2.NodeStatusRequest(), PROBE_S
@@ -244,7 +249,7 @@ class Cluster:
         return None
 
     def on_master_error(self, group_id: GroupId, master: Master, error: SemelError) -> None:
-        """What a call or a stream to `master` ended with: follow the hint, or look again."""
+        """Handles the error of a call or stream to `master`: takes its hint, or searches again."""
         if isinstance(error, NotMaster) and error.master_address:
             known = self.routes.master(group_id)
             stale = error.master_address == master.address and error.term <= master.term
@@ -264,7 +269,7 @@ class Cluster:
         *,
         service: type[Any] = BROKER,
     ) -> Any:
-        """A call to the group's master, repeated until it is answered. Raises SemelError."""
+        """Calls the group's master, repeatedly until it answers. Raises SemelError."""
         timeout_s = timeout_s or self.config.request_timeout_ms / 1000
         deadline = time.monotonic() + timeout_s
         backoff = Backoff(CALL_POLICY, random.random)
@@ -301,5 +306,5 @@ class Cluster:
         return asyncio.get_running_loop().time() + max(0.0, deadline - time.monotonic())
 
     async def call_node(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
-        """One call to one broker node. Raises SemelError."""
+        """Calls one broker node, once. Raises SemelError."""
         return await self.connections.call(address, BROKER, method, request, timeout_s)

@@ -1,10 +1,10 @@
-"""Channels to controllers and brokers, and one place where gRPC's errors become Semel's.
+"""Channels to controllers and brokers, and the one place that translates gRPC's errors.
 
-How it works. A channel for each (address, purpose): a produce stream, a fetch stream and small
-calls never share a connection, so that bulk does not delay a lock's renewal. gRPC reconnects a
-channel by itself, with short waits.
+How it works. Each (address, purpose) has a channel of its own: a produce stream, a fetch stream and
+small calls never share a connection, so that bulk data does not delay a lock's renewal. gRPC
+reconnects a channel by itself, with short waits.
 
-Not here: whom to ask (`cluster.py`).
+Not here: which node to ask (`transport/cluster.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Connections:
         self._stubs: dict[tuple[str, type[Any]], Any] = {}
 
     def channel(self, address: str, purpose: Purpose) -> grpc.aio.Channel:
-        """The channel, opened lazily."""
+        """Returns the channel, opened at its first use."""
         channel = self._channels.get((address, purpose))
         if channel is None:
             channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -51,7 +51,7 @@ class Connections:
     async def call(
         self, address: str, service: type[Any], method: str, request: Any, timeout_s: float
     ) -> Any:
-        """One unary call. Raises SemelError."""
+        """Makes one unary call. Raises SemelError."""
         try:
             return await getattr(self._stub(address, service), method)(
                 request, timeout=timeout_s, metadata=self.told
@@ -62,7 +62,7 @@ class Connections:
     def stream(
         self, address: str, service: type[Any], method: str, request: Any, timeout_s: float | None
     ) -> Any:
-        """One call with a stream of replies; iterate it, and `translate` what it raises."""
+        """Starts a call with a stream of replies. Iterate it, and `translate` what it raises."""
         return getattr(self._stub(address, service), method)(
             request, timeout=timeout_s, metadata=self.told
         )
@@ -75,7 +75,7 @@ class Connections:
         return stub
 
     async def close(self) -> None:
-        """Closes all channels; calls under way end with CANCELLED."""
+        """Closes all channels. Calls under way end with CANCELLED."""
         channels = list(self._channels.values())
         self._channels.clear()
         self._stubs.clear()
@@ -83,7 +83,7 @@ class Connections:
 
 
 def translate(error: grpc.RpcError, address: str) -> SemelError:
-    """The exception for a failed call to `address`; transport failures name the address."""
+    """Returns the exception for a failed call to `address`. Transport failures name the address."""
     known = error_from_rpc(error)
     if type(known) is UnsupportedVersion and address not in known.message:
         return UnsupportedVersion(f"{address}: {known.message}", level=known.level)
@@ -93,7 +93,7 @@ def translate(error: grpc.RpcError, address: str) -> SemelError:
 
 
 def telling(group: BaseExceptionGroup[SemelError]) -> SemelError:
-    """The error of a stream's tasks that says most: a broker's own word before the transport's."""
+    """Returns the most specific error of a stream's tasks: a broker's before the transport's."""
     leaves: list[SemelError] = []
     stack: list[Any] = list(group.exceptions)
     while stack:
@@ -106,7 +106,7 @@ def telling(group: BaseExceptionGroup[SemelError]) -> SemelError:
 
 
 def says_little(error: BaseException) -> bool:
-    """Order of errors: one of the transport comes after a broker's own word."""
+    """Sort key of errors: a broker's own error comes before one of the transport."""
     return isinstance(error, Unavailable | TimedOut)
 
 

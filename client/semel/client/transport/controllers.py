@@ -1,17 +1,17 @@
-"""The controllers of one cluster: which there are, and whom of them to ask.
+"""The controllers of one cluster: their addresses, and which of them to ask.
 
-How it works. A call goes to the controller that answered last, and on to the others when that one
-does not answer, or says who is in office now. A call that takes long is no reason to go elsewhere,
-a controller that hangs is: while a call waits, the controller is asked now and then whether it
-lives. Who is given some of the controllers learns the others from the routes. Brokers keep a copy
-of the routes: they may be given instead of controllers, and are asked for routes when no
-controller answers.
+How it works. A call goes to the controller that answered last. When that one does not answer, or
+names another active controller, the call goes on to the others. A slow call stays with its
+controller, a controller that hangs is left: while a call waits, the client asks the controller from
+time to time whether it lives. A client that was given some of the controllers learns the others
+from the routes. Brokers keep a copy of the routes. So brokers may be given instead of controllers,
+and they are asked for routes when no controller answers.
 
 Invariants
 1. Only calls that may be repeated go through `call`: their first attempt may have taken effect.
 2. An address that the caller gave is never forgotten.
 
-Not here: what the routes mean (`core/routing.py`), channels (`connection.py`).
+Not here: what the routes mean (`core/routing.py`), channels (`transport/connection.py`).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from semel.protos.v1 import controller_pb2
 logger = logging.getLogger(__name__)
 
 PROBE_S: Final = 0.4
-"""How long a controller may take to show that it lives."""
+"""Time limit in seconds for a controller's answer to the question whether it lives."""
 FAIR_S: Final = 0.25
-"""Who had less time for its answer than that says nothing by its silence: what was heard before is
-told."""
+"""A controller that had fewer seconds than this to answer does not count as silent: the call raises
+the error that it met before."""
 HANG_S: Final = 0.8
-"""A call that waits for so long makes the client ask whether the controller lives."""
+"""Seconds after which a waiting call makes the client ask whether the controller lives."""
 BROKERS_TOO: Final = ("GetRoutes", "OpenProducer")
-"""Methods that brokers answer too, from their copy of the routes, and with ids lent to them."""
+"""Methods that brokers answer too, from their copy of the routes and their range of ids."""
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 WATCH_POLICY: Final = BackoffPolicy(initial_ms=100, max_ms=2_000)
 
 
 class Controllers:
-    """All controllers a client knows. Lives on the I/O thread."""
+    """All controllers that a client knows. Lives on the I/O thread."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Controllers:
         connections: Connections,
         copies: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`copies` gives HOST:PORT of brokers, which have a copy of the routes."""
+        """`copies` returns HOST:PORT of brokers, which have a copy of the routes."""
         self._given = tuple(dict.fromkeys(addresses))
         self._addresses = list(self._given)
-        """Whom to ask, in this order."""
+        """The addresses to ask, in this order."""
         self._connections = connections
         self._copies = copies
         self._watch: asyncio.Future[None] | None = None
@@ -66,17 +66,17 @@ class Controllers:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """HOST:PORT of all that are known, the one to ask first in front."""
+        """Returns HOST:PORT of all known controllers, the one to ask first in front."""
         return tuple(self._addresses)
 
     def learn(self, addresses: Iterable[str]) -> None:
-        """The cluster's own word on where its controllers are."""
+        """Takes the controllers' addresses from the routes."""
         known = dict.fromkeys((*addresses, *self._given))
         kept = [address for address in self._addresses if address in known]
         self._addresses = list(dict.fromkeys((*kept, *known)))
 
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """A call to whichever controller is in office. Raises SemelError."""
+        """Calls the active controller. Raises SemelError."""
         deadline = time.monotonic() + timeout_s
         backoff = Backoff(CALL_POLICY, random.random)
         last: SemelError | None = None
@@ -122,7 +122,7 @@ class Controllers:
         request: controller_pb2.GetRoutesRequest,
         on_routes: Callable[[controller_pb2.Routes], None],
     ) -> None:
-        """Gives each new version of the routes to `on_routes`, for ever."""
+        """Passes each new version of the routes to `on_routes`, until it is cancelled."""
         backoff = Backoff(WATCH_POLICY, random.random)
 
         async def read(address: str) -> None:
@@ -153,7 +153,7 @@ class Controllers:
             await asyncio.sleep(backoff.next_ms() / 1000)
 
     async def _ask(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
-        """One call. Raises SemelError, Unavailable also when the controller hangs."""
+        """Makes one call. Raises SemelError; a controller that hangs gives Unavailable."""
         call = asyncio.ensure_future(
             self._connections.call(address, CONTROLLER, method, request, timeout_s)
         )
@@ -176,7 +176,7 @@ class Controllers:
         return True
 
     def _prefer(self, address: str) -> None:
-        """Asks this controller first from now on, and watches it; a broker keeps its place."""
+        """Asks this controller first from now on, and watches it. A broker keeps its place."""
         if address in self._copies():
             return
         if address in self._addresses:

@@ -1,16 +1,16 @@
-"""One produce stream a broker group, shared by all producers of a client.
+"""One produce stream per broker group, shared by all producers of a client.
 
-How it works. A *wire* keeps a stream to the master of its group: one task writes what the lanes of
-all producers have to send, in turn and several batches a message; one reads answers; one pings and
-listens for silence. Whatever ends the stream, the wire finds the master and every lane sends again
-what is in doubt. Sharing it makes a thousand producers cost what one does: fewer and larger
-messages, and one stream at either end.
+How it works. A *wire* keeps a stream to the master of its group. One task writes the batches of all
+producers' lanes, lane by lane and several batches per message. One task reads answers. One task
+pings and listens for silence. Whenever the stream ends, the wire finds the master, and every lane
+sends its batches in doubt again. Sharing the stream makes a thousand producers as cheap as one:
+messages are fewer and larger, and there is one stream at either end.
 
 Invariants
-1. Answers are believed only from the stream that is open now, and only by the lane that has sent
-   under the very identity (producer, epoch and session, queue) that they name: what was sent under
-   an older session is void, and of two incarnations of one producer each gets its own.
-2. A wire without work does not look for a master.
+1. An answer counts only if it comes from the stream that is open now, and only for the lane that
+   has sent under the identity (producer, epoch and session, queue) that the answer names. What was
+   sent under an older session is void, and two incarnations of one producer get their own answers.
+2. A wire without work does not search for a master.
 3. The stream stays open when the last producer is closed; the next one finds it.
 4. The group's feature level is the same as long as a stream is open: the broker ends the streams
    when it rises.
@@ -48,7 +48,7 @@ from semel.protos.v1 import broker_pb2
 logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES: Final = 1 << 20
-"""Batches are gathered into one stream message up to about so much."""
+"""Bytes of batches after which a stream message is full."""
 WIRE_POLICY: Final = BackoffPolicy(initial_ms=5, max_ms=250)
 _STORED: Final = (
     broker_pb2.PRODUCE_STATUS_COMMITTED,
@@ -56,11 +56,11 @@ _STORED: Final = (
 )
 
 SentAs: TypeAlias = tuple[int, int, int, int, int]
-"""Topic, queue, producer, epoch, session: what an answer names."""
+"""Topic, queue, producer, epoch, session: the identity that an answer names."""
 
 
 class Masters(Protocol):
-    """What a wire needs of its client's view of the cluster."""
+    """The part of a client's view of the cluster that a wire uses."""
 
     config: ClientConfig
     routes: RouteTable
@@ -77,7 +77,7 @@ class Masters(Protocol):
 
 
 class WireLane(Protocol):
-    """What a wire needs of one queue of one producer."""
+    """The part of a producer's lane that a wire uses: one queue of one producer."""
 
     key: QueueKey
     window: SendWindow | None
@@ -103,7 +103,7 @@ class WireLane(Protocol):
 
 
 class WireLink(Protocol):
-    """What a wire needs of one producer."""
+    """The part of a producer's link that a wire uses."""
 
     @property
     def lanes(self) -> Iterable[WireLane]:
@@ -121,7 +121,7 @@ class Wires:
         self._wires: dict[GroupId, Wire] = {}
 
     def to(self, group_id: GroupId) -> Wire:
-        """The wire to a group; made now if it was not there."""
+        """Returns the wire to a group, made now if missing."""
         wire = self._wires.get(group_id)
         if wire is None:
             wire = self._wires[group_id] = Wire(self._cluster, group_id)
@@ -134,17 +134,17 @@ class Wire:
     def __init__(self, cluster: Masters, group_id: GroupId) -> None:
         self.group_id = group_id
         self.in_flight_bytes = 0
-        """Of all links."""
+        """The sum over all links."""
         self.searching = False
-        """Known to be without a master."""
+        """The group is known to be without a master."""
         self.last_error: SemelError | None = None
-        """Why the stream ended last; None once something was stored on a new one."""
+        """The error that ended the last stream; None once a batch was stored on a new one."""
         self.level = 0
-        """The feature level up to which the open stream may be used, as far as its end told."""
+        """The feature level up to which the open stream may be used, as its broker told."""
         self._cluster = cluster
         self._links: dict[WireLink, None] = {}
         self._sent: dict[SentAs, WireLane] = {}
-        """By what their batches bear, lanes that have sent."""
+        """Lanes that have sent, by the identity that their batches name."""
         self._ready: deque[WireLane] = deque()
         self._ready_set: set[WireLane] = set()
         self._work = asyncio.Event()
@@ -154,7 +154,7 @@ class Wire:
 
     @property
     def lost_s(self) -> float:
-        """How long it has looked for a master, in seconds; 0 while it has one."""
+        """Seconds for which it has searched for a master; 0 while it has one."""
         if not self.searching:
             return 0.0
         return asyncio.get_running_loop().time() - self._searching_since
@@ -169,7 +169,7 @@ class Wire:
         self._links.pop(link, None)
 
     def forget(self, lane: WireLane) -> None:
-        """Nothing of it is sent any more, and no answer is for it."""
+        """Sends nothing of the lane any more, and gives it no answers."""
         if lane in self._ready_set:
             self._ready_set.discard(lane)
             self._ready.remove(lane)
@@ -213,7 +213,7 @@ class Wire:
                 backoff.reset()
             await asyncio.sleep(backoff.next_ms() / 1000)
             if self.in_flight_bytes <= 0 and not any(lane.pending for lane in self._lanes()):
-                # Nothing to look for a master for. A lane of a wire that searches is given
+                # No lane needs a master. A lane of a wire that searches is given
                 # nothing, so chunks in the intake must learn that this wire no longer searches.
                 self._work.clear()
                 self.searching = False
@@ -242,7 +242,7 @@ class Wire:
     def _on_no_stream(self, error: SemelError) -> None:
         self.last_error = error
         if isinstance(error, UnsupportedVersion):
-            # Waiting does not help. What was sent before, to another master, stays in doubt.
+            # Waiting does not help. Batches sent before, to another master, stay in doubt.
             for lane in list(self._lanes()):
                 lane.refuse(error)
             self.searching = False
@@ -315,7 +315,7 @@ class Wire:
         while self._ready and size < MESSAGE_BYTES:
             lane = self._ready.popleft()
             self._ready_set.discard(lane)
-            # A batch that cannot be encoded may end its producer, which takes its lanes back.
+            # A batch that cannot be encoded may end its producer, which removes its lanes here.
             batch = lane.next_batch()
             if batch is None:
                 continue
@@ -327,7 +327,7 @@ class Wire:
         return batches
 
     def _note(self, lane: WireLane) -> None:
-        """Answers to what the lane has just sent are for it."""
+        """Directs answers to the lane's latest batch to the lane."""
         window = lane.window
         assert window is not None
         sent_as = (*lane.key, window.producer_id, window.epoch, window.session)
@@ -337,7 +337,7 @@ class Wire:
         self._sent[sent_as] = lane
 
     def _disown(self, lane: WireLane) -> None:
-        """Answers to what the lane has sent so far are for nobody."""
+        """Drops answers to everything that the lane has sent so far."""
         if lane.sent_as is not None and self._sent.get(lane.sent_as) is lane:
             del self._sent[lane.sent_as]
         lane.sent_as = None

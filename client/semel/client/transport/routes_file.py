@@ -1,20 +1,20 @@
 """The routes on this machine's disk, for clients that start while no controller answers.
 
-How it works. There is one file a cluster. A client that learned routes writes them there, merged
-with what other clients on this machine had learned; one that finds no controller takes the newest
-file that names one of the addresses it was given. Routes are hints: brokers correct what has
-changed since.
+How it works. There is one file per cluster. A client that learned routes writes them there, merged
+with those that other clients on this machine had learned. A client that finds no controller takes
+the newest file that names one of the addresses it was given. Routes are hints: brokers correct what
+has changed since.
 
 Format. `CLUSTER_ID.routes` in `$SEMEL_ROUTES_DIRECTORY`, by default `$XDG_CACHE_HOME/semel` or
 `~/.cache/semel`: 8 bytes "SEMELRT1", CRC32C of the rest (4 bytes, little-endian), a `Routes`
-message. It is replaced whole by a rename, and not synced: a torn or damaged one counts as none.
-File and directory can be read by their owner only.
+message. A rename replaces the whole file. It is not synced: a torn or damaged file counts as
+missing. Only their owner can read file and directory.
 
 Invariants
-1. A file that cannot be written or read costs nothing but itself.
-2. A file's version never falls, and topics of several clients stand beside each other.
+1. A file that cannot be written or read does no other harm.
+2. A file's version never falls, and it keeps the topics of all clients.
 
-Not here: when it is read (`cluster.py`).
+Not here: when it is read (`transport/cluster.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HEADER_BYTES: Final = len(MAGIC) + 4
 
 
 def routes_directory(environment: Mapping[str, str]) -> Path | None:
-    """Where the files are; None when they are switched off, or there is no home."""
+    """Returns the directory of the files; None when they are off, or there is no home directory."""
     if VARIABLE in environment:
         return Path(environment[VARIABLE]) if environment[VARIABLE] else None
     if cache := environment.get("XDG_CACHE_HOME"):
@@ -53,7 +53,7 @@ def routes_directory(environment: Mapping[str, str]) -> Path | None:
 
 
 def find(directory: Path, addresses: Collection[str]) -> Routes | None:
-    """BLOCKING. The newest routes that name one of `addresses`, a controller's or a broker's."""
+    """BLOCKING. Reads the newest routes that name one of `addresses`, controllers' or brokers'."""
     wanted = set(addresses)
     best: tuple[float, Routes] | None = None
     with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def find(directory: Path, addresses: Collection[str]) -> Routes | None:
 def save(directory: Path, routes: Routes) -> None:
     """BLOCKING. Merges routes into their cluster's file."""
     if not re.fullmatch(r"[\w.-]{1,128}", routes.cluster_id) or routes.cluster_id.startswith("."):
-        return  # it must not lead elsewhere
+        return  # the name must not lead outside the directory
     path = directory / f"{routes.cluster_id}{SUFFIX}"
     try:
         before = _read(path)
@@ -83,7 +83,7 @@ def save(directory: Path, routes: Routes) -> None:
 
 
 class RoutesKeeper:
-    """Writes what one client learns, now and then. Lives on the I/O thread, writes on another."""
+    """Writes the routes that one client learns. Lives on the I/O thread, writes on another one."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -92,7 +92,7 @@ class RoutesKeeper:
         self._learned = asyncio.Event()
 
     def on_routes(self, routes: Routes) -> None:
-        """A controller's word, or a copy of it: all groups, and some topics."""
+        """Takes routes from a controller, or a copy of them: all groups, and some topics."""
         if routes.cluster_id != self._newest.cluster_id:
             self._newest, self._topics = Routes(), {}
         if routes.version >= self._newest.version:
@@ -101,18 +101,18 @@ class RoutesKeeper:
         self._learned.set()
 
     def on_topic_gone(self, name: str) -> None:
-        """A controller says that there is no such topic."""
+        """A controller reported that the topic does not exist."""
         self._topics.pop(name, None)
 
     async def run(self) -> None:
-        """Writes at most once in `PAUSE_S`, until cancelled."""
+        """Writes at most once per `PAUSE_S`, until it is cancelled."""
         while self._directory is not None:
             await self._learned.wait()
             await self.flush()
             await asyncio.sleep(PAUSE_S)
 
     async def flush(self) -> None:
-        """Writes what is not written yet."""
+        """Writes the routes that are not written yet."""
         if self._directory is not None and self._learned.is_set():
             self._learned.clear()
             routes = Routes()
@@ -123,7 +123,7 @@ class RoutesKeeper:
 
 
 def _merge(old: Routes, new: Routes) -> Routes:
-    """Topics of both, all else of the newer version."""
+    """Returns the topics of both, and everything else from the newer version."""
     first, second = (old, new) if new.version >= old.version else (new, old)
     merged = Routes()
     merged.CopyFrom(second)

@@ -1,13 +1,13 @@
 """The I/O thread: one event loop, shared by all clients of the process.
 
-How it works. gRPC's asyncio layer wants one loop per process; the synchronous API needs a thread
-to run it beside the caller, and the asyncio API keeps the caller's loop free of encoding and
-compression. So there is one daemon thread with a loop (uvloop where it is installed), started by
-the first client and stopped at interpreter exit. Calls hand coroutines over and wait for the
-result, by blocking or by awaiting.
+How it works. gRPC's asyncio layer needs one loop per process. The synchronous API needs a thread
+that runs the loop beside the caller, and the asyncio API must keep encoding and compression off the
+caller's loop. So there is one daemon thread with a loop (uvloop where it is installed). The first
+client starts it, and the exit of the interpreter stops it. Calls hand coroutines over and wait for
+the result, by blocking or by awaiting.
 
 Invariants
-1. After a fork the child has no I/O thread and gets none: its objects, and connecting anew, answer
+1. After a fork the child has no I/O thread and gets none: its objects and new connections raise
    `Closed`. gRPC does not survive a fork while a call is under way, and one always is.
 2. A call that times out or is interrupted cancels its coroutine.
 """
@@ -75,16 +75,16 @@ class Runtime:
             future.cancel()
 
     async def await_run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """The coroutine's result, awaited from the caller's own loop."""
+        """Awaits the coroutine's result on the caller's own loop."""
         return await asyncio.wrap_future(self.submit(coroutine))
 
     def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
-        """Calls a function on the I/O thread; does nothing once that is gone."""
+        """Calls a function on the I/O thread. A no-op once the thread has ended."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function, *arguments)
 
     def stop(self) -> None:
-        """Ends the loop and waits a little for the thread."""
+        """Ends the loop and waits up to `_EXIT_WAIT_S` for the thread."""
         if os.getpid() == self.pid and self.thread.is_alive():
             self.call_soon(self.loop.stop)
             self.thread.join(_EXIT_WAIT_S)
@@ -117,7 +117,7 @@ _shared: Runtime | None = None
 
 
 def shared_runtime() -> Runtime:
-    """The process's I/O thread, started when there is none. Raises Closed in a forked child."""
+    """Returns the process's I/O thread, started if missing. Raises Closed in a forked child."""
     global _shared
     with _lock:
         if _shared is not None and _shared.pid != os.getpid():

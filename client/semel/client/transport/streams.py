@@ -1,18 +1,19 @@
-"""The two streams to a broker: on a socket of their own where that is possible, else on gRPC.
+"""The produce and fetch streams to a broker: on sockets of their own if possible, else on gRPC.
 
 How it works. A client asks the broker over gRPC for a socket (`OpenDirect`), connects and shows its
-ticket; from then on the messages are those of the stream on gRPC, framed. A broker that does not
-know the call, and a port that cannot be reached (a firewall, an address that is translated), are
-remembered for `_AGAIN_S`, and the stream runs on gRPC, as it does for clients that are not this
-one. Both kinds have the same few methods, and raise SemelErrors only.
+ticket. From then on the socket carries the messages of the gRPC stream, framed. A broker may not
+know the call, or its port may be unreachable (a firewall, a translated address). The client
+remembers that for `_AGAIN_S` and runs the stream on gRPC, as other clients do. Both kinds of
+streams have the same few methods, and raise SemelErrors only.
 
-With the ticket, or before anything else on gRPC, the broker tells its feature levels; a client that
-does not know what its broker understands would send what is stored as something else.
+The broker tells its feature levels with the ticket, or before anything else on gRPC. A client that
+did not know what its broker understands could send data that the broker stores as something else.
 
 Invariant: nothing is sent on a stream to a broker with which this client has no level in common,
 and no batch to one that does not tell its levels.
 
-Not here: when a stream is opened and what is said on it (`produce_stream.py`, `reading/fetch.py`).
+Not here: when a stream is opened and what is sent on it (`transport/produce_stream.py`,
+`reading/fetch.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 60.0
 _END_S: Final = 1.0
-"""A stream without levels that has not reported its end after this time is an old broker's."""
+"""Seconds after which an open stream without levels is taken for an old broker's."""
 _METHODS: Final = {Purpose.PRODUCE: PRODUCE_METHOD, Purpose.FETCH: FETCH_METHOD}
 _KINDS: Final = {
     Purpose.PRODUCE: broker_pb2.DIRECT_STREAM_PRODUCE,
@@ -65,20 +66,20 @@ Metadata: TypeAlias = tuple[tuple[str, bytes], ...]
 
 
 class Stream(Protocol):
-    """Messages to and from a broker."""
+    """A stream of messages to and from a broker."""
 
     levels: Levels
-    """What the broker has told of itself."""
+    """The feature levels that the broker has told."""
 
     level: int
     """The feature level up to which the stream may be used, as far as the broker has told."""
 
     async def read(self) -> bytes | memoryview:
-        """The next message. Raises SemelError when the stream has ended."""
+        """Returns the next message. Raises SemelError when the stream has ended."""
         ...
 
     async def write(self, message: bytes) -> None:
-        """Sends one; returns when there is room for another. Raises SemelError."""
+        """Sends a message and returns when there is room for another. Raises SemelError."""
         ...
 
     def close(self) -> None: ...
@@ -88,16 +89,16 @@ class Streams:
     """Opens the streams of one client. Lives on the I/O thread."""
 
     def __init__(self, connections: Connections, *, direct: bool, patience_s: float) -> None:
-        """`direct`: on sockets where that is possible; a broker may take `patience_s` to answer."""
+        """`direct` uses sockets where possible. A broker may take `patience_s` to answer."""
         self._connections = connections
         self._direct = direct
         self._patience_s = patience_s
         self._not_before: dict[str, float] = {}
-        """Loop time until which an address is not asked for a socket."""
+        """Loop time, by address, before which the address is not asked for a socket again."""
 
     async def open(self, address: str, purpose: Purpose) -> Stream:
-        """A stream that may be written to. Raises SemelError: UnsupportedVersion when the broker is
-        too old for it, or too new."""
+        """Opens a stream that may be written to. Raises SemelError; a broker that is too old or too
+        new gives UnsupportedVersion."""
         stream = await self._open(address, purpose)
         try:
             own = self._connections.levels
@@ -141,8 +142,8 @@ class Streams:
         return stream
 
     async def _open_direct(self, address: str, purpose: Purpose) -> DirectStream:
-        """Raises SemelError of the call, UnsupportedVersion when a broker does not know it, and
-        OSError or TimeoutError when its port cannot be reached."""
+        """Opens a socket. Raises the call's SemelError, UnsupportedVersion when the broker does not
+        know the call, and OSError or TimeoutError when the port cannot be reached."""
         reply = await self._connections.call(
             address,
             _STREAMS,
@@ -179,8 +180,8 @@ class GrpcStream:
         )(metadata=told)
 
     async def hear_levels(self, end_s: float) -> None:
-        """Waits for what the broker says first. Raises SemelError. A stream without levels may take
-        `end_s` to report its end."""
+        """Waits for the broker's feature levels, which come first. Raises SemelError. A stream
+        without levels may take `end_s` to report its end."""
         try:
             told = told_levels(await self._call.initial_metadata())
         except grpc.RpcError as error:
@@ -188,7 +189,7 @@ class GrpcStream:
         if told is not None:
             self.levels = told
         elif await self._has_ended(end_s):
-            await self.read()  # raises why
+            await self.read()  # raises the error that ended the stream
 
     async def _has_ended(self, within_s: float) -> bool:
         """Whether the stream ended before the broker sent a message. The end arrives in the same
@@ -240,7 +241,7 @@ class DirectStream(asyncio.BufferedProtocol):
         self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def show(self, ticket: bytes) -> None:
-        """Shows the ticket and waits for the broker's word. Raises OSError."""
+        """Shows the ticket and waits for the broker to accept it. Raises OSError."""
         assert self._transport is not None
         self._transport.write(encode_hello(ticket))
         await self._accepted
@@ -298,7 +299,7 @@ class DirectStream(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self._accepted.done():
             self._accepted.set_exception(ConnectionResetError("the broker refused the ticket"))
-            self._accepted.exception()  # nobody may be waiting
+            self._accepted.exception()  # there may be no waiter
         self._fail(Unavailable(f"{self._address} ended the stream"))
         self.resume_writing()
 
