@@ -2,8 +2,8 @@
 
 How it works. A fetched batch becomes `Rows`: its columns, turned into Python lists one by one and
 only when somebody asks. A `Message` is a row number beside it, so that a loop which looks at values
-alone pays for values alone. Of a batch of a few messages, as whoever keeps up is given them, Arrow
-sees nothing unless it is asked for.
+alone pays for values alone. A batch of a few messages, which a reader that keeps up usually gets,
+is decoded without Arrow unless the caller asks for Arrow.
 
 Not here: bytes and their checks (`semel.protos.columns`).
 """

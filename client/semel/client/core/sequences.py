@@ -309,8 +309,8 @@ class SendWindow:
             return []
         match error:
             case _ if self.fence_wanted:
-                # What is in flight will be settled by the fence, but why a batch was refused
-                # must not be forgotten.
+                # The fence will settle what is in flight, but the reason of a refusal must not
+                # be forgotten.
                 self._note_refusal(batch, error)
                 return []
             case QueueSealed():

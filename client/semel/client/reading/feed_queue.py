@@ -1,13 +1,13 @@
-"""One queue of a feed, and what was fetched of it.
+"""One queue of a feed, and the batches fetched from it.
 
-How it works. An answer names stored batches and which of their rows are meant; `cut` makes a
-delivery of each, from where the queue is to where it ends, and moves the queue on.
+How it works. An answer names stored batches and the rows of each that count. `cut` turns each into
+a delivery, from the queue's position to its end, and moves the position on.
 
 Invariants
 1. Deliveries of one queue come in offset order without a gap: each begins where the one before
-   ended, or where the caller sought to, but for offsets to be *skipped*.
+   ended, or where the caller sought to. Only offsets to be *skipped* are left out.
 
-Not here: streams and the line of deliveries (`fetch.py`).
+Not here: streams and the line of deliveries (`reading/fetch.py`).
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ class FeedQueue:
         self.offset = offset
         """Next offset to ask for."""
         self.delivered = offset
-        """One past the last message the caller was given; written by the caller's thread, and by
-        the I/O thread in what the caller asks for and waits for."""
+        """One past the last message that the caller was given. Written by the caller's thread, and
+        by the I/O thread in calls for which the caller waits."""
         self.done = offset
-        """Next offset that is durable, at the brokers or in the user's own database: where the
-        group has its progress. Used by consumers."""
+        """The group's progress: the next offset that is durable, at the brokers or in the user's
+        own database. Used by consumers."""
         self.end: int | None = None
-        """Stop here."""
+        """Offset at which reading stops; None for no end."""
         self.token = 0
         self.turn = 0
-        """Rises whenever what was fetched before is void."""
+        """Rises whenever the batches fetched before become void."""
         self.paused = False
         self.skip: set[int] = set()
         """Offsets that are not given out."""
         self.delay_ms = 0
-        """How long after its append a message is given out."""
+        """Time between the append of a message and its delivery."""
         self.due: float | None = None
-        """With a delay: when the next batch may be fetched; None while it was not looked at."""
+        """With a delay: when the next batch may be fetched; None before it was peeked at."""
         self.clock_us = 0
-        """With a delay: so far at least is the brokers' clock ahead of the monotonic one here."""
+        """With a delay: lower bound of the brokers' clock minus the monotonic clock here."""
         self.asked = False
         """Part of a poll that is under way."""
         self.buffered = 0
         self.high_watermark = 0
         self.at_end = False
-        """The queue was split, and all it will ever hold was fetched."""
+        """The queue was split, and everything that it will ever hold was fetched."""
 
     @property
     def ended(self) -> bool:
@@ -62,34 +62,34 @@ class FeedQueue:
 
     @property
     def keeps_up(self) -> bool:
-        """It has no known end, and all of it is fetched as far as that is known; then it is worth a
-        request that stands. Not with a delay: each of its batches is asked for when it is due."""
+        """It has no end, and everything known of it is fetched, so a standing poll pays off. A
+        queue with a delay never qualifies: each of its batches is asked for when it is due."""
         return self.end is None and self.delay_ms == 0 and self.offset >= self.high_watermark
 
     def begin_at(self, offset: int) -> None:
-        """Before anything is fetched: everything below `offset` is done."""
+        """Sets the start, before anything is fetched: everything below `offset` is processed."""
         self.offset = self.delivered = self.done = offset
 
     def go_to(self, offset: int) -> None:
-        """The next message that is given out is `offset`. The caller has asked for it and waits, or
-        was given nothing since it did."""
+        """Makes `offset` the next message to give out. The caller waits for this call, or was given
+        nothing since it made it."""
         self.delivered = offset
         self.fetch_from(offset)
 
     def fetch_again(self) -> None:
-        """Forgets what was fetched and not given out. The caller may be taking a message at this
-        moment, which is fetched a second time then, and left out by the caller's thread."""
+        """Drops the batches that were fetched and not given out. If the caller takes a message at
+        this moment, it is fetched a second time, and the caller's thread leaves it out."""
         self.fetch_from(self.delivered)
 
     def fetch_from(self, offset: int) -> None:
-        """Forgets what was fetched; the next delivery begins at `offset`."""
+        """Drops the batches that were fetched; the next delivery begins at `offset`."""
         self.turn += 1
         self.asked = self.at_end = False
         self.due = None
         self.offset = offset
 
     def room(self, share: int) -> int:
-        """While less than so much is buffered it is asked for, if each queue may have `share`."""
+        """Returns the buffered bytes below which it is fetched, if each queue may have `share`."""
         return 1 if self.delay_ms else share
 
     def waits(self, now: float) -> bool:
@@ -98,7 +98,7 @@ class FeedQueue:
 
 
 class Delivery(NamedTuple):
-    """Rows of one stored batch."""
+    """A delivery: rows of one stored batch."""
 
     queue: FeedQueue
     turn: int
@@ -128,7 +128,7 @@ def cut(
     batch: broker_pb2.BatchRange,
     stored: memoryview,
 ) -> None:
-    """The rows of a batch that are wanted: not before the offset, not at or after the end."""
+    """Returns the rows of a batch from the queue's offset up to its end."""
     if queue.ended:
         return
     start, end = batch.row_start, batch.row_end
@@ -156,7 +156,7 @@ def cut(
 
 
 def _without(skip: set[int], start: int, end: int) -> list[tuple[int, int]]:
-    """Offsets `[start, end)` without some of them, as ranges."""
+    """Returns offsets `[start, end)` without the skipped ones, as ranges."""
     ranges = []
     for offset in [*sorted(at for at in skip if start <= at < end), end]:
         if start < offset:

@@ -1,27 +1,27 @@
-"""Batches on their way in: long polls to every broker group, and the buffer the caller takes from.
+"""The feed of a reader or consumer: long polls to every broker group, and a buffer of batches.
 
 How it works. A *feed* belongs to one reader or consumer. For each broker group it keeps a fetch
-stream to the master and asks for every queue that has room in the buffer; answers are cut into
-*deliveries*, one stored batch each, which wait in one bounded line. The caller's own thread takes
+stream to the master and asks for every queue that has room in the buffer. It cuts answers into
+*deliveries* of one stored batch each, which wait in one bounded line. The caller's own thread takes
 and decodes them, so the I/O thread never touches a message. Queues that are read to their end are
-asked for by *standing* polls, which the broker answers again and again as they grow: for small
-answers, asking costs as much as they do, and keeps the caller's thread from taking them.
+fetched by *standing* polls, which the broker answers repeatedly as they grow. A small answer costs
+no more than its request, and the request keeps the caller's thread from taking messages.
 
-A queue with a *delay* (retries) gives out a batch only so long after it was appended. To fetch it
-under the lock would start the lock's clock; so the next batch is *peeked* at first, without a
-group, and fetched, alone, when it is due. A clock that is behind makes it late by at most the
+A queue with a *delay* (retries) gives out a batch only that long after its append. A fetch under
+the lock would start the lock's clock. So the feed first *peeks* at the next batch, without a group,
+and fetches it alone when it is due. A clock that is behind makes the batch late by at most the
 delay again.
 
-A feed that may read from *any replica* asks one node of each broker group, chosen by lot, and for
-all that is left the master, as soon as that node fails, refuses or turns out to be behind.
+A feed that may read from *any replica* asks one node of each broker group, chosen at random. It
+asks the master for the rest as soon as that node fails, refuses or turns out to be behind.
 
 Invariants
-1. A delivery from before a seek, a pause of the lock or a loss of the queue is never handed out:
-   its *turn* is not the queue's any more.
+1. A delivery from before a seek, a pause of the lock or a loss of the queue is never given out: its
+   *turn* is no longer the queue's.
 2. Buffered bytes exceed `prefetch_bytes` by at most the replies under way.
 
-Not here: which queues, and from where (`reader.py`, `consumer/consumer.py`), and where a batch is
-cut (`feed_queue.py`).
+Not here: which queues are read, and from which offset (`reading/reader.py`,
+`consumer/consumer.py`), where a batch is cut (`reading/feed_queue.py`).
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ from semel.protos.v1 import broker_pb2, common_pb2
 logger = logging.getLogger(__name__)
 
 MAX_WAIT_MS: Final = 500
-"""How long a broker may hold a poll that finds nothing."""
+"""Milliseconds for which a broker may hold a poll that finds nothing."""
 STANDING_BYTES: Final = 64 << 10
-"""A poll of queues that are read to their end stands until its answers had so many. Larger ones may
-come through memory, or are worth a poll each."""
+"""Total bytes of answers after which a standing poll ends. Larger answers may come through shared
+memory, or are worth a poll each."""
 POLLS: Final = 2
-"""Polls under way at a time, each for a share of the queues."""
+"""Number of polls under way at a time, each for a share of the queues."""
 OVERDUE_S: Final = 1.5
 """A poll unanswered for so long after that: the broker hangs."""
 TIMER_S: Final = 0.002
-"""Timers of whole milliseconds may be so early, and who is woken too early is not woken again."""
+"""Timers of whole milliseconds may be early by this much, and an early one does not fire again."""
 REST_S: Final = 0.05
-"""After an answer that says "not now"."""
+"""Pause after an answer that says "not now"."""
 LINK_POLICY: Final = BackoffPolicy(initial_ms=10, max_ms=300)
 
 
@@ -86,29 +86,29 @@ class _Asked(NamedTuple):
 
 
 class _Poll(NamedTuple):
-    """A request without its last answer."""
+    """A request whose last answer has not come."""
 
     deadline: float
     asked: list[_Asked]
     slot: Slot | None
-    """Where its batches may be put."""
+    """The shared memory into which the broker may write its batches."""
 
 
 class FeedOwner(Protocol):
-    """What a feed needs of its reader or consumer. Called on the I/O thread."""
+    """The part of a reader or consumer that its feed calls, on the I/O thread."""
 
     group: str
     """Consumer group; empty for none."""
 
     def on_queue_end(self, queue: FeedQueue) -> None:
-        """The queue was split, and everything it holds was fetched; it is not asked for again."""
+        """The queue was split, and everything it holds was fetched. It is not fetched again."""
 
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
-        """The broker refuses to read the queue; it is not asked for again until `Feed.wake`."""
+        """The broker refuses to read the queue, which is not fetched again until `Feed.wake`."""
 
 
 class Feed:
-    """All queues of one reader or consumer."""
+    """The queues of one reader or consumer, and their deliveries."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Feed:
         any_replica: bool = False,
     ) -> None:
         """`call_soon` runs a function on the I/O thread, from any thread. With `any_replica` every
-        queue must have an end that exists: a node that has nothing to give is behind then."""
+        queue must have an end that exists: a node with nothing to return is then behind."""
         self.owner = owner
         self.cluster = cluster
         self.fetch_bytes = fetch_bytes
@@ -138,7 +138,7 @@ class Feed:
         self._failure: SemelError | None = None
         self._final: SemelError | None = None
         self._room_wanted = False
-        """Some queue is not asked for because there is no room; guarded by the lock."""
+        """Some queue is not fetched because there is no room; guarded by the lock."""
 
     # --- the I/O thread -------------------------------------------------------------------------
 
@@ -151,19 +151,19 @@ class Feed:
         link.wake()
 
     def remove(self, key: QueueKey) -> FeedQueue | None:
-        """Ends a queue; what is buffered of it is dropped."""
+        """Ends a queue and drops its buffered deliveries."""
         queue = self.queues.pop(key, None)
         if queue is not None:
             queue.turn += 1
         return queue
 
     def wake(self) -> None:
-        """Queues have moved, or there is room: ask."""
+        """Asks again: queues have moved, or there is room."""
         for link in self._links.values():
             link.wake()
 
     def wanted(self, group_id: GroupId) -> list[FeedQueue]:
-        """Queues to ask for at this moment, the emptiest first."""
+        """Returns the queues to fetch at this moment, the emptiest first."""
         with self._lock:
             if self.buffered >= self.prefetch_bytes:
                 self._room_wanted = True
@@ -184,11 +184,11 @@ class Feed:
             found = [queue for queue in askable if queue.buffered < queue.room(share)]
             self._room_wanted = self._room_wanted or len(found) < len(askable)
         found.sort(key=lambda queue: queue.buffered)
-        # Not all in one poll: while one answer is on its way the broker works on the next.
+        # Several polls: while one answer is on its way the broker works on the next.
         return found[: max(1, (len(self.queues) + POLLS - 1) // POLLS)]
 
     def deliver(self, deliveries: list[Delivery]) -> None:
-        """Puts deliveries in line."""
+        """Appends deliveries to the line."""
         with self._lock:
             for delivery in deliveries:
                 self.buffered += len(delivery.stored)
@@ -202,14 +202,14 @@ class Feed:
         return self.prefetch_bytes - self.buffered
 
     def notify(self) -> None:
-        """Something changed for whoever waits."""
+        """Calls all waiters, since something changed."""
         with self._lock:
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter()
 
     def fail(self, error: SemelError, *, final: bool = False) -> None:
-        """The caller's next call raises `error`; a `final` one is raised by every call."""
+        """Has the caller's next call raise `error`, or every call if it is `final`."""
         if self._final is None:
             self._final = error if final else None
             self._failure = error
@@ -221,14 +221,15 @@ class Feed:
             link.close()
 
     def end(self) -> None:
-        """Nothing more will be handed out; callable from any thread."""
+        """Gives out nothing more. Any thread may call it."""
         self.ended = True
         self.notify()
 
     # --- the caller's thread --------------------------------------------------------------------
 
     def take(self) -> Delivery | None:
-        """The next delivery that counts; None when there is none now. Raises what failed."""
+        """Returns the next valid delivery, or None if there is none now. Raises the feed's
+        error."""
         while True:
             with self._lock:
                 if not self._line:
@@ -239,7 +240,7 @@ class Feed:
                 delivery = self._line.popleft()
                 self.buffered -= len(delivery.stored)
                 delivery.queue.buffered -= len(delivery.stored)
-                # A reader that keeps up wakes nobody: that would cost as much as a small batch.
+                # A reader that keeps up wakes no task: that would cost as much as a small batch.
                 tell = self._room_wanted and self.buffered < self.prefetch_bytes
                 if tell:
                     self._room_wanted = False
@@ -259,7 +260,7 @@ class Feed:
 
     @property
     def ready(self) -> bool:
-        """`take` would answer, or nothing will ever come."""
+        """`take` would return a delivery or raise, or nothing will ever come."""
         return bool(self._line) or self._failure is not None or self.ended or self.finished
 
     def add_waiter(self, waiter: Callable[[], None]) -> None:
@@ -285,9 +286,9 @@ class _FetchLink:
         self._number = 0
         self._not_before = 0.0
         self._failed = False
-        """The last stream ended with an error of our own, and nothing was understood since."""
+        """The last stream ended with a bug of this client, and no answer was decoded since."""
         self._any = feed.any_replica
-        """Asks any node; False once one of them was no good."""
+        """Any node may be asked; False once the chosen one has failed."""
         self._task = feed.cluster.spawn(self._run(), f"semel-fetch-{group_id}")
 
     def wake(self) -> None:
@@ -317,7 +318,7 @@ class _FetchLink:
             except* Exception as group:
                 logger.exception("fetch stream failed group=%s", self._group_id, exc_info=group)
                 ours = InternalError(f"client: {group.exceptions[0]!r}")
-                if self._failed:  # again, with no answer in between: trying on helps nobody
+                if self._failed:  # again, with no answer in between: a retry would not help
                     feed.fail(ours)
                 self._failed = True
                 self._on_ended(master, ours)
@@ -331,7 +332,7 @@ class _FetchLink:
             await asyncio.sleep(backoff.next_ms() / 1000)
 
     def _replica(self) -> Master | None:
-        """Some node, to be asked as if it were the master."""
+        """Returns a random node, to be asked as if it were the master."""
         addresses = self._feed.cluster.routes.replicas(self._group_id) if self._any else ()
         if not addresses:
             return None
@@ -472,11 +473,11 @@ class _FetchLink:
             raise moved
 
     def _wait_until_due(self, queue: FeedQueue, stored: memoryview) -> None:
-        """The next batch of a queue with a delay was looked at."""
+        """Handles the answer to a peek at the next batch of a queue with a delay."""
         appended_us = decode_broker_header(stored).append_time_us
         now_us = time.monotonic_ns() // 1000
-        # It was appended before now. What that says of the brokers' clock is kept, so that all of a
-        # backlog is late once, and not each of its batches, when the clock here is behind.
+        # It was appended before now. The bound that this gives for the brokers' clock is kept, so
+        # that a clock that is behind makes the backlog late once, and not each of its batches.
         queue.clock_us = max(queue.clock_us, appended_us - now_us)
         log_us = max(time.time_ns() // 1000, now_us + queue.clock_us)
         left_s = max(appended_us - log_us + queue.delay_ms * 1000, 0) / 1e6
@@ -484,7 +485,7 @@ class _FetchLink:
         asyncio.get_running_loop().call_later(left_s + TIMER_S, self.wake)
 
     def _rest(self, retry_after_ms: int) -> None:
-        """Does not ask again at once."""
+        """Pauses before the queue is fetched again."""
         self._not_before = time.monotonic() + max(REST_S, retry_after_ms / 1000)
 
     async def _watch(self, address: str) -> None:
@@ -493,7 +494,7 @@ class _FetchLink:
             await asyncio.sleep(0.25)
             now = time.monotonic()
             if now - before > 1.0:
-                # This process itself was asleep: answers may be waiting to be read.
+                # This process was suspended: answers may be waiting to be read.
                 self._polls = {
                     number: poll._replace(deadline=now + OVERDUE_S)
                     for number, poll in self._polls.items()
@@ -503,5 +504,5 @@ class _FetchLink:
 
 
 def _due() -> float:
-    """When the answer that comes next to a poll is overdue."""
+    """Returns the time at which the next answer to a poll is overdue."""
     return time.monotonic() + MAX_WAIT_MS / 1000 + OVERDUE_S

@@ -1,4 +1,4 @@
-"""Start, end and time lookups of a topic's queues, and what users may write for a place in one.
+"""Start, end and time lookups of a topic's queues, and the *places* that users may give.
 
 A place is "earliest", "latest", an offset, a datetime (with a time zone), or a mapping from queue
 number to any of these; queues that a mapping leaves out are not read.
@@ -19,7 +19,7 @@ from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
 MOVES_MAX: Final = 3
-"""So often a queue is followed to another group before its move is told."""
+"""Number of times that a lookup follows a queue to another group before it raises QueueMoved."""
 
 Place: TypeAlias = str | int | datetime
 Places: TypeAlias = Place | Mapping[int, Place]
@@ -27,7 +27,7 @@ Places: TypeAlias = Place | Mapping[int, Place]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOffsets:
-    """What one queue holds, as of a confirmed read."""
+    """The offsets of one queue, as of a confirmed read."""
 
     queue: int
     log_start_offset: int
@@ -40,13 +40,13 @@ class QueueOffsets:
     delayed_messages: int
     """Stored and not due yet: they have no offsets."""
     next_due_us: int
-    """When the first of them is due; 0 when there is none."""
+    """Due time of the first of them, in microseconds since 1970; 0 when there is none."""
 
 
 async def list_offsets(
     cluster: Cluster, queues: list[QueueRoute], time_us: int = 0
 ) -> dict[int, QueueOffsets]:
-    """Offsets by queue number, from the masters. Raises SemelError."""
+    """Returns offsets by queue number, from the masters. Raises SemelError."""
     for _ in range(MOVES_MAX):
         try:
             return await _list_offsets(cluster, queues, time_us)
@@ -88,7 +88,7 @@ async def _list_offsets(
 
 
 def check_places(name: str, places: object) -> None:
-    """Raises InvalidRequest for what is no place."""
+    """Raises InvalidRequest for anything that is not a place."""
     if isinstance(places, Mapping):
         for queue, place in places.items():
             if not isinstance(queue, int) or isinstance(place, Mapping):
@@ -112,10 +112,10 @@ def check_places(name: str, places: object) -> None:
 async def resolve_places(
     cluster: Cluster, topic: TopicRoute, queues: list[QueueRoute], places: Places
 ) -> dict[int, int]:
-    """Offsets for the places, by queue number.
+    """Returns the offsets of the places, by queue number.
 
-    An offset outside its queue raises OffsetOutOfRange; a queue the mapping names and the topic
-    lacks, InvalidRequest.
+    Raises OffsetOutOfRange for an offset outside its queue, and InvalidRequest for a queue that
+    the mapping names and the topic lacks.
     """
     numbers = {queue.key.queue_id for queue in queues}
     wanted: dict[int, Place] = {}

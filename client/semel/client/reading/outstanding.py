@@ -1,20 +1,20 @@
-"""What a consumer's caller was given and has not committed: progress, as values.
+"""The messages that a consumer's caller was given and has not committed, as spans of offsets.
 
-How it works. Whatever is given out is entered here in the same step, by the thread that takes it:
-a *span* of offsets of one queue under one fencing token. A commit or a transaction is handed the
-spans that it is about, and nothing about them is looked up again on the way: a span whose token is
-not the held lock's any more is LockLost, wherever and whenever the lock was lost, and whoever heard
-of it first. What is committed, and what was told as lost, is taken out again.
+How it works. The thread that takes a message enters it here in the same step, in a *span* of
+offsets of one queue under one fencing token. A commit or a transaction gets the spans that it is
+about, as values, and looks nothing up again on the way. If a span's token is no longer that of the
+held lock, the commit reports LockLost, no matter where the loss was noticed first. Spans that were
+committed or reported as lost are removed.
 
-When a transaction is rolled back its spans are to be *given back*: the feed begins again where they
-begin. Until that has really been done they stay noted here, because nothing else may be given out
-before: a caller that is interrupted in between would leave messages out.
+A transaction that is rolled back has its spans *given back*: the feed begins again where they
+begin. They stay noted here until that has happened, because nothing else may be given out before:
+a caller that was interrupted in between would leave messages out.
 
 Invariants
-1. Only the caller's thread reads and writes it: no other thread can take anything out unseen.
-2. A span ends behind the message that was given out last: after a seek back it falls with it.
+1. Only the caller's thread reads and writes it, so no other thread can remove anything unseen.
+2. A span ends after the message that was given out last. After a seek back it shrinks to that.
 
-Not here: who holds which lock (`consumer/locks.py`), what a commit does (`consumer/commits.py`).
+Not here: which locks are held (`consumer/locks.py`), what a commit does (`consumer/commits.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Span(NamedTuple):
 
 
 class OpenSpan:
-    """The span of a queue and a token that grows; empty when all of it is committed."""
+    """The growing span of a queue under a token; empty when all of it is committed."""
 
     __slots__ = ("end", "key", "start", "token", "topic")
 
@@ -59,16 +59,17 @@ class Outstanding:
 
     def __init__(self) -> None:
         self._open: dict[QueueKey, list[OpenSpan]] = {}
-        """By queue, the newest token last. Older ones wait for their LockLost to be told."""
+        """Spans by queue, the newest token last. Older ones wait for their LockLost to be
+        reported."""
         self.must_give_back = False
-        """Before anything else is given out."""
+        """The spans must be given back before anything else is given out."""
         self.back: list[Span] = []
-        """What is to be given back."""
+        """The spans to give back."""
         self.in_doubt = False
-        """A COMMIT failed: nobody knows what of them is stored."""
+        """A COMMIT failed, so it is unknown which of them are stored."""
 
     def at(self, rows: Rows, row: int) -> OpenSpan:
-        """The span that rows from `row` on belong to."""
+        """Returns the span to which rows from `row` on belong."""
         spans = self._open.get(rows.queue)
         if spans and spans[-1].token == rows.token:
             span = spans[-1]
@@ -79,27 +80,27 @@ class Outstanding:
         offset = rows.base_offset + row
         if span.start == span.end:
             span.start = span.end = offset
-        elif offset < span.end:  # sought, and given out again
+        elif offset < span.end:  # given out again after a seek
             span.start, span.end = min(span.start, offset), offset
         return span
 
     def spans(self) -> list[Span]:
-        """All that was given out and is not committed."""
+        """Returns everything that was given out and is not committed."""
         return [
             span.value() for spans in self._open.values() for span in spans if span.start < span.end
         ]
 
     def up_to(self, message: Message) -> list[Span]:
-        """What committing up to and including a message means."""
+        """Returns the span up to and including a message, for a commit."""
         rows, end = message.rows, message.offset + 1
         span = self._find(rows.queue, rows.token)
         start = end if span is None else min(span.start, end)
         return [Span(rows.topic, rows.queue, rows.token, start, end)]
 
     def processed_up_to(self, message: Message) -> list[Span]:
-        """The same for a message whose results are about to be stored.
+        """Returns the same for a message whose results are about to be stored.
 
-        Raises InvalidRequest when they are stored already, or it was given back.
+        Raises InvalidRequest when they are stored already, or the message was given back.
         """
         rows = message.rows
         span = self._find(rows.queue, rows.token)
@@ -112,7 +113,8 @@ class Outstanding:
         return [span.value()._replace(end=message.offset + 1)]
 
     def settle(self, committed: Iterable[Span], lost: Iterable[Span] = ()) -> None:
-        """Some are durable; the locks of others are lost, which the caller is told."""
+        """Removes spans that are durable, and those whose lost locks were reported to the
+        caller."""
         for one in committed:
             span = self._find(one.key, one.token)
             if span is not None:
@@ -123,14 +125,14 @@ class Outstanding:
                 span.start = span.end
 
     def give_back(self, *, in_doubt: bool = False) -> None:
-        """A transaction failed: everything that is outstanding is to be given out again."""
+        """A transaction failed: everything outstanding must be given out again."""
         self.must_give_back = True
         self.back += self.spans()
         self.in_doubt = self.in_doubt or in_doubt
         self._open.clear()
 
     def on_given_back(self) -> None:
-        """The feed has begun again where they begin."""
+        """The feed has begun again at the start of the spans."""
         self.must_give_back = self.in_doubt = False
         self.back = []
 

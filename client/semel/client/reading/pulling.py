@@ -1,15 +1,15 @@
-"""What a caller's thread does with a feed: takes messages or Arrow batches, or waits for some.
+"""The caller's side of a feed: takes messages or Arrow batches in the caller's thread, or waits.
 
 How it works. A `Puller` decodes the delivery at the head of the line, gives out its rows and enters
-them as outstanding, in one step of the caller's thread. Waiting is a callable left with the feed,
+them as outstanding, in one step of the caller's thread. A wait leaves a callable with the feed,
 which calls it from the I/O thread; blocking and awaiting differ in nothing else.
 
-The I/O thread may void what is in line at any moment, also between two lines here. What was given
-out nevertheless is entered under the token it was fetched with, so that no commit can overlook it;
-and when the queue is fetched again from where the caller was a moment ago, what lies below the
-caller's place is left out.
+The I/O thread may void the deliveries in line at any moment, also between two statements here. Rows
+that were given out nevertheless are entered under the token with which they were fetched, so no
+commit can overlook them. If the queue is then fetched again from the caller's earlier position, the
+rows below the caller's present position are left out.
 
-Not here: fetching (`fetch.py`), what is done with the spans (`consumer/commits.py`).
+Not here: fetching (`reading/fetch.py`), what is done with the spans (`consumer/commits.py`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from semel.protos import compat
 from semel.protos.errors import SemelError
 
 GATHER_BYTES: Final = 64 << 10
-"""`arrow` puts batches together until they are so large: tiny ones would cost a call each."""
+"""Bytes up to which `arrow` joins batches: tiny ones would cost a call each."""
 WAIT_SLICE_S: Final = 1.0
-"""Blocking waits come up for air this often, so that Ctrl-C is heard everywhere."""
+"""Seconds after which a blocking wait is interrupted, so that Ctrl-C works everywhere."""
 
 
 class Puller:
-    """The caller's place in a feed."""
+    """The caller's position in a feed."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -47,11 +47,12 @@ class Puller:
         self._queue: FeedQueue | None = None
         self._turn = 0
         self._failure: SemelError | None = None
-        """Raised by the next call: what came before it is given out first."""
+        """The error for the next call to raise, after everything that came before it was given
+        out."""
         self.outstanding = Outstanding()
 
     def _current(self) -> Rows | None:
-        """Rows that are not given out yet, fetched from the line when needed."""
+        """The rows that are not given out yet, taken from the line when needed."""
         rows = self._rows
         if rows is not None and self._queue is not None:
             if self._row < rows.count and self._queue.turn == self._turn:
@@ -72,7 +73,7 @@ class Puller:
         return None
 
     def drain(self) -> Iterator[Message]:
-        """The messages that are here now. Each counts as given out when it is taken."""
+        """Yields the messages that are here now. Each counts as given out when it is taken."""
         feed, outstanding = self._feed, self.outstanding
         while not (feed.ended or outstanding.must_give_back):
             rows = self._current()
@@ -83,13 +84,13 @@ class Puller:
             for message in rows.messages(self._row):
                 if queue.turn != turn or outstanding.must_give_back:
                     break
-                # Before the yield: the caller may commit, or never come back.
+                # Entered before the yield: the caller may commit, or never resume the generator.
                 self._row += 1
                 queue.delivered = span.end = rows.base_offset + self._row
                 yield message
 
     def messages(self, limit: int) -> list[Message]:
-        """Up to `limit` messages that are here now."""
+        """Returns up to `limit` messages that are here now."""
         found: list[Message] = []
         while len(found) < limit:
             rows = self._next(bool(found))
@@ -101,8 +102,8 @@ class Puller:
         return found
 
     def arrow(self) -> pa.RecordBatch | None:
-        """The rest of one batch as Arrow, or several small ones together; None when nothing is
-        here."""
+        """Returns the rest of one batch as Arrow, or several small ones joined; None when nothing
+        is here."""
         batches: list[pa.RecordBatch] = []
         size = 0
         while size < GATHER_BYTES and (rows := self._next(bool(batches))) is not None:
@@ -114,8 +115,8 @@ class Puller:
         return batches[0] if batches else None
 
     def _next(self, holding: bool) -> Rows | None:
-        """The current rows. While the call holds some already, a failure waits for the next one:
-        they count as given out, and would be lost with it."""
+        """Returns the current rows. If the call holds some already, an error waits for the next
+        call: the rows count as given out, and the error would lose them."""
         try:
             return self._current()
         except SemelError as error:
@@ -125,7 +126,7 @@ class Puller:
             return None
 
     def _advance(self, rows: Rows, row: int) -> None:
-        """Rows up to `row` are given out, whatever has happened to their queue meanwhile."""
+        """Enters rows up to `row` as given out, whatever has happened to their queue meanwhile."""
         assert self._queue is not None
         span = self.outstanding.at(rows, self._row)
         self._row = row
@@ -139,7 +140,7 @@ class Puller:
 
 
 def wait_ready(feed: Feed, timeout: float | None) -> bool:
-    """Blocks until `feed.ready`; False when it is not after `timeout` seconds."""
+    """Blocks until `feed.ready`. Returns False if it is not ready after `timeout` seconds."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while not feed.ready:
         event = threading.Event()

@@ -1,9 +1,9 @@
-"""Reading a topic without a consumer group: no locks, no commits, any offset.
+"""A reader of a topic without a consumer group: no locks, no commits, any offset.
 
-How it works. The start (and the end, if one is wanted) is turned into one offset a queue before
-the first fetch; then the feed does the rest. A queue that is trimmed behind a slow reader ends the
-reading with OffsetOutOfRange: messages are never left out silently. A reader without an end that
-reads all queues goes on with the children of one that is split meanwhile.
+How it works. The reader turns the start, and the end if one is given, into one offset per queue
+before the first fetch; the feed does the rest. If retention trims a queue ahead of a slow reader,
+reading ends with OffsetOutOfRange: messages are never left out silently. A reader of all queues
+without an end continues with the children of a queue that is split meanwhile.
 
 Not here: the API (`api/aio_reading.py`).
 """
@@ -51,7 +51,7 @@ class ReaderCore:
         self._topic = ""
         self._follows = False
         self._known: set[QueueKey] = set()
-        """Queues that were there when it was opened, or were found since."""
+        """The queues that existed when it was opened, or were found since."""
 
     async def open(
         self, topic: str, queues: list[int] | None, start: Places, end: Places | None
@@ -93,12 +93,12 @@ class ReaderCore:
             raise InvalidRequest("the reader has no queue to read")
 
     def on_queue_end(self, queue: FeedQueue) -> None:
-        """What comes after it is in the queues that it was split into."""
+        """Continues with the queues into which it was split."""
         if self._follows:
             self._cluster.spawn(self._follow(queue.key), "semel-reader-split")
 
     async def _follow(self, parent: QueueKey) -> None:
-        """Begins to read children as soon as the controllers know them."""
+        """Begins to read the children as soon as the controllers know them."""
         backoff = Backoff(FOLLOW_POLICY, random.random)
         while not self.feed.ended:
             try:
@@ -119,14 +119,14 @@ class ReaderCore:
             await asyncio.sleep(backoff.next_ms() / 1000)
 
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
-        if isinstance(error, QueueMoved):  # goes on there, where it was
+        if isinstance(error, QueueMoved):  # continues in the new group, at the same offset
             queue.group_id, queue.asked = GroupId(error.group_id), False
             self.feed.add(queue)
         else:
             self.feed.fail(error)
 
     def positions(self) -> dict[int, int]:
-        """Next offset that the caller will be given, by queue."""
+        """Returns the next offset to give out, by queue."""
         return {key.queue_id: queue.delivered for key, queue in self.feed.queues.items()}
 
     def close(self) -> None:
