@@ -1,21 +1,22 @@
-"""Making progress durable: at the brokers, or for a transaction in the user's own database.
+"""Commits of a consumer: progress made durable at the brokers, or in the user's own database.
 
 How it works. Every call is about *spans* that the caller was given (`reading/outstanding.py`). A
-span counts only while its very lock is held; else it is lost, and the caller is told. What is to be
-retried or rejected is copied first (`dead_letters/retrying.py`), then comes the commit, under the
-token of the span.
+span counts only while the lock under which it was given out is held. Otherwise it is lost, and the
+caller is told. Messages to be retried or rejected are copied first (`dead_letters/retrying.py`).
+Then follows the commit, under the token of the span.
 
 With offsets in the user's database the brokers learn of progress afterwards, in the background: lag
-and hand-overs depend on it, correctness does not. A lock that is found to be lost then is forgotten
-like any other; what was given out under it meanwhile says so by its token.
+and hand-overs depend on it, correctness does not. A lock that this finds lost is forgotten like any
+other; messages given out under it meanwhile are recognised by their token.
 
 Invariants
-1. A commit carries the token under which its messages were given out; the broker, or the row in the
-   database, refuses stale ones.
-2. All that is needed after an await was taken along: a lock may be lost, and the queue acquired
-   again, while anything is waited for.
+1. A commit carries the token under which its messages were given out. The broker, or the row in the
+   database, refuses stale tokens.
+2. Code after an await uses only values taken before it: a lock may be lost, and the queue acquired
+   again, during any await.
 
-Not here: SQL (`sql_offsets.py`, `api/sql_transaction.py`), which locks are held (`locks.py`).
+Not here: SQL (`consumer/sql_offsets.py`, `api/sql_transaction.py`), which locks are held
+(`consumer/locks.py`).
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ from semel.protos.v1 import broker_pb2
 logger = logging.getLogger(__name__)
 
 TELL_AGAIN_S: Final = 1.0
-"""After brokers did not answer who were told of progress in the background."""
+"""Pause after brokers did not answer a background report of progress."""
 TOLD_TIMEOUT_S: Final = 1.0
-"""How long a consumer that closes waits for that, before it gives its locks back."""
+"""Seconds for which a closing consumer waits for that report before it releases its locks."""
 
 
 class Settled(NamedTuple):
-    """What a commit has come to."""
+    """The result of a commit."""
 
     committed: list[Span]
     lost: list[Span]
-    """Somebody else has their messages now."""
+    """Spans whose lock is lost: another member gets their messages."""
     problem: SemelError | None
-    """To be raised; what is in neither list may be committed again."""
+    """The error to raise. Spans in neither list may be committed again."""
 
 
 class _Due(NamedTuple):
@@ -61,7 +62,7 @@ class _Due(NamedTuple):
     span: Span
     queue: FeedQueue
     to: int
-    """Next offset to store: behind the span, and what is skipped right after it."""
+    """The next offset to store: after the span, and after the offsets skipped right behind it."""
 
 
 class Commits:
@@ -81,7 +82,7 @@ class Commits:
         self._retrying = retrying
         self._stored = stored
         self._behind: dict[FeedQueue, int] = {}
-        """Stored in the user's database, and the brokers are not told yet."""
+        """Progress that is stored in the user's database and not yet reported to the brokers."""
         self._telling: asyncio.Task[None] | None = None
 
     async def commit(self, spans: Sequence[Span]) -> Settled:
@@ -99,8 +100,8 @@ class Commits:
         return Settled([one.span for one in committed], lost, problem)
 
     async def progress(self, spans: Sequence[Span]) -> list[Progress]:
-        """What a transaction is to store, copies made. All or nothing: the results of what belongs
-        to another owner must not be stored.
+        """Makes the copies and returns the progress for a transaction to store. All or nothing:
+        results of messages that belong to another owner must not be stored.
 
         Raises LockLost and whatever copying raises.
         """
@@ -119,7 +120,7 @@ class Commits:
         ]
 
     def on_stored(self, progress: Iterable[Progress]) -> None:
-        """A transaction is committed; the brokers are told in the background."""
+        """A transaction has committed: reports its progress to the brokers in the background."""
         for place, token, _, offset in progress:
             key = QueueKey(TopicId(place.topic_id), QueueId(place.queue_id))
             queue = self._locks.find(key, token)
@@ -138,20 +139,19 @@ class Commits:
             for queue, error in refused.items():
                 logger.info("brokers not told group=%s error=%s", self._group, error.message)
                 if error.retriable and self._locks.holds(queue):
-                    # Nothing else may ever be stored in the queue, and others wait for its end.
+                    # Perhaps nothing else is ever stored in the queue, and others wait for its end.
                     self._behind.setdefault(queue, behind[queue])
             if refused and self._behind:
                 await asyncio.sleep(TELL_AGAIN_S)
 
     async def told(self) -> None:
-        """Returns once the brokers were told what they are told in the background, as far as they
-        answer in time."""
+        """Returns once the background reports have reached the brokers, or the time is over."""
         if self._telling is not None:
             await asyncio.wait([self._telling], timeout=TOLD_TIMEOUT_S)
 
     async def store(self, offsets: Mapping[FeedQueue, int]) -> dict[FeedQueue, SemelError]:
         """Commits next offsets at the brokers, each under the token of its queue's lock. Returns
-        why some are not committed, or perhaps not."""
+        the errors of those that are not, or perhaps not, committed."""
         by_group: dict[GroupId, list[tuple[FeedQueue, int]]] = {}
         for queue, offset in offsets.items():
             by_group.setdefault(queue.group_id, []).append((queue, offset))
@@ -190,10 +190,10 @@ class Commits:
     async def _prepare(
         self, spans: Iterable[Span]
     ) -> tuple[list[_Due], list[Span], SemelError | None]:
-        """Spans that may be stored, their copies durable; those that are lost, and a failure.
+        """Makes the copies. Returns spans that may be stored, spans that are lost, and an error.
 
-        A queue whose copies failed is given up, and acquired again: under a new token it is found
-        out which of them are stored.
+        A queue whose copies failed is released and acquired again: the next acquisition finds out
+        which copies are stored.
         """
         due: list[_Due] = []
         lost: list[Span] = []

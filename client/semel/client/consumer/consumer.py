@@ -1,18 +1,17 @@
-"""A consumer's heart on the I/O thread: its parts, and what is asked of them.
+"""The part of a consumer that lives on the I/O thread: its components, and calls to them.
 
-How it works. `Membership` knows what the member should hold, `Locks` holds it, the `Feed` fetches
-it, the `Puller` gives it to the caller and enters it as outstanding, `Commits` makes it durable.
-Here a queue that was just acquired is prepared (from where it is read, whether copies of an earlier
-owner are there), and broken-off reading is put right.
+How it works. `Membership` knows which queues the member should hold, `Locks` holds them, the `Feed`
+fetches them, the `Puller` gives messages to the caller and enters them as outstanding, `Commits`
+makes progress durable. This module prepares a queue that was just acquired (where to begin, which
+copies of an earlier owner exist), and repairs reading that broke off.
 
 Invariants
 1. A message is delivered only from a queue whose lock was granted to this member and is not known
    to be lost, at or above the committed offset.
-2. Whatever is committed was given out under the token it is committed with
-(`reading/outstanding.py`).
-3. What was given out under a lock that is lost is reported by the next commit that is about it.
+2. A message is committed under the token under which it was given out (`reading/outstanding.py`).
+3. The next commit about messages given out under a lost lock reports the loss.
 
-Not here: fetching (`reading/fetch.py`), where a queue begins (`start_offsets.py`), copies
+Not here: fetching (`reading/fetch.py`), where a queue begins (`consumer/start_offsets.py`), copies
 (`dead_letters/retrying.py`), the API (`api/aio_reading.py`, `api/sql_transaction.py`).
 """
 
@@ -126,7 +125,8 @@ class ConsumerCore:
             self._tasks.append(self._spawn(coroutine, f"semel-consumer-{name}"))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[Any]:
-        """A task without which the consumer would stand still: the caller is told when it fails."""
+        """Starts a task without which the consumer would stop: its failure is raised to the
+        caller."""
         task = self._cluster.spawn(coroutine, name)
         task.add_done_callback(self._on_task_done)
         return task
@@ -138,7 +138,8 @@ class ConsumerCore:
             self.feed.fail(InternalError(f"client: {task.get_name()}: {error!r}"), final=True)
 
     async def close(self) -> None:
-        """Gives back the locks and leaves the group, as far as they answer in time."""
+        """Releases the locks and leaves the group, as far as brokers and controllers answer in
+        time."""
         for task in self._tasks:
             task.cancel()
         self.feed.end()
@@ -159,7 +160,7 @@ class ConsumerCore:
         return self._membership.member_id
 
     def _on_fenced(self, error: MemberFenced) -> None:
-        """Another process is this member now: its locks are newer than ours."""
+        """Another process is this member now: its locks are newer than this one's."""
         self._fenced = error
         self.locks.forget_all()
         for task in self._tasks:
@@ -169,7 +170,7 @@ class ConsumerCore:
     # --- queues come and go ---------------------------------------------------------------------
 
     def _on_held(self, queue: FeedQueue, grant: broker_pb2.LockGrant) -> None:
-        """The lock is ours; messages come once it is known from where."""
+        """A lock was granted: fetching begins once the start offset is known."""
         self._spawn(self._begin(queue, grant), "semel-consumer-begin")
 
     def _on_gone(self, queue: FeedQueue) -> None:
@@ -202,10 +203,10 @@ class ConsumerCore:
             try:
                 stored = await self._stored.claim(queue, offset, self.member_id)
             except Unavailable as error:
-                self.feed.fail(error)  # nobody but the caller can mend the database
+                self.feed.fail(error)  # only the caller can repair the database
                 raise
             offset = start_of(self.group, queue, stored, grant, reset)
-            if offset > stored:  # trimmed away: the row is where its consumer is
+            if offset > stored:  # trimmed away: the row holds the offset that counts
                 await self._stored.move(queue, stored, offset)
             queue.begin_at(offset)
             if offset < grant.committed_offset:
@@ -213,9 +214,9 @@ class ConsumerCore:
                 return
         begins_late = grant.committed_offset < 0 and reset == "latest"
         if begins_late or (self._stored is not None and offset > grant.committed_offset):
-            # Where a group begins at the end must last: whoever takes the queue over before the
-            # first commit would otherwise find a later end, and skip what came in between. And the
-            # brokers may know less than the database, for as long as nothing new comes.
+            # A start at the end must be durable: a member that takes the queue over before the
+            # first commit would otherwise find a later end and skip the messages in between. And
+            # the brokers may know less than the database until something new is committed.
             await self._store(queue, offset)
         if self._retrying is not None:
             queue.delay_ms = self._retrying.delay_ms_of(queue.topic)
@@ -228,9 +229,9 @@ class ConsumerCore:
                 queue.begin_at(covered)
 
     async def _set_back(self, queue: FeedQueue, offset: int) -> None:
-        """The brokers believe that more is processed than the database holds: somebody has reset
-        the group's offsets. Lag, and whether queues that a split made may be read yet, depend on
-        it. A reset ends the lock, so the queue is acquired anew. Raises SemelError."""
+        """Handles brokers whose progress is ahead of the database: the group's offsets were reset.
+        Lag depends on it, and whether the children of a split queue may be read yet. A reset ends
+        the lock, so the queue is acquired anew. Raises SemelError."""
         logger.warning(
             "a reset has no effect on offsets in a database group=%s topic=%s queue=%s offset=%s",
             self.group,
@@ -249,16 +250,16 @@ class ConsumerCore:
             raise error
 
     def on_queue_end(self, queue: FeedQueue) -> None:
-        """What comes after it is in its children, which the broker gives to the group once it has
-        committed this queue's end."""
+        """A no-op: the broker grants the queue's children to the group once the group has committed
+        this queue's end."""
 
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
-        """The broker refuses a fetch."""
+        """The broker refused a fetch."""
         match error:
-            case LockLost() | QueueMoved():  # with a move every lock ends
+            case LockLost() | QueueMoved():  # a move ends every lock of the queue
                 self.locks.on_lost(queue.key, queue.token)
             case OffsetOutOfRange() if self.config.auto_offset_reset != "error":
-                # Trimmed away, or sought beyond the end: the nearest offset that exists.
+                # Trimmed away, or sought beyond the end: continues at the nearest offset there is.
                 logger.warning(
                     "offset out of range group=%s topic=%s queue=%s offset=%s begins=%s ends=%s",
                     self.group,
@@ -288,9 +289,9 @@ class ConsumerCore:
         return await self.commits.commit(spans)
 
     def settle(self, settled: Settled) -> None:
-        """Takes what a commit has come to out of what is outstanding, in the caller's thread.
+        """Removes the spans of a commit's result from the outstanding ones, in the caller's thread.
 
-        Raises what the caller is to be told.
+        Raises the result's error.
         """
         self.puller.outstanding.settle(settled.committed, settled.lost)
         if settled.problem is not None:
@@ -298,7 +299,8 @@ class ConsumerCore:
 
     @property
     def store(self) -> SqlOffsets:
-        """Where the offsets are. Raises InvalidRequest."""
+        """Returns the store of offsets in the user's database. Raises InvalidRequest without
+        one."""
         if self._stored is None:
             raise InvalidRequest(
                 "a transaction needs to know the database when a queue is acquired:"
@@ -307,13 +309,14 @@ class ConsumerCore:
         return self._stored.store
 
     async def progress(self, spans: Sequence[Span]) -> list[Progress]:
-        """What a transaction is to store. Raises LockLost, MemberFenced, what copying raises."""
+        """Returns the progress for a transaction to store. Raises LockLost, MemberFenced, and
+        whatever copying raises."""
         self._check()
         return await self.commits.progress(spans)
 
     async def give_back(self, back: Iterable[Span], *, in_doubt: bool) -> None:
-        """A transaction was rolled back: what it was about is given out again. If nobody knows
-        whether it was, all queues are acquired, and their offsets read, again."""
+        """A transaction was rolled back: its messages are given out again. If it may have
+        committed, all queues are acquired, and their offsets read, again."""
         if in_doubt:
             self.locks.forget_all()
         for span in back:
@@ -341,14 +344,14 @@ class ConsumerCore:
         return self.locks.named(topic, queue).delivered
 
     async def seek(self, topic: str, queue: int, offset: int) -> None:
-        """The next message delivered from the queue is `offset`; the commit stays as it is."""
+        """Makes `offset` the next message delivered from the queue. The commit stays as it is."""
         if not isinstance(offset, int) or offset < 0:
             raise InvalidRequest(f"offset must be a whole number from 0, not {offset!r}")
         self._go_to(self.locks.named(topic, queue), offset)
         self.feed.wake()
 
     def note(self, message: Message, reason: str, *, rejected: bool) -> None:
-        """The commit that covers the message copies it first; callable from any thread.
+        """Has the commit that covers the message copy it first. Any thread may call it.
 
         Raises InvalidRequest, LockLost.
         """
@@ -360,5 +363,5 @@ class ConsumerCore:
         self._retrying.note(message, reason, rejected=rejected)
 
     async def pause(self, topic: str, queue: int, paused: bool) -> None:
-        """Stops or starts fetching a queue; the lock is kept, what is buffered is given back."""
+        """Stops or starts fetching a queue. The lock is kept; buffered messages are dropped."""
         self.locks.pause(self.locks.named(topic, queue), paused)

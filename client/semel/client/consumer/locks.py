@@ -1,19 +1,20 @@
-"""Which queues a member of a consumer group holds.
+"""The locks of a member of a consumer group: which queues it holds.
 
-How it works. The controllers say which queues a member *should* hold (`membership.py`); the brokers
-say which it *holds* (locks with fencing tokens). A member asks for the locks it should hold, again
-and again while another member still has them; it gives back those it should not, once nothing is
-delivered and uncommitted there or a grace time is over. While the controllers are down it goes on
-with what it holds.
+How it works. The controllers decide which queues a member *should* hold (`consumer/membership.py`);
+the brokers decide which it *holds* (locks with fencing tokens). A member requests the locks that it
+should hold, repeatedly while another member still has them. It releases a lock that it should not
+hold once nothing delivered is uncommitted there, or a grace time is over. While the controllers are
+down it continues with what it holds.
 
-A lock that is lost is forgotten here, whoever hears of it: a renewal, a fetch, a commit, also one
-in the background. Nobody else needs to be told, because everything that was given out carries the
-token it was given out under (`reading/outstanding.py`).
+A lost lock is forgotten here, whether a renewal, a fetch or a commit, also one in the background,
+reports the loss. Nothing else needs to be notified, because everything that was given out carries
+its token (`reading/outstanding.py`).
 
 Invariants
-1. A held queue is one object as long as it is held: another lock of the same queue is another one.
+1. A held queue is one object as long as it is held. Another lock of the same queue gets another
+   object.
 
-Not here: where a held queue begins (`consumer.py`), progress (`commits.py`).
+Not here: where a held queue begins (`consumer/consumer.py`), progress (`consumer/commits.py`).
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ logger = logging.getLogger(__name__)
 LOCK_RETRY_MIN_S: Final = 0.05
 LOCK_RETRY_MAX_S: Final = 1.0
 LOCKED_RETRY_MAX_S: Final = 0.4
-"""While another member has the lock: a hand-over should take no longer than it must."""
+"""Waits while another member has the lock, short so that a hand-over takes no longer than
+needed."""
 RELEASE_GRACE_S: Final = 5.0
-"""A queue that should go to another member is kept so long for the commit of what was delivered."""
+"""Seconds for which a queue that should go to another member is kept for outstanding commits."""
 
 
 class Locks:
@@ -69,12 +71,12 @@ class Locks:
         on_held: Callable[[FeedQueue, broker_pb2.LockGrant], None],
         on_gone: Callable[[FeedQueue], None],
     ) -> None:
-        """`on_held`: a lock was granted. `on_gone`: it is not ours any more, or given back."""
+        """`on_held` is called when a lock was granted, `on_gone` when it was lost or released."""
         self.membership: Membership
-        """Set before anything is asked for."""
+        """The member's identity; set before any request."""
         self.held: dict[QueueKey, FeedQueue] = {}
         self.changed = asyncio.Event()
-        """Something may have to be acquired or given back."""
+        """Set when a lock may have to be acquired or released."""
         self._cluster = cluster
         self._group = group
         self._config = config
@@ -82,19 +84,20 @@ class Locks:
         self._on_held = on_held
         self._on_gone = on_gone
         self._leaving: dict[QueueKey, float] = {}
-        """Held, not assigned any more: until when their commits are waited for."""
+        """Until when commits are awaited, by held queue that is not assigned any more."""
         self._retry_at: dict[QueueKey, float] = {}
         self._refusals: dict[QueueKey, int] = {}
-        """How often in a row another member still had the lock, or an ancestor was unread."""
+        """Number of refusals in a row because another member has the lock or an ancestor is
+        unread."""
         self._paused: set[QueueKey] = set()
 
     def find(self, key: QueueKey, token: int) -> FeedQueue | None:
-        """The queue, if it is held under this very token."""
+        """Returns the queue if it is held under this token, else None."""
         queue = self.held.get(key)
         return queue if queue is not None and queue.token == token else None
 
     def holds(self, queue: FeedQueue) -> bool:
-        """The lock that the object stands for is ours still."""
+        """The lock of this object is still held."""
         return self.held.get(queue.key) is queue
 
     @property
@@ -104,7 +107,7 @@ class Locks:
     # --- acquiring ------------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Acquires what is assigned and not held, gives back what is held and not assigned."""
+        """Acquires queues that are assigned and not held, releases those held and not assigned."""
         while True:
             self.changed.clear()
             now = time.monotonic()
@@ -163,14 +166,14 @@ class Locks:
             error = from_detail(grant.error)
             wait = LOCK_RETRY_MAX_S
             if isinstance(error, QueueLocked | ParentUnread):
-                # Each attempt is an entry of the group's log, and the other member may be slow.
+                # Each attempt is an entry in the group's log, and the other member may be slow.
                 refusals = self._refusals[key] = self._refusals.get(key, 0) + 1
                 wait = min(LOCK_RETRY_MIN_S * 2 ** min(refusals - 1, 8), LOCKED_RETRY_MAX_S)
                 wait = min(max(error.retry_after_ms / 1000, wait), LOCK_RETRY_MAX_S)
             elif isinstance(error, QueueMoved):
                 self._cluster.routes.on_moved(error)
                 wait = LOCK_RETRY_MIN_S
-            elif isinstance(error, Throttled):  # it is on its way to another group
+            elif isinstance(error, Throttled):  # the queue is moving to another group
                 wait = max(error.retry_after_ms / 1000, LOCK_RETRY_MIN_S)
             elif isinstance(error, StaleGeneration):
                 self.membership.beat_now()
@@ -195,7 +198,7 @@ class Locks:
     async def _let_go(self, now: float) -> None:
         """Releases queues that are not assigned any more and have nothing uncommitted."""
         for key in [key for key in self._leaving if key in self._assigned]:
-            # It came back before it was released.
+            # It was assigned again before it was released.
             del self._leaving[key]
             queue = self.held.get(key)
             if queue is not None:
@@ -221,12 +224,12 @@ class Locks:
         self.membership.beat_now()
 
     def on_progress(self) -> None:
-        """Something was committed: what is leaving may be ready to go."""
+        """Progress was committed: queues that are leaving may be ready for release."""
         if self._leaving:
             self.changed.set()
 
     async def give_up(self, queue: FeedQueue) -> None:
-        """Gives a lock back, to acquire it again after a while."""
+        """Releases a lock, to acquire it again later."""
         self.forget(queue)
         self._retry_at[queue.key] = time.monotonic() + LOCK_RETRY_MAX_S
         with contextlib.suppress(SemelError):
@@ -234,7 +237,7 @@ class Locks:
         self.changed.set()
 
     async def release(self, queues: Iterable[FeedQueue]) -> None:
-        """Raises SemelError; then the locks end with their session."""
+        """Releases locks. Raises SemelError; then the locks end with their session."""
         by_group: dict[GroupId, list[FeedQueue]] = {}
         for queue in queues:
             by_group.setdefault(queue.group_id, []).append(queue)
@@ -256,7 +259,7 @@ class Locks:
     # --- keeping and losing ---------------------------------------------------------------------
 
     async def renew(self) -> None:
-        """Says again and again that this member lives."""
+        """Renews the locks until it is cancelled."""
         interval = max(0.1, self._config.session_ms / 3000)
         while True:
             await asyncio.sleep(interval)
@@ -285,7 +288,7 @@ class Locks:
             self.on_lost(queue_key_of(lost.queue), lost.token)
 
     async def _look_for(self, queues: list[FeedQueue]) -> None:
-        """Their group does not answer: perhaps they live elsewhere by now."""
+        """Fetches the routes: the queues' group does not answer, so they may have moved."""
         for topic in {queue.topic for queue in queues}:
             with contextlib.suppress(SemelError):
                 await self._cluster.topic(topic, refresh=True)
@@ -295,7 +298,7 @@ class Locks:
                 self.on_lost(queue.key, queue.token)
 
     def on_lost(self, key: QueueKey, token: int) -> None:
-        """A broker says that the lock with this token is not ours any more."""
+        """A broker reported that this member lost the lock with this token."""
         queue = self.find(key, token)
         if queue is None:
             return
@@ -311,7 +314,7 @@ class Locks:
         self.changed.set()
 
     def forget(self, queue: FeedQueue) -> None:
-        """Nothing more is given out under this lock."""
+        """Gives out nothing more under this lock."""
         if not self.holds(queue):
             return
         del self.held[queue.key]
@@ -320,7 +323,7 @@ class Locks:
         self._on_gone(queue)
 
     def forget_all(self) -> None:
-        """Every lock: what is assigned is acquired again, under new tokens."""
+        """Drops every lock. Assigned queues are acquired again, under new tokens."""
         for queue in list(self.held.values()):
             self.forget(queue)
         self.changed.set()
@@ -328,15 +331,15 @@ class Locks:
     # --- places ---------------------------------------------------------------------------------
 
     def named(self, topic: str, number: int) -> FeedQueue:
-        """A held queue. Raises InvalidRequest."""
+        """Returns a held queue. Raises InvalidRequest."""
         for key, queue in self.held.items():
             if queue.topic == topic and key.queue_id == number:
                 return queue
         raise InvalidRequest(f"queue {number} of topic {topic!r} is not held by this consumer")
 
     def pause(self, queue: FeedQueue, paused: bool) -> None:
-        """Stops or starts fetching a queue, also across hand-overs; what is buffered is given
-        back."""
+        """Stops or starts fetching a queue, also across hand-overs. Buffered messages are
+        dropped."""
         if paused:
             self._paused.add(queue.key)
             queue.paused = True

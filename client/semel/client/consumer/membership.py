@@ -1,15 +1,15 @@
-"""A consumer's standing in its group: joined, heard of, told what to hold.
+"""A consumer's membership in its group: joining, heartbeats, assignments.
 
-How it works. The member joins, then beats as often as the controllers ask; each answer carries the
-newest assignment. Who is forgotten (the controllers restarted, or this process slept) joins again
-under its id. Each process names itself by an *incarnation*: when another one joins under the same
-id, this one is at its end.
+How it works. The member joins, then sends heartbeats as often as the controllers ask. Each answer
+carries the newest assignment. A member that the controllers forgot (they restarted, or this process
+was suspended) joins again under its id. Each process names itself by an *incarnation*: when another
+process joins under the same id, this one ends.
 
 Invariants
 1. The generation never falls, and the assignment is the newest generation's.
 2. After MemberFenced nothing is sent any more.
 
-Not here: locks and progress (`consumer.py`).
+Not here: locks and progress (`consumer/consumer.py`).
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ class Membership:
         on_assignment: Callable[[], None],
         on_fenced: Callable[[MemberFenced], None],
     ) -> None:
-        """`held`: queues whose locks are held. `on_assignment`: there is a newer one."""
+        """`held` returns the queues whose locks are held. `on_assignment` is called for a newer
+        assignment."""
         self.member_id = config.member_id
         self.generation = 0
         self.assigned: dict[QueueKey, tuple[str, QueueRoute]] = {}
-        """Topic and place of each queue that should be held."""
+        """Topic and route of each queue that should be held."""
         self._cluster = cluster
         self._group = group
         self._topics = topics
@@ -68,11 +69,11 @@ class Membership:
         self._beat_now = asyncio.Event()
 
     def beat_now(self) -> None:
-        """The next heartbeat must not wait."""
+        """Sends the next heartbeat at once."""
         self._beat_now.set()
 
     async def join(self) -> None:
-        """Enters the group, or comes back. Raises SemelError."""
+        """Joins the group, or joins it again. Raises SemelError."""
         name = self._config.client_name or f"{socket.gethostname()}:{os.getpid()}"
         reply = await self._cluster.controller(
             "JoinGroup",
@@ -90,8 +91,8 @@ class Membership:
         await self._on_reply(reply)
 
     async def leave(self) -> None:
-        """Goes for good, as far as the controllers answer in time; with a grace time it only
-        stops beating, and keeps its queues for whoever comes back under its id."""
+        """Leaves the group, as far as the controllers answer in time. With a grace time it only
+        stops its heartbeats, and its queues wait for a process that joins under its id."""
         if self._config.grace_ms:
             return
         with contextlib.suppress(SemelError, TimeoutError):
@@ -107,7 +108,7 @@ class Membership:
                 )
 
     async def run(self) -> None:
-        """Beats until it is cancelled or fenced."""
+        """Sends heartbeats until it is cancelled or fenced."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with compat.timeout(self._beat_s):
@@ -124,7 +125,8 @@ class Membership:
                 reply = await self._cluster.controller("HeartbeatGroup", request, BEAT_TIMEOUT_S)
                 await self._on_reply(reply)
             except (UnknownMember, StaleGeneration):
-                # The controllers forgot us (a restart, or we were asleep): same id, same queues.
+                # The controllers forgot this member (a restart, or a suspension): it joins again
+                # with the same id and the same queues.
                 with contextlib.suppress(SemelError):
                     await self.join()
             except MemberFenced as error:
@@ -141,7 +143,7 @@ class Membership:
         keys = [queue_key_of(ref) for ref in reply.assignment]
         assigned = self._places(keys)
         if len(assigned) < len(keys):
-            # A topic is newer than our routes.
+            # A topic is newer than the routes here.
             for topic in self._topics:
                 with contextlib.suppress(SemelError):
                     await self._cluster.topic(topic, refresh=True)

@@ -1,15 +1,15 @@
 """Offsets in the user's own SQL database, stored with the results of processing.
 
 How it works. One row for each queue of a group holds the next offset and the *fencing token* of the
-lock under which it may be changed. Who acquires the queue's lock *claims* the row: raises its token
-and learns the offset, in one transaction. Results and the new offset are then written in one
-transaction of the user's, which finds its row only under the token it was claimed with, and only at
-the offset where the owner left it. So either both are there or neither, and an owner that was
-followed by another one changes nothing.
+lock under which it may be changed. A member that acquires the queue's lock *claims* the row: in one
+transaction it raises the token and reads the offset. One transaction of the user then writes the
+results and the new offset. It finds its row only under the token of the claim, and only at the
+offset where the owner left it. So either both are stored or neither, and an owner that was replaced
+changes nothing.
 
-Plain SQL that SQLite and PostgreSQL share, through any DB-API 2.0 driver: the driver's `paramstyle`
-is looked up in the modules of its connection's class. Nothing depends on `rowcount`: a row is read
-back in the transaction that changed it.
+The SQL is plain, common to SQLite and PostgreSQL, and works through any DB-API 2.0 driver. The
+driver's `paramstyle` is looked up in the modules of its connection's class. Nothing depends on
+`rowcount`: a row is read back in the transaction that changed it.
 
 Format. A table `semel_offsets`, made when it is missing:
 
@@ -20,12 +20,11 @@ Format. A table `semel_offsets`, made when it is missing:
     member      the consumer that claimed it last, for people
 
 Invariants
-1. A token never falls; the offset changes only under the row's own token, from where its owner left
+1. A token never falls. The offset changes only under the row's own token, from where its owner left
    it, and never falls either.
-2. A claim that returned an offset has made every older owner's transaction fail that is not
-   committed yet.
+2. After a claim returned an offset, every uncommitted transaction of an older owner fails.
 
-Not here: when to claim (`consumer.py`), the user's side (`api/sql_transaction.py`).
+Not here: when to claim (`consumer/consumer.py`), the user's side (`api/sql_transaction.py`).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _KEY: Final = (
 
 
 class Place(NamedTuple):
-    """Which row: one queue of one group."""
+    """The key of a row: one queue of one group."""
 
     consumer_group: str
     cluster_id: str
@@ -71,21 +70,21 @@ class Place(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What a transaction makes durable for one queue."""
+    """The progress in one queue that a transaction makes durable."""
 
     place: Place
     token: int
     before: int
-    """Next offset that must stand there."""
+    """The next offset that the row must hold before."""
     offset: int
-    """Next offset that stands there afterwards."""
+    """The next offset that the row holds afterwards."""
 
 
 class SqlOffsets:
-    """Where a consumer keeps its offsets: its option `offset_store`.
+    """The database in which a consumer keeps its offsets: its option `offset_store`.
 
-    `connect` makes a new DB-API connection each time it is called, in any thread; it is used for
-    claims, and closed. `paramstyle` is found out unless it is given.
+    `connect` makes a new DB-API connection each time it is called, in any thread. The connection is
+    used for claims, and closed. `paramstyle` is detected unless it is given.
     """
 
     def __init__(
@@ -110,9 +109,9 @@ class SqlOffsets:
     # --- under a connection of its own ----------------------------------------------------------
 
     def claim(self, place: Place, token: int, start: int, member: str) -> int:
-        """Takes the row over; the next offset, `start` when the row is new. Blocks.
+        """Claims the row and returns its next offset, `start` when the row is new. Blocks.
 
-        Raises LockLost when a newer owner has it, Unavailable for whatever the database raises.
+        Raises LockLost when a newer owner has it, and Unavailable for any error of the database.
         """
         with self._own_connection() as connection:
             for attempt in range(CLAIM_ATTEMPTS):
@@ -124,7 +123,7 @@ class SqlOffsets:
                 except LockLost:
                     raise
                 except Exception as error:
-                    # Somebody else may just have made the same table or row.
+                    # Another process may just have made the same table or row.
                     if attempt == CLAIM_ATTEMPTS - 1:
                         raise _unavailable(error) from error
         raise AssertionError("unreachable")
@@ -194,7 +193,7 @@ class SqlOffsets:
     # --- under the user's connection ------------------------------------------------------------
 
     def advance(self, connection: Any, progress: Sequence[Progress]) -> None:
-        """Stores progress in the transaction that is open; nothing is committed.
+        """Stores progress in the open transaction, without a commit.
 
         Raises LockLost when a queue has a newer owner, or its offset is not where this one left
         it: the transaction must be rolled back then.
@@ -232,7 +231,7 @@ class SqlOffsets:
 
 
 def paramstyle_of(connection: Any) -> str:
-    """The paramstyle of a connection's driver. Raises InvalidRequest when it cannot be found."""
+    """Returns the paramstyle of a connection's driver. Raises InvalidRequest if it is unknown."""
     for cls in type(connection).__mro__:
         name = cls.__module__
         while name:
@@ -247,7 +246,7 @@ def paramstyle_of(connection: Any) -> str:
 
 
 def in_style(style: str, statement: str, parameters: dict[str, Any]) -> tuple[str, Any]:
-    """A statement with `:name` parameters as a driver of that paramstyle takes it."""
+    """Returns a statement with `:name` parameters in the form that the paramstyle needs."""
     if style == "named":
         return statement, parameters
     if style == "pyformat":
@@ -262,7 +261,7 @@ def in_style(style: str, statement: str, parameters: dict[str, Any]) -> tuple[st
 
 
 def begin(connection: Any) -> None:
-    """Makes sure that what follows is one transaction.
+    """Makes sure that the next statements are one transaction.
 
     Raises InvalidRequest for a connection that commits each statement by itself.
     """
@@ -278,7 +277,7 @@ def begin(connection: Any) -> None:
 @contextlib.contextmanager
 def _transaction(connection: Any) -> Iterator[None]:
     if isinstance(connection, sqlite3.Connection):
-        # Not before some statements only, and with waiting for whoever writes now.
+        # Begins for all kinds of statements, and waits for the present writer.
         connection.execute("BEGIN IMMEDIATE")
     else:
         begin(connection)

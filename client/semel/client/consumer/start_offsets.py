@@ -1,9 +1,9 @@
-"""Where a consumer begins in a queue that it has just acquired.
+"""The offset at which a consumer begins to read a queue that it has just acquired.
 
-The group's committed offset, or the one in the user's database, which then is the truth; and what
-happens when neither exists any more.
+It is the group's committed offset, or the one in the user's database, which then overrules the
+brokers'. When that offset does not exist any more, `auto_offset_reset` decides.
 
-Not here: locks (`consumer.py`), SQL (`sql_offsets.py`).
+Not here: locks (`consumer/locks.py`), SQL (`consumer/sql_offsets.py`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Reset = Literal["earliest", "latest", "error"]
 def start_of(
     group: str, queue: FeedQueue, committed: int, grant: broker_pb2.LockGrant, reset: Reset
 ) -> int:
-    """The first offset to read. `committed`: -1 when there is none.
+    """Returns the first offset to read. `committed` is -1 when there is none.
 
-    Raises OffsetOutOfRange when it lies beyond the queue's end, or does not exist and the caller
-    wants to be told.
+    Raises OffsetOutOfRange when the offset lies beyond the queue's end, or does not exist and the
+    caller wants an error then.
     """
     if grant.log_start_offset <= committed <= grant.high_watermark:
         return committed
@@ -72,13 +72,13 @@ class StoredOffsets:
         self._group = group
 
     def place(self, queue: FeedQueue) -> Place:
-        """The queue's row."""
+        """Returns the key of the queue's row."""
         return Place(
             self._group, self.cluster_id, queue.topic, queue.key.topic_id, queue.key.queue_id
         )
 
     async def claim(self, queue: FeedQueue, start: int, member_id: str) -> int:
-        """Takes the row over under the queue's token; the offset there, `start` if it is new.
+        """Claims the row under the queue's token; returns its offset, `start` if it is new.
 
         Raises LockLost, Unavailable.
         """

@@ -13,12 +13,13 @@ it has been quiet, and offers no more once a broker has sent what it could have 
 Invariants
 1. A slot is written by the answer to the one poll that named it, and named again only when nobody
    refers to it any more.
-2. A region belongs to one stream: what a broker that hung writes after its stream was given up lies
-   where nobody looks.
-3. After a fork no slot is named that the child may see: the regions of before are given up.
-4. Nothing is left behind by whoever ends, however he does: a memfd has no name.
+2. A region belongs to one stream. If a hung broker writes after its stream was given up, no reader
+   looks there.
+3. After a fork no slot is named that the child may see: earlier regions are given up.
+4. A process that ends, in whatever way, leaves nothing behind: a memfd has no name.
 
-Not here: which answers come that way (`fetch.py`), the broker's side (`server/shared_memory.py`).
+Not here: which answers come that way (`reading/fetch.py`), the broker's side
+(`server/shared_memory.py` of the broker).
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ with contextlib.suppress(ImportError):  # a system without it has no memfd eithe
 
 SLOTS_MAX: Final = 16
 BUSY_BYTES: Final = 256 << 10
-"""An answer of so much, and the next ones may be worth a region."""
+"""Bytes of an answer from which on the next ones may be worth a region."""
 PADDING_BYTES: Final = 64 << 10
-"""What a slot has more than an answer has bytes of batches."""
+"""Bytes that a slot has beyond the bytes of an answer's batches."""
 QUIET_S: Final = 5.0
-"""Without such an answer the region is given back."""
+"""Seconds without such an answer after which the region is given back."""
 
 _forks = 0
-"""Of this process, so far."""
+"""Number of forks of this process so far."""
 
 
 class Slot:
-    """Where one answer may be put. Free again when it is collected."""
+    """The memory for one answer. It is free again when this object is collected."""
 
     __slots__ = ("__weakref__", "_free", "at", "region")
 
@@ -75,7 +76,7 @@ class Slot:
         return self.region.slot_bytes
 
     def view(self) -> memoryview:
-        """Its bytes, read-only; whatever is made of the view keeps the slot."""
+        """Returns its bytes, read-only. Objects made from the view keep the slot."""
         region = self.region
         return memoryview(
             pa.foreign_buffer(region.address + self.at, region.slot_bytes, base=self)
@@ -86,7 +87,7 @@ class Region:
     """Slots of one stream."""
 
     def __init__(self, slot_bytes: int, slots: int) -> None:
-        """Raises OSError where there is no such memory."""
+        """Raises OSError on systems without such memory."""
         self.slot_bytes = slot_bytes
         self._forks = _forks
         size = MEMORY_HEAD_BYTES + slots * slot_bytes
@@ -95,7 +96,7 @@ class Region:
             os.ftruncate(self._descriptor, size)
             self._secret = secrets.token_bytes(MEMORY_SECRET_BYTES)
             os.pwrite(self._descriptor, self._secret, 0)
-            # Nobody can pull a page from under who reads, or have a broker fill a machine.
+            # Nobody can remove a page under a reader, or make a broker fill the machine.
             sealed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, sealed)
             self._mapped = pa.py_buffer(mmap.mmap(self._descriptor, size))
@@ -108,28 +109,28 @@ class Region:
 
     @classmethod
     def for_stream(cls, slot_bytes: int, held_bytes: int) -> Region | None:
-        """With slots for answers of so many bytes, as many as a reader buffers and some more; None
-        where there is no such memory."""
+        """Makes a region with slots for answers of a size, as many as a reader buffers and some
+        more. Returns None on systems without such memory."""
         slot_bytes = slot_bytes + PADDING_BYTES & -mmap.PAGESIZE
         try:
             return cls(slot_bytes, min(SLOTS_MAX, 4 + -(-held_bytes // slot_bytes)))
-        except (OSError, AttributeError):  # the latter where the system knows no memfd
+        except (OSError, AttributeError):  # AttributeError on systems without memfd
             return None
 
     @property
     def given_up(self) -> bool:
-        """This process has forked, and the child sees what applications held then: it must not
-        change."""
+        """This process has forked. The child sees the memory that applications held then, so it
+        must not change."""
         return self._forks != _forks
 
     def offer(self) -> broker_pb2.SharedMemory:
-        """What lets a broker open it."""
+        """Returns the offer by which a broker can open the region."""
         return broker_pb2.SharedMemory(
             pid=os.getpid(), descriptor=self._descriptor, secret=self._secret
         )
 
     def take(self) -> Slot | None:
-        """A free slot, the one that was used last: its pages are in the caches."""
+        """Returns the free slot that was used last, since its pages are in the caches, or None."""
         if self.given_up:
             return None
         try:
@@ -139,10 +140,10 @@ class Region:
 
 
 class Exchange:
-    """One fetch stream and the memory that it offers."""
+    """The memory that one fetch stream offers to its broker."""
 
     def __init__(self, slot_bytes: int, held_bytes: int, *, allowed: bool) -> None:
-        """With slots of so many bytes, for an application that buffers so many."""
+        """Takes the size of a slot, and the bytes that the application buffers."""
         self._slot_bytes = slot_bytes
         self._held_bytes = held_bytes
         self._allowed = allowed
@@ -150,13 +151,13 @@ class Exchange:
         self._busy_at = -math.inf
 
     def name_place(self, request: broker_pb2.FetchRequest, now: float) -> Slot | None:
-        """Names a place in a request where its batches may be put, if there is one.
+        """Names in a request a free slot for its batches, if there is one.
 
         `now` is monotonic, in seconds."""
         region = self._region
         if region is not None and now - self._busy_at > QUIET_S:
             self._region = None
-            request.memory.SetInParent()  # an offer of nothing: the broker lets go of the old one
+            request.memory.SetInParent()  # an empty offer: the broker closes the old region
             return None
         if not self._allowed or now - self._busy_at > QUIET_S:
             return None
@@ -174,14 +175,14 @@ class Exchange:
     def on_answer(
         self, header: broker_pb2.FetchReplyHeader, rest: memoryview, slot: Slot | None, now: float
     ) -> list[memoryview]:
-        """The batches of the answer to a request that named `slot`. Raises CorruptBatch."""
+        """Returns the batches of the answer to a request that named `slot`. Raises CorruptBatch."""
         if not header.results:
             return []
         batches = fetched_batches(header, rest, slot.view() if slot is not None else None)
         if sum(map(len, batches)) >= BUSY_BYTES:
             self._busy_at = now
         if slot is not None and slot.region is self._region and 0 < len(rest) <= len(slot):
-            # The broker cannot open it, or has enough of them, or does not know what it is.
+            # The broker cannot open the region, has too many of them, or does not know the call.
             self._allowed, self._region = False, None
         return batches
 
