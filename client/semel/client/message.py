@@ -64,7 +64,7 @@ class RecordMetadata(NamedTuple):
 
 
 class Rows:
-    """Some rows of one stored batch."""
+    """Rows of one stored batch, decoded column by column."""
 
     __slots__ = (
         "_columns",
@@ -94,7 +94,7 @@ class Rows:
         row_end: int,
         token: int = 0,
     ) -> None:
-        """Checks CRCs and lengths. `base_offset` is that of row `row_start`.
+        """Checks CRCs and lengths. `base_offset` is the offset of row `row_start`.
 
         Raises CorruptBatch.
         """
@@ -104,7 +104,7 @@ class Rows:
         self.topic = topic
         self.queue = queue
         self.token = token
-        """Fencing token of the lock they were fetched under; 0 without a group."""
+        """Fencing token of the lock under which they were fetched; 0 without a group."""
         self.header: BatchHeader = header
         self.base_offset = base_offset
         self.row_start = row_start
@@ -158,7 +158,8 @@ class Rows:
         return self._keys
 
     def _cut(self) -> tuple[list[bytes], list[bytes | None]] | None:
-        """Values and keys, both kept, without Arrow; None unless a few messages have no more."""
+        """Decodes values and keys, and keeps them, without Arrow. Returns None unless the messages
+        are few and have no other fields."""
         if self._columns is not None:
             return None
         few = cut_few(self._stored[BROKER_HEADER_BYTES:], self.header)
@@ -215,11 +216,12 @@ class Rows:
         return self._sequences
 
     def messages(self, start: int = 0, end: int | None = None) -> list[Message]:
-        """Messages of rows `[start, end)`, counted from the first of these rows."""
+        """Returns messages of rows `[start, end)`, counted from the first of these rows."""
         return [Message(self, row) for row in range(start, self.count if end is None else end)]
 
     def arrow(self, start: int = 0) -> pa.RecordBatch:
-        """Rows from `start` on as ARROW_SCHEMA, without a copy where the batch has no codec."""
+        """Returns rows from `start` on as ARROW_SCHEMA, without a copy if the batch has no
+        codec."""
         columns = self.columns
         if start:
             columns = columns.slice(start, self.count)
@@ -239,7 +241,8 @@ class Rows:
 
 
 def _pieces(column: pa.Array) -> list[bytes]:
-    """The values of a binary column without nulls; several times faster than `to_pylist`."""
+    """Returns the values of a binary column without nulls, several times faster than
+    `to_pylist`."""
     data = column.buffers()[2]
     if data is None:
         return [b""] * len(column)
@@ -262,7 +265,7 @@ class Message:
 
     @property
     def rows(self) -> Rows:
-        """The batch it came in; for the consumer's own use."""
+        """The batch that holds it; for the consumer's own use."""
         return self._rows
 
     @property
@@ -271,7 +274,7 @@ class Message:
 
     @property
     def topic_id(self) -> int:
-        """Tells a topic from one of the same name that was deleted."""
+        """The topic's id, which differs from that of a deleted topic of the same name."""
         return self._rows.queue.topic_id
 
     @property
@@ -296,23 +299,24 @@ class Message:
 
     @property
     def origin(self) -> Origin:
-        """(topic, queue, offset) where it was first: its own, unless it is a retry, a dead letter
-        or was brought back."""
+        """The (topic, queue, offset) at which it was stored first: its own, unless it is a retry, a
+        dead letter or was brought back."""
         return letters.read(self.headers).origin or Origin(self.topic, self.queue, self.offset)
 
     @property
     def attempt(self) -> int:
-        """Which attempt at it this delivery is, from 1."""
+        """The number of this attempt at processing it, from 1."""
         return letters.read(self.headers).attempts + 1
 
     @property
     def timestamp_us(self) -> int:
-        """As the producer gave it, or when its batch was closed; microseconds since the epoch."""
+        """The timestamp that the producer gave, or the time when its batch was begun; microseconds
+        since the epoch."""
         return self._rows.stamps[self._row]
 
     @property
     def message_id(self) -> bytes | None:
-        """The producer's own id of it, if it was given one. Others may have the same."""
+        """The message id that the sender chose, or None. Other messages may have the same."""
         return self._rows.message_ids[self._row]
 
     @property
@@ -321,14 +325,14 @@ class Message:
 
     @property
     def sequence(self) -> int:
-        """The producer's own number of it in this queue."""
+        """The number that the producer gave it in this queue."""
         return self._rows.sequences[self._row]
 
     def __repr__(self) -> str:
         return f"Message(topic={self.topic!r}, queue={self.queue}, offset={self.offset})"
 
     def as_dict(self) -> dict[str, Any]:
-        """All attributes, for printing."""
+        """Returns all attributes, for printing."""
         return {
             "topic": self.topic,
             "queue": self.queue,

@@ -1,9 +1,9 @@
 """Administrative calls, on the I/O thread: topics, groups, producers, the cluster.
 
-How it works. What the controllers know comes from them, what the logs know from the masters; a
-description joins both.
+How it works. Controllers report metadata, masters report what is in the logs. A description joins
+both.
 
-Not here: `verify` (`verify.py`), the API's classes (`api/aio_admin.py`).
+Not here: `verify` (`admin/verify.py`), the API's classes (`api/aio_admin.py`).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class AdminCore:
         if_not_exists: bool,
         groups: list[int] | None,
     ) -> bool:
-        """True when it is new."""
+        """Returns True if the topic is new."""
         _check_queues(queues)
         request = controller_pb2.CreateTopicRequest(
             name=name,
@@ -119,7 +119,7 @@ class AdminCore:
         return TopicSettings.of(reply.topic.settings)
 
     async def split_queue(self, topic: str, queue: int, children: int) -> list[int]:
-        """Numbers of the queues that it became."""
+        """Splits a queue and returns the numbers of its children."""
         for what, number in (("queue", queue), ("children", children)):
             if not isinstance(number, int) or not 0 <= number <= SLOT_COUNT:
                 raise InvalidRequest(f"{what} must be a whole number, not {number!r}")
@@ -138,7 +138,7 @@ class AdminCore:
         return await self._move(topic, queue, group_id=group)
 
     async def cancel_move(self, topic: str, queue: int) -> QueueMove:
-        """Gives a move up."""
+        """Cancels a move."""
         return await self._move(topic, queue, cancel=True)
 
     async def _move(
@@ -156,14 +156,14 @@ class AdminCore:
         return _queue_move(status, topic)
 
     async def list_moves(self, topic: str) -> list[QueueMove]:
-        """Moves under way, and those that were given up."""
+        """Returns the moves under way, and those that were given up."""
         reply = await self._cluster.controller(
             "ListMoves", controller_pb2.ListMovesRequest(name=topic)
         )
         return [_queue_move(status, status.topic) for status in reply.moves]
 
     async def delete_topic(self, name: str, if_exists: bool) -> bool:
-        """False when there was none."""
+        """Returns False if there was no such topic."""
         reply = await self._cluster.controller(
             "DeleteTopic", controller_pb2.DeleteTopicRequest(name=name, if_exists=if_exists)
         )
@@ -189,14 +189,14 @@ class AdminCore:
         return topic
 
     async def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
-        """In the order of `names`."""
+        """Returns the descriptions in the order of `names`."""
         if not names:
             return []
         found = {topic.name: topic for topic in (await self._routes(list(names))).topics}
         return list(await asyncio.gather(*(self._describe_topic(found[name]) for name in names)))
 
     async def offsets_at(self, name: str, time_us: int) -> dict[int, int]:
-        """By queue; the end where nothing is so late."""
+        """Returns offsets by queue; the end of a queue that has nothing so late."""
         route = await self._cluster.topic(name, refresh=True)
         found = await list_offsets(self._cluster, list(route.every), max(1, time_us))
         return {queue: offsets.time_offset for queue, offsets in found.items()}
@@ -292,7 +292,7 @@ class AdminCore:
         )
 
     async def inspect_cluster(self, deep: bool) -> Inspection:
-        """The controllers' view and every node's own word; see `inspection.py`."""
+        """Returns the controllers' view and every node's own report; see `admin/inspection.py`."""
         found = await inspect(self._cluster, await self.cluster_status())
         if not deep:
             return found
@@ -317,7 +317,7 @@ class AdminCore:
     # --- consumer groups ------------------------------------------------------------------------
 
     async def list_groups(self) -> list[str]:
-        """Names of groups that have members, or committed anything."""
+        """Returns the names of groups that have members, or committed anything."""
         routes, reply = await asyncio.gather(
             self._routes([]),
             self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
@@ -328,7 +328,7 @@ class AdminCore:
         return sorted(names)
 
     async def group_summaries(self) -> list[GroupSummary]:
-        """The same with figures."""
+        """Returns the same groups with their figures."""
         routes, reply = await asyncio.gather(
             self._routes([]),
             self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
@@ -396,7 +396,7 @@ class AdminCore:
     async def plan_resets(
         self, group: str, targets: Sequence[Target], to: Place | Shift
     ) -> tuple[list[OffsetReset], list[str]]:
-        """What a reset would move, and who consumes now."""
+        """Returns the changes that a reset would make, and the present consumers."""
         routes = await self._routes([])
         states = await self._group_states(group, routes)
         names = {topic.topic_id: topic.name for topic in routes.topics}
@@ -410,7 +410,7 @@ class AdminCore:
         await carry_out(self._cluster, group, plan)
 
     async def reset_offsets(self, group: str, topic: str, to: Places) -> dict[int, int]:
-        """Moves the group's progress; its running consumers lose their locks."""
+        """Moves the group's progress. Its running consumers lose their locks."""
         check_places("to", to)
         route = await self._cluster.topic(topic, refresh=True)
         offsets = await resolve_places(self._cluster, route, list(route.every), to)
@@ -432,7 +432,7 @@ class AdminCore:
     async def publish_progress(
         self, group: str, offsets: Mapping[tuple[str, int], int]
     ) -> list[tuple[str, int]]:
-        """Shows the progress of a reader under a group's name; see `progress.py`."""
+        """Shows the progress of a reader under a group's name; see `admin/progress.py`."""
         if not isinstance(group, str) or not group:
             raise InvalidRequest(f"group must be a name, not {group!r}")
         return await publish_progress(self._cluster, group, offsets)
@@ -444,7 +444,7 @@ class AdminCore:
             await self._cluster.controller(
                 "ForgetGroup", controller_pb2.ForgetGroupRequest(group=group)
             )
-        except UnknownGroup as error:  # perhaps it has progress, and never had a member
+        except UnknownGroup as error:  # it may have progress without ever having had a member
             unknown = error
         if not await forget_progress(self._cluster, group) and unknown is not None:
             raise unknown
@@ -547,7 +547,7 @@ def _summaries(routes: Any, reply: Any, found: Sequence[Any]) -> list[GroupSumma
 
 
 def _lag(state: broker_pb2.GroupQueueState) -> int:
-    """Without a commit all that the queue still has."""
+    """Returns the lag; without a commit, everything that the queue still has."""
     done = max(state.committed_offset, state.log_start_offset)
     return int(state.high_watermark - done)
 

@@ -1,4 +1,4 @@
-"""What the administrative calls return: frozen descriptions of topics, groups, nodes, producers."""
+"""Results of administrative calls: frozen descriptions of topics, groups, nodes, producers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_RETENTION_MS = 7 * 24 * 3600 * 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    """What a topic's owner may set."""
+    """The settings of a topic."""
 
     retention_ms: int
     """Older messages may be trimmed; -1 keeps them for ever."""
@@ -66,9 +66,9 @@ class QueueDescription(Described):
     log_end_offset: int
     bytes: int
     sealed: bool = False
-    """It was split: it takes nothing new."""
+    """It was split: it accepts no messages."""
     parent: int | None = None
-    """The queue that was split to make it."""
+    """The queue that was split into it."""
     delayed_messages: int = 0
     """Stored and not due yet: they have no offsets, and are not among `messages`."""
     next_due_us: int = 0
@@ -125,11 +125,11 @@ class GroupSummary(Described):
     group: str
     members: int
     topics: list[str]
-    """On which it committed anything or holds a lock."""
+    """Topics on which it committed anything or holds a lock."""
     lag: int
     """Messages behind the ends of all its queues."""
     locks: int
-    """Queues that somebody reads for it."""
+    """Number of queues that a member has locked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,24 +157,24 @@ class NodeDescription(Described):
     alive: bool
     silent_ms: int
     damaged: int
-    """Entries and records that are damaged on its disk and not mended yet."""
+    """Entries and records that are damaged on its disk and not repaired yet."""
     lost: int
     """Entries that are damaged on every node of its group: their messages are refused."""
     disk_full: bool
     rack: str = ""
-    """As the node was told."""
+    """The failure domain that the node was configured with."""
     produced_messages: int = 0
-    """Written by producers, a second, over the last seconds; so are the next three."""
+    """Messages per second from producers, over the last seconds; the next three are rates, too."""
     produced_bytes: int = 0
     fetched_messages: int = 0
     fetched_bytes: int = 0
     disk_free_bytes: int = 0
     disk_total_bytes: int = 0
-    """0 when the node has not told."""
+    """0 when the node has not reported it."""
 
     @property
     def disk(self) -> str:
-        """What is wrong with its disk, in a word or two; "ok" when nothing is."""
+        """The fault of its disk in a word or two; "ok" without one."""
         troubles = [
             *(["full"] if self.disk_full else []),
             *([f"{self.damaged} damaged"] if self.damaged else []),
@@ -205,7 +205,7 @@ class ControllerDescription(Described):
     role: str
     """master or standby."""
     alive: bool = True
-    """It was heard of lately."""
+    """It was heard of within the last seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,31 +215,31 @@ class QueueMove(Described):
     topic: str
     queue: int
     source: int
-    """Broker group that has it until the move is decided."""
+    """The broker group that has it until the move is decided."""
     target: int
-    """Broker group that gets it."""
+    """The broker group that gets it."""
     stage: str
     """copying, sealing (producers wait), decided, activated, aborting, aborted (given up: see
     `trouble`), or done."""
     copied_bytes: int
     total_bytes: int
-    """Of stored batches, as far as known."""
+    """Bytes of stored batches, as far as known."""
     trouble: str
-    """Why the last attempt failed, or why it was given up; empty when nothing is wrong."""
+    """The reason why the last attempt failed or the move was given up; empty without one."""
     begun_us: int
     """Microseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedTopic(Described):
-    """A topic with steps to be done yet, which the controller goes on with by itself."""
+    """A topic with steps left, which the active controller carries out by itself."""
 
     name: str
     topic_id: int
     step: str
-    """creating, altering or deleting; "moving queue N to group M" of one that moves."""
+    """creating, altering or deleting; "moving queue N to group M" for a move."""
     trouble: str
-    """Why the last attempt failed; empty when none has."""
+    """The reason why the last attempt failed; empty when none has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +274,7 @@ class ProducerQueue(Described):
     session: int
     last_sequence: int
     window: int
-    """Batches the queue remembers one by one."""
+    """Number of batches that the queue remembers one by one."""
     last_time_us: int
 
 
@@ -302,7 +302,7 @@ class ProduceOutcome(Described):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedQueue(Described):
-    """One queue, recomputed from the logs."""
+    """One queue as recomputed from the logs."""
 
     queue: int
     group: int
@@ -319,7 +319,7 @@ class VerifiedQueue(Described):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult(Described):
-    """What `verify` found."""
+    """The findings of `verify`."""
 
     ok: bool
     topic: str
@@ -330,7 +330,7 @@ class VerifyResult(Described):
     """Offsets without a message, and breaks in a producer's chain."""
     queues: list[VerifiedQueue]
     nodes_compared: int
-    """Nodes whose whole log was read; every queue on all nodes of its group."""
+    """Number of nodes whose whole log was read; every queue is read on all nodes of its group."""
     problems: list[str]
     delayed: int = 0
     """Messages that are stored and not due yet; not among `messages`."""

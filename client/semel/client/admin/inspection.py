@@ -1,15 +1,15 @@
-"""The whole cluster looked at once: what the controllers say, and what every node says of itself.
+"""An inspection of the whole cluster: the controllers' view, and every node's own report.
 
 How it works. The controllers' view comes first. Then every controller and every broker node is
 asked directly, all at once, each for at most `PATIENCE_S`: a node that is silent towards the
-controllers may well answer here, and the other way round. A node that calls itself master is asked
-to have its quorum confirm that. `deep` looks at consumer groups and named producers as well, at
-the masters that serve; groups without one are left out and named.
+controllers may answer here, and the other way round. A node that calls itself master is asked to
+have its quorum confirm that. `deep` also inspects consumer groups and named producers, at the
+masters that serve; groups without one are left out and named.
 
-A node's clock is compared with this machine's: its answer lies between the question and its
-receipt, so half the way there and back is how wrong the difference can be.
+A node's clock is compared with this machine's. The node reads its clock between the request and the
+receipt of the answer, so the error of the difference is at most half the round trip.
 
-Invariant: after the controllers' view nothing here raises because somebody is down.
+Invariant: after the controllers' view nothing here raises because a node is down.
 
 Not here: what the findings mean (`semel.console.diagnosis`).
 """
@@ -34,15 +34,15 @@ from semel.protos.levels import UNTOLD_MAX
 from semel.protos.v1 import broker_pb2, controller_pb2, transactions_pb2
 
 PATIENCE_S: Final = 2.0
-"""How long one node may take to answer."""
+"""Time limit in seconds for one node's answer."""
 ROWS_MAX: Final = 10_000
-"""Rows of the sequence table that are looked at, a broker group: its master answers nobody else
-meanwhile."""
+"""Most rows of the sequence table that are read per broker group, whose master answers no other
+request meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerReport(Described):
-    """One controller, asked directly."""
+    """One controller's own report."""
 
     address: str
     trouble: str
@@ -52,27 +52,27 @@ class ControllerReport(Described):
     runtime: str = ""
     """Its Python and its event loop; empty when it did not say."""
     level: int = 0
-    """Feature level of the metadata, by the word of the one in office; 0 when it did not say."""
+    """Feature level of the metadata, as the active controller reports it; 0 when it did not say."""
     level_max: int = 0
     """The highest feature level that it knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerReport(Described):
-    """A peer, as its master sees it."""
+    """A peer as its master sees it."""
 
     node: int
     behind: int
-    """Entries that it lacks."""
+    """Number of entries that it lacks."""
     active: bool
     """Heard of within the election time."""
     counts: bool
-    """A quorum may count it: it is not muted."""
+    """A quorum may count it: it is not a non-counting member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport(Described):
-    """One broker node, asked directly; without an answer all but the first four are empty."""
+    """One broker node's own report; without an answer all but the first four fields are empty."""
 
     node: int
     group: int
@@ -87,15 +87,15 @@ class NodeReport(Described):
     applied_index: int = 0
     log_end_index: int = 0
     synced_index: int = 0
-    """Durable in its own log up to here."""
+    """Index up to which its own log is durable."""
     queues: int = 0
     producers: int = 0
-    """Rows of the sequence table."""
+    """Number of rows of the sequence table."""
     version: str = ""
     runtime: str = ""
     """Its Python and its event loop; empty when it did not say."""
     level: int = 0
-    """Feature level of the group's log, by the word of its master; 0 when it did not say."""
+    """Feature level of the group's log, as its master reports it; 0 when it did not say."""
     level_max: int = 0
     """The highest feature level that its program knows."""
     muted: bool = False
@@ -111,28 +111,28 @@ class NodeReport(Described):
     clock_ms: float = 0.0
     """Its clock minus this machine's, milliseconds."""
     clock_doubt_ms: float = 0.0
-    """How wrong that may be, either way."""
+    """Largest error of that difference, either way."""
     log_time_us: int = 0
     producer_idle_ms: int = 0
     peers: list[PeerReport] = field(default_factory=list)
-    """Filled by a master."""
+    """Reported by a master only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleProducer(Described):
-    """A named producer, and when its oldest row of the sequence table will be forgotten."""
+    """A named producer, and when its oldest row of the sequence table will expire."""
 
     name: str
     queues: int
     idle_ms: int
-    """Log time since it stored anything on the queue where that is longest ago."""
+    """Log time since its last batch on the queue where that is longest ago."""
     expires_ms: int
-    """What is left of the time after which that row ends."""
+    """The time left before that row expires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection(Described):
-    """What was found; `deep` parts are empty when they were not asked for."""
+    """The findings; `deep` parts are empty when they were not requested."""
 
     status: ClusterStatus
     controllers: list[ControllerReport]
@@ -140,23 +140,23 @@ class Inspection(Described):
     consumers: list[GroupSummary] = field(default_factory=list)
     producers: list[IdleProducer] = field(default_factory=list)
     transactions: list[TransactionInfo] = field(default_factory=list)
-    """Those with something open."""
+    """Transactions with open steps."""
     unseen_groups: list[int] = field(default_factory=list)
-    """Broker groups without a master that answers: what they hold was not looked at."""
+    """Broker groups without a master that answers; their contents were not inspected."""
     crowded_groups: list[int] = field(default_factory=list)
-    """Broker groups with more rows of producers than were looked at."""
+    """Broker groups with more rows of producers than were read."""
 
     def of_group(self, group: int) -> list[NodeReport]:
-        """The nodes of one broker group."""
+        """Returns the nodes of one broker group."""
         return [node for node in self.nodes if node.group == group]
 
     def master(self, group: int) -> NodeReport | None:
-        """The group's master, if one serves."""
+        """Returns the group's master, if one serves."""
         return next((node for node in self.of_group(group) if node.serving), None)
 
     def under_replicated(self, group: int) -> list[int]:
-        """Members that do not answer, or do not follow the group's master: silent for a second,
-        muted, or catching up."""
+        """Returns members that do not answer, or do not follow the group's master: they are silent
+        for a second, non-counting, or catching up."""
         found = {node.node for node in self.of_group(group) if node.trouble}
         master = self.master(group)
         if master is not None:
@@ -169,7 +169,7 @@ class Inspection(Described):
 
 
 BEHIND_MAX: Final = 1_000
-"""Entries that a slave under load may lack and still follow; it is milliseconds of them."""
+"""Number of entries that a slave under load may lack and still follow: milliseconds' worth."""
 
 
 async def inspect(cluster: Cluster, status: ClusterStatus) -> Inspection:
@@ -207,12 +207,12 @@ async def _controller(cluster: Cluster, address: str) -> ControllerReport:
 
 
 def _level_max(reply: Any) -> int:
-    """Who does not tell may know less than this."""
+    """Returns the highest level that the sender knows; one that does not tell it may know less."""
     return int(reply.levels.max) if reply.HasField("levels") else UNTOLD_MAX
 
 
 def _why(error: SemelError) -> str:
-    """In a few words; the address stands beside it."""
+    """Returns the reason in a few words, without the address, which is shown beside it."""
     if isinstance(error, TimedOut) or "timed out" in error.message:
         return f"no answer within {PATIENCE_S:g} s"
     if isinstance(error, Unavailable):
@@ -286,7 +286,8 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
 
 
 async def group_states(cluster: Cluster, masters: Iterable[NodeReport]) -> list[Any]:
-    """Every consumer group's state on the queues of these masters; who fails is left out."""
+    """Returns every consumer group's state on these masters' queues. Masters that fail are left
+    out."""
     request = broker_pb2.DescribeGroupOffsetsRequest()
     replies = await _ask_all(cluster, masters, "DescribeGroupOffsets", request)
     return [state for _, reply in replies for state in reply.states]
@@ -295,9 +296,9 @@ async def group_states(cluster: Cluster, masters: Iterable[NodeReport]) -> list[
 async def idle_producers(
     cluster: Cluster, masters: Iterable[NodeReport]
 ) -> tuple[list[IdleProducer], list[int]]:
-    """Named producers with rows at these masters, those that are forgotten first in front.
+    """Returns named producers with rows at these masters, those that expire first in front.
 
-    Also the broker groups that have more rows than were looked at.
+    Also returns the broker groups that have more rows than were read.
     """
     request = broker_pb2.DescribeProducersRequest(limit=ROWS_MAX)
     found: dict[str, IdleProducer] = {}
@@ -325,7 +326,7 @@ async def idle_producers(
 async def open_transactions(
     cluster: Cluster, masters: Iterable[NodeReport]
 ) -> list[TransactionInfo]:
-    """Transactions with something open at these masters; who fails is left out."""
+    """Returns transactions with open steps at these masters. Masters that fail are left out."""
     request = transactions_pb2.DescribeTransactionsRequest(limit=ROWS_MAX)
     replies = await _ask_all(cluster, masters, "Describe", request, service=SERVICE)
     found = merged({GroupId(master.group): reply for master, reply in replies})

@@ -3,7 +3,7 @@
 How it works. A change of membership is a sequence of steps, each one call to the group's master.
 The next step is derived from who is a member *now* (`next_step`), so it does not matter who took
 the steps before: a call that was interrupted, by the death of this process or of the master, goes
-on where it stopped when it is made again. Between the steps the learner's way is watched.
+on where it stopped when it is made again. Between the steps the learner's progress is watched.
 
 Not here: what a step does and refuses (the broker).
 """
@@ -26,7 +26,8 @@ from semel.protos.ids import GroupId
 from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
 
 CLOSE_ENTRIES: Final = 512
-"""A learner no further behind is asked to be promoted; the master decides."""
+"""Entries up to which a learner may be behind when its promotion is requested. The master
+decides."""
 LOOK_S: Final = 0.1
 CALL_S: Final = 15.0
 NODE_CALL_S: Final = 10.0
@@ -34,7 +35,7 @@ LOOPBACK: Final = ("127.", "localhost", "::1")
 
 
 class Standing(IntEnum):
-    """A node's place in its group."""
+    """A node's membership status in its group."""
 
     LEARNER = broker_pb2.STANDING_LEARNER
     VOTER = broker_pb2.STANDING_VOTER
@@ -43,13 +44,13 @@ class Standing(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberProgress(Described):
-    """What a change of membership does now."""
+    """The present step of a change of membership."""
 
     step: str
     """add, catch-up, promote or remove."""
     node: int
     behind: int
-    """Entries that the node lacks; 0 except in catch-up."""
+    """Number of entries that the node lacks; 0 except in catch-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +62,12 @@ class MembershipResult(Described):
     """Addresses by node."""
     learners: dict[int, str]
     changed: bool
-    """False when everything was so already."""
+    """False if nothing had to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainResult(Described):
-    """A node that stands back."""
+    """A node that declines mastership for a while."""
 
     node: int
     group: int
@@ -78,10 +79,10 @@ class DrainResult(Described):
 def next_step(
     members: Mapping[int, Standing], wanted: Mapping[int, Standing]
 ) -> tuple[int, Standing] | None:
-    """The next step from `members` towards `wanted`; None when all is so.
+    """Returns the next step from `members` towards `wanted`, or None if there is none.
 
-    All who join become learners first and catch up beside each other; then they are promoted, one
-    after the other, and only then somebody leaves: the group is never smaller than it was.
+    All new nodes become learners first and catch up side by side. Then they are promoted, one after
+    the other, and only then a node leaves: the group is never smaller than it was.
     """
     for node, standing in sorted(wanted.items()):
         if standing is Standing.VOTER and node not in members:
@@ -105,7 +106,7 @@ class MembershipWork:
         *,
         allow_same_machine: bool = False,
     ) -> None:
-        """`allow_same_machine`: a node may join although its machine has a voter of the group."""
+        """`allow_same_machine` lets a node join although its machine has a voter of the group."""
         self._cluster = cluster
         self._allow_same_machine = allow_same_machine
         self._on_progress = on_progress
@@ -133,7 +134,8 @@ class MembershipWork:
     async def grow(
         self, group: int, size: int, nodes: Mapping[int, str], timeout_s: float
     ) -> MembershipResult:
-        """The group gets `size` voters: `nodes` (addresses, '' where reported), or who waits.
+        """The group gets `size` voters: `nodes` (addresses, '' if reported), or nodes that wait to
+        join.
 
         Raises InvalidRequest, TimedOut, Unavailable.
         """
@@ -187,7 +189,7 @@ class MembershipWork:
         return await self._bring(group, {node: Standing.REMOVED}, {}, timeout_s)
 
     async def transfer(self, group: int, node: int) -> int:
-        """Mastership goes to `node`, 0 for whoever is furthest; returns the master's number."""
+        """Moves mastership to `node`, 0 for the most advanced one; returns the master's number."""
         request = broker_pb2.TransferMastershipRequest(
             cluster_id=self._cluster.routes.cluster_id, group_id=group, node_id=node
         )
@@ -197,7 +199,8 @@ class MembershipWork:
         return int(reply.master_id)
 
     async def drain(self, node: int, drain_ms: int) -> DrainResult:
-        """`node` is not master for so long; 0 ends that. Raises InvalidRequest, Unavailable."""
+        """Keeps `node` from being master for a time; 0 ends that. Raises InvalidRequest,
+        Unavailable."""
         nodes = await self._nodes()
         if node not in nodes:
             raise InvalidRequest(f"node {node} is not known to the controllers")
@@ -238,7 +241,7 @@ class MembershipWork:
             await self._change(group, node, addresses.get(node, ""), standing, deadline)
 
     async def _wait_caught_up(self, group: int, node: int, deadline: float) -> None:
-        """Until the master counts the learner and little is missing there."""
+        """Waits until the master counts the learner and the learner lacks few entries."""
         behind = -1
         while True:
             status = await self._status(group)
@@ -285,12 +288,13 @@ class MembershipWork:
     # --- questions
 
     async def _status(self, group: int) -> Any:
-        """The master's status, confirmed by a quorum."""
+        """Returns the master's status, confirmed by a quorum."""
         request = broker_pb2.NodeStatusRequest(confirmed=True)
         return await self._cluster.call_master(GroupId(group), "GetNodeStatus", request, CALL_S)
 
     async def _nodes(self) -> dict[int, tuple[int, str, str, bool]]:
-        """Group, address, role and life of every broker node that the controllers heard of."""
+        """Returns group, address, role and liveness of every broker node that the controllers
+        know."""
         status = await self._cluster.controller(
             "GetClusterStatus", controller_pb2.ClusterStatusRequest()
         )
@@ -315,7 +319,7 @@ def _check_machines(
 ) -> None:
     """Raises InvalidRequest when a node that joins would share its machine with a voter.
 
-    Loopback is for trying things out: there nobody is asked.
+    Loopback addresses are for experiments and not checked.
     """
     others = {
         member.node.node_id: member.node.address

@@ -1,16 +1,14 @@
-"""Progress of a reader that keeps its own offsets, shown under a group's name so that people see
-its lag.
+"""The progress of a reader that keeps its own offsets, shown under a group's name with its lag.
 
-How it works. For each queue the lock is acquired, the offset committed under its token, and the
-lock released, all within one call. A lock that somebody holds is left alone. Queues that a split
-made come after the queue that was split: the brokers grant no lock on a queue whose parent is
-unread.
+How it works. For each queue one call acquires the lock, commits the offset under its token, and
+releases the lock. A lock that another member holds is left alone. The children of a split queue
+come after their parent: the brokers grant no lock on a queue whose parent is unread.
 
 Invariants
 1. A group that consumers have joined, now or ever, is refused: its progress is theirs.
-2. Progress is moved only under a lock that nobody else holds, so it is never taken from anybody.
+2. Progress is moved only under a lock that no other member holds, so it is taken from none.
 
-Not here: moving a group of consumers (`resets.py`).
+Not here: moving a group of consumers (`admin/resets.py`).
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, controller_pb2
 
 SESSION_MS: Final = 10_000
-"""A lock that a publisher leaves behind ends after so long."""
+"""Time in milliseconds after which a lock that a publisher left behind ends."""
 
 
 async def publish_progress(
     cluster: Cluster, group: str, offsets: Mapping[tuple[str, int], int]
 ) -> list[tuple[str, int]]:
-    """Stores next offsets by (topic, queue); returns those that somebody else holds.
+    """Stores next offsets by (topic, queue); returns the queues that another member holds.
 
     Raises InvalidRequest when consumers have joined the group, UnknownTopic, UnknownQueue.
     """
@@ -68,7 +66,7 @@ async def _refuse_consumers(cluster: Cluster, group: str) -> None:
 async def _by_depth(
     cluster: Cluster, offsets: Mapping[tuple[str, int], int]
 ) -> list[list[tuple[tuple[str, int], QueueRoute]]]:
-    """The queues, those before which others must be read in an earlier list."""
+    """Returns the queues in lists; a queue's parent is in an earlier list."""
     layers: dict[int, list[tuple[tuple[str, int], QueueRoute]]] = {}
     for topic in sorted({topic for topic, _ in offsets}):
         route = await cluster.topic(topic)
@@ -94,7 +92,7 @@ async def _publish_at(
     places: Sequence[tuple[tuple[str, int], QueueRoute]],
     offsets: Mapping[tuple[str, int], int],
 ) -> list[tuple[str, int]]:
-    """One broker group's share; returns what is locked."""
+    """Stores the offsets of one broker group's queues; returns the queues that are locked."""
     acquired = await cluster.call_master(
         group_id,
         "AcquireLocks",
@@ -115,7 +113,7 @@ async def _publish_at(
             left.append(place)
             continue
         ref, offset = queue_ref(queue.key), offsets[place]
-        if grant.committed_offset > offset:  # the reader began again further back
+        if grant.committed_offset > offset:  # the reader has begun again at a lower offset
             reset.offsets.add(queue=ref, offset=offset)
         else:
             commit.commits.add(queue=ref, token=grant.token, offset=offset)

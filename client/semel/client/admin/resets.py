@@ -1,17 +1,17 @@
-"""Moving a consumer group's progress: first a plan that can be looked at, then the move.
+"""Resets of a consumer group's progress: first a plan that can be inspected, then the move.
 
-How it works. A plan holds one row a queue: where the group is and where it would be. Carrying it
-out sends exactly these offsets, each as an entry in the log of the queue's group, so what was shown
-is what happens, and the same plan carried out twice moves nothing the second time.
+How it works. A plan holds one row per queue: the group's offset now and after the reset. Carrying
+it out sends exactly these offsets, each as an entry in the log of the queue's group. So the result
+is what the plan showed, and the same plan carried out twice moves nothing the second time.
 
-Deleting a group asks every broker group to forget it. A queue that moves meanwhile would take the
-group's progress along, from a broker group that was not asked yet to one that was: so all are asked
-again until twice in a row nothing has moved between them. What was forgotten then was forgotten
-everywhere at one moment.
+Deleting a group asks every broker group to forget it. A queue that moves meanwhile could take the
+group's progress along, from a broker group that was not asked yet to one that was. So all are asked
+again until nothing has moved between them twice in a row. Then there was a moment at which all had
+forgotten the group.
 
-A group with members is refused: they would be thrown out in the middle of their work. A member that
-joins between that look and the move loses its lock like any other whose token is old, and goes on
-at the new offset: nothing is skipped or read twice because of the race.
+A group with members is refused: a reset would interrupt their work. A member that joins between
+that check and the move loses its lock like any other whose token is old, and continues at the new
+offset: the race skips nothing and reads nothing twice.
 
 Not here: places and their lookup (`reading/offsets.py`), what the console shows
 (`console/group.py`).
@@ -42,21 +42,21 @@ class OffsetReset(Described):
     topic: str
     queue: int
     committed_offset: int
-    """Next offset the group reads now; -1 when it never committed here."""
+    """The next offset that the group reads now; -1 if it never committed here."""
     new_offset: int
-    """Next offset it is to read."""
+    """The next offset that it reads after the reset."""
     log_start_offset: int
     log_end_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """So many messages forward, or back when negative, from where the group is."""
+    """A number of messages forward, or back if negative, from the group's offset."""
 
     messages: int
 
     def apply(self, committed: int, start: int, end: int) -> int:
-        """The new offset, kept within the queue."""
+        """Returns the new offset, kept within the queue."""
         return min(max(committed + self.messages, start), end)
 
 
@@ -65,7 +65,7 @@ Target = tuple[str, int | None]
 
 
 async def active_consumers(cluster: Cluster, group: str, states: Iterable[Any]) -> list[str]:
-    """Members of the group, and whoever holds one of its locks, by name."""
+    """Returns the names of the group's members, and of members that hold one of its locks."""
     reply = await cluster.controller("ListGroups", controller_pb2.ListGroupsRequest())
     named = {
         member.member_id: f"{member.member_id} ({member.client})"
@@ -78,7 +78,7 @@ async def active_consumers(cluster: Cluster, group: str, states: Iterable[Any]) 
 
 
 def refuse_active(group: str, active: Sequence[str]) -> None:
-    """Raises InvalidRequest when somebody consumes."""
+    """Raises InvalidRequest if the group has consumers."""
     if active:
         more = f" and {len(active) - 3} more" if len(active) > 3 else ""
         raise InvalidRequest(
@@ -95,10 +95,11 @@ async def plan_resets(
     states: Sequence[Any],
     names: dict[int, str],
 ) -> list[OffsetReset]:
-    """The plan, by topic and queue; `states` are the group's, `names` those of the topics.
+    """Returns the plan, by topic and queue. `states` are the group's, `names` those of the topics.
 
-    Without targets all topics on which the group has any state. Queues where it never committed are
-    left out of a shift. Raises UnknownTopic, UnknownQueue, UnknownGroup, OffsetOutOfRange.
+    Without targets it covers all topics on which the group has any state. A shift leaves out queues
+    where the group never committed. Raises UnknownTopic, UnknownQueue, UnknownGroup,
+    OffsetOutOfRange.
     """
     if not isinstance(to, Shift):
         check_places("to", to)
@@ -152,7 +153,8 @@ async def _plan_topic(
 
 
 async def carry_out(cluster: Cluster, group: str, plan: Sequence[OffsetReset]) -> None:
-    """Moves the group. Interrupted, some queues have moved; the same plan moves the rest."""
+    """Moves the group. After an interruption some queues have moved; the same plan moves the
+    rest."""
     requests: dict[GroupId, broker_pb2.ResetOffsetsRequest] = {}
     for reset in plan:
         owner = _owner(await cluster.topic(reset.topic), reset.queue)
@@ -174,8 +176,8 @@ def _owner(route: TopicRoute, queue: int) -> QueueRoute:
 
 
 async def forget_progress(cluster: Cluster, group: str) -> bool:
-    """Forgets a group's progress on every queue; False if nobody knew of any. Raises Unavailable
-    when queues move all the time."""
+    """Deletes a group's progress on every queue; returns False if there was none. Raises
+    Unavailable when queues move all the time."""
     give_up = time.monotonic() + cluster.config.request_timeout_ms / 1000
     before: dict[GroupId, bytes] | None = None
     known = False
@@ -192,7 +194,7 @@ async def forget_progress(cluster: Cluster, group: str) -> bool:
             )
         )
         found = {number: reply.moves_digest for number, reply in zip(asked, replies, strict=True)}
-        # A broker of the time before says neither.
+        # A broker of an older version reports neither.
         known |= any(reply.queues or not reply.moves_digest for reply in replies)
         if found == before or len(asked) == 1:
             return known

@@ -1,14 +1,14 @@
-"""Beginning a broker group anew after a majority of its disks was lost.
+"""Restores a broker group after a majority of its disks was lost.
 
-How it works. Such a group waits for ever: its empty nodes are counted by nobody, and the others are
-no majority. Nobody can tell what was acknowledged, so an operator decides. First all nodes are
-asked what they are (`look`); from that follows what would be done (`RestorePlan`), which changes
-nothing yet. Carrying it out (`restore`), the controllers give the group a new founding, the
-survivors and the empty nodes are taken over into it, and as few empty ones are made to count as are
-needed for a quorum. So every quorum contains every survivor, and what any of them has is kept.
+How it works. Such a group waits for ever: no quorum counts its empty nodes, and the others are no
+majority. No node can tell what was acknowledged, so an operator decides. First all nodes are asked
+for their status (`look`). From the answers follows a plan (`RestorePlan`), which changes nothing
+yet. To carry it out (`restore`), the controllers give the group a new founding, which takes in the
+survivors and the empty nodes. As few empty nodes are made to count as a quorum needs. So every
+quorum contains every survivor, and every entry of any survivor is kept.
 
-Called again after an interruption it goes on: the controllers remember the founding of before until
-the group serves.
+A call after an interruption continues: the controllers remember the previous founding until the
+group serves.
 
 Not here: what a node does with it (the broker's `membership/status.py`).
 """
@@ -34,22 +34,22 @@ OUTSIDE: Final = ("joining", "removed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan(Described):
-    """What a group is, and what would be done with it."""
+    """The present state of a group, and what a restore would do."""
 
     group: int
     voters: tuple[int, ...]
     survivors: tuple[int, ...]
-    """Nodes that count: what any of them has is kept."""
+    """Nodes that count: every entry of any of them is kept."""
     counted: tuple[int, ...]
-    """Nodes that lost something and are made to count all the same."""
+    """Nodes that lost data and are made to count all the same."""
     fed: tuple[int, ...]
-    """Nodes that lost something and are fed by the others, as after any lost disk."""
+    """Nodes that lost data and catch up from the others, as after any lost disk."""
     lost: tuple[int, ...]
-    """Nodes that are given up: their directories are refused if they ever come back."""
+    """Nodes that are given up: their directories are refused if they ever return."""
     kept_index: int
-    """The last entry that a survivor has."""
+    """Index of the last entry that a survivor has."""
     needed: bool
-    """False when a majority counts: nothing is to be restored."""
+    """False when a majority counts, so there is nothing to restore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class RestoreResult(Described):
     master: int
     founding: str
     changed: bool
-    """False when nothing was to be restored."""
+    """False if there was nothing to restore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +73,13 @@ class RestoreWork:
     """One operator's call. Lives on the I/O thread."""
 
     def __init__(self, cluster: Cluster, group: int, lost: Collection[int]) -> None:
-        """`lost`: nodes of which the operator says that their disks are gone for good."""
+        """`lost` names nodes whose disks are gone for good, according to the operator."""
         self._cluster = cluster
         self._group = group
         self._lost = frozenset(lost)
 
     async def look(self) -> RestorePlan:
-        """What would be done. Raises InvalidRequest when nothing can be, Unavailable."""
+        """Returns the plan. Raises InvalidRequest when no restore is possible, Unavailable."""
         return _plan(self._group, await self._nodes(), await self._found(), self._lost)
 
     async def restore(self, timeout_s: float) -> RestoreResult:
@@ -144,7 +144,7 @@ class RestoreWork:
         return await self._cluster.controller("FoundGroup", request)
 
     async def _nodes(self) -> dict[int, _Node]:
-        """Everybody who belongs to the group by anybody's word; `status` is None for the silent."""
+        """Returns all nodes that any node names as members; `status` is None for silent ones."""
         status = await self._cluster.controller(
             "GetClusterStatus", controller_pb2.ClusterStatusRequest()
         )
@@ -166,7 +166,7 @@ class RestoreWork:
         return found
 
     async def _ask(self, number: int, address: str) -> Any:
-        """The node's status; None where it, or nobody of this group, answers."""
+        """Returns the node's status, or None if no node of this group answers at the address."""
         try:
             answer = await self._cluster.connections.call(
                 address, BROKER, "GetNodeStatus", broker_pb2.NodeStatusRequest(), NODE_CALL_S
@@ -178,7 +178,7 @@ class RestoreWork:
 
 
 def _founding(nodes: Mapping[int, _Node], numbers: Collection[int]) -> str:
-    """What the group was founded as, by the word of the first of these nodes that knows."""
+    """Returns the group's founding, as the first of these nodes that knows it reports it."""
     return next(filter(None, (nodes[number].status.founding_id for number in numbers)), "")
 
 
@@ -195,7 +195,7 @@ def _plan(group: int, nodes: Mapping[int, _Node], record: Any, lost: frozenset[i
         for member in newest.members
         if member.standing == broker_pb2.STANDING_VOTER
     }
-    # Who belongs to another founding has another history: as good as gone.
+    # A node of another founding has another history, so its data does not count.
     current = {record.founding_id, record.previous_id} - {""}
     mine = {
         number: status

@@ -1,12 +1,12 @@
-"""Raising the feature level of a whole cluster, as an operator wants it.
+"""Raises the feature level of a whole cluster, when an operator asks for it.
 
-How it works. Every node and controller is asked what it knows; the highest level that all of them
-know is the one to raise to, unless another one is named. Then each broker group's master, and last
-the controller in office, are asked whether they could; only when all could are they asked to. Each
-step is checked again where it is done, and may be repeated: a call that was interrupted is simply
-made again.
+How it works. Every node and controller is asked which levels it knows. The target is the highest
+level that all of them know, unless the operator names another. Each broker group's master, and last
+the active controller, are first asked whether they could raise the level; only when all could are
+they asked to. Each step is checked again where it is done, and may be repeated: a call that was
+interrupted is simply made again.
 
-Not here: what a level allows (`semel.protos.levels`), asking everybody (`inspection.py`).
+Not here: what a level allows (`semel.protos.levels`), asking all nodes (`admin/inspection.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semel.protos.ids import GroupId
 from semel.protos.v1 import broker_pb2, controller_pb2
 
 WAITING = ("joining", "removed")
-"""Roles of nodes that are no members."""
+"""Roles of nodes that are not members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,31 +35,31 @@ class GroupLevel(Described):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade(Described):
-    """What `upgrade` has done, or would do."""
+    """The result of `upgrade`, or what it would do."""
 
     level: int
-    """The level that everything is at now, or would be."""
+    """The level of the whole cluster now, or after the upgrade."""
     dry_run: bool
     groups: list[GroupLevel]
-    """Broker groups that were below it, with the level that they were at."""
+    """Broker groups that were below it, with their levels before."""
     metadata: int
-    """The level that the controllers' metadata were at."""
+    """The level of the controllers' metadata before."""
     newer: list[str]
-    """Programs that know a higher level, which others do not know: upgrade the others."""
+    """Programs that know a higher level than others do: upgrade the others."""
 
     @property
     def changes(self) -> bool:
-        """Something was below the level."""
+        """A broker group or the metadata was below the level."""
         return bool(self.groups) or self.metadata < self.level
 
 
 async def upgrade(
     cluster: Cluster, found: Inspection, *, level: int | None, dry_run: bool
 ) -> Upgrade:
-    """Raises every broker group and the metadata to `level`, by default to what everybody knows.
+    """Raises every broker group and the metadata to `level`, by default the highest all know.
 
-    `found` is an inspection of now. Raises Unavailable when somebody does not answer,
-    UnsupportedVersion when somebody does not know the level; nothing is changed then.
+    `found` is a present inspection. Raises Unavailable when a node or controller does not answer,
+    UnsupportedVersion when one does not know the level; nothing is changed then.
     """
     plan = plan_upgrade(found, level=level, dry_run=dry_run)
     for only_asked in (True, False):
@@ -82,7 +82,7 @@ async def upgrade(
 
 
 def plan_upgrade(found: Inspection, *, level: int | None, dry_run: bool) -> Upgrade:
-    """What there is to do. Raises Unavailable, UnsupportedVersion. Pure."""
+    """Returns what there is to do. Raises Unavailable, UnsupportedVersion. Pure."""
     members = [node for node in found.nodes if node.role not in WAITING]
     silent = [f"broker {node.node}: {node.trouble}" for node in members if node.trouble]
     silent += [f"controller {c.address}: {c.trouble}" for c in found.controllers if c.trouble]

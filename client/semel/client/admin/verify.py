@@ -1,9 +1,9 @@
 """Proof of exactly-once: every node of every group recomputes its queues from its own log.
 
 How it works. Each group's master names an index by a confirmed read. All nodes of the group then
-recompute the topic's queues and sequence tables as of that index, and what they found is compared.
-A node that lags is waited for, also while it starts; one that is silent for `SILENT_S` is a
-problem, not a pass.
+recompute the topic's queues and sequence tables as of that index, and the results are compared. The
+check waits for a node that lags, also while it starts. A node that is silent for `SILENT_S` fails
+the check.
 
 Not here: reading the logs (the brokers).
 """
@@ -31,7 +31,7 @@ from semel.protos.v1 import broker_pb2
 PROBLEMS_MAX: Final = 50
 STATUS_S: Final = 2.0
 SILENT_S: Final = 30.0
-"""Longer than a node takes to start."""
+"""Seconds of silence that are longer than a node takes to start."""
 _COMPARED: Final = (
     "log_start_offset",
     "log_end_offset",
@@ -44,7 +44,7 @@ _COMPARED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyProgress:
-    """How far a verification is."""
+    """The progress of a verification."""
 
     bytes_read: int
     bytes_total: int
@@ -130,7 +130,7 @@ class Verification:
         index: int,
         deadline: float,
     ) -> dict[int, Any]:
-        """What one node recomputed, by queue number. Raises SemelError."""
+        """Returns one node's recomputed queues, by number. Raises SemelError."""
         heard = time.monotonic()
         while True:
             late: SemelError | None = None
@@ -181,7 +181,7 @@ class Verification:
         group: GroupId,
         found: dict[tuple[GroupId, NodeId], dict[int, Any]],
     ) -> VerifiedQueue:
-        """One queue as its nodes see it; where they differ, the worst of it."""
+        """Returns one queue as its nodes see it; where they differ, the worst of their results."""
         reports = {
             node: queues[number]
             for (owner, node), queues in found.items()

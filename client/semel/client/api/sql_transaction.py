@@ -1,23 +1,23 @@
-"""`consumer.transaction(connection)`: results and offsets in one transaction of the user's.
+"""`consumer.transaction(connection)`: results and offsets in one transaction of the user.
 
-How it works. Entering begins the transaction. Leaving stores the offsets of everything that was
-given out (or up to one message) in it, under the tokens it was given out with, and commits. The
-brokers learn of the progress afterwards, in the background: lag and locks depend on it, correctness
-does not.
+How it works. Entering the context begins the transaction. Leaving it stores the offsets of
+everything that was given out (or up to one message), under the tokens of that time, and commits.
+The brokers learn of the progress afterwards, in the background: lag and locks depend on it,
+correctness does not.
 
-Whatever fails between BEGIN and COMMIT, everything that was given out since the last transaction is
-noted at once as to be given back: the consumer gives out nothing else before it has begun again
-there. Nothing of that is awaited here, so a cancellation or a Ctrl-C leaves nothing out.
+If anything fails between BEGIN and COMMIT, everything that was given out since the last transaction
+is marked at once as to be given back. The consumer gives out nothing else before it has begun again
+there. Marking awaits nothing, so a cancellation or a Ctrl-C leaves no message out.
 
 | the process dies | in the database | then |
 |---|---|---|
-| before COMMIT | neither results nor offsets | the messages come again |
-| after COMMIT, brokers not told | both | the next owner begins behind them |
+| before COMMIT | neither results nor offsets | the messages are delivered again |
+| after COMMIT, brokers not told | both | the next owner begins after them |
 
 Invariants
-1. After an exception nothing of the transaction is in the database; if COMMIT itself failed, nobody
-   knows, and the queues are acquired and their offsets read again.
-2. What is to be retried or rejected is copied before COMMIT (`dead_letters/retrying.py`).
+1. After an exception nothing of the transaction is in the database. If COMMIT itself failed, that
+   is unknown, so the queues are acquired and their offsets read again.
+2. Messages to be retried or rejected are copied before COMMIT (`dead_letters/retrying.py`).
 
 SQL runs in the caller's thread (with asyncio on its loop), like the caller's own statements.
 
@@ -56,7 +56,7 @@ class SqlWork:
         return self.connection
 
     def spans(self) -> list[Span]:
-        """What is to be stored. Raises InvalidRequest."""
+        """Returns the spans to store. Raises InvalidRequest."""
         if self._message is None:
             return self._outstanding.spans()
         return self._outstanding.processed_up_to(self._message)
@@ -66,7 +66,7 @@ class SqlWork:
         self.connection.rollback()
 
     def commit(self, spans: Sequence[Span], progress: Sequence[Progress]) -> None:
-        """Raises LockLost, whatever the database raises."""
+        """Raises LockLost, and whatever the database raises."""
         try:
             self._store.advance(self.connection, progress)
             self.connection.commit()

@@ -1,13 +1,13 @@
-"""One transaction of one program, and one writer's stage, without the API around them.
+"""The work of a transaction of one program, and of one writer's stage, for both halves of the API.
 
-How it works. Entering begins an attempt at the coordinator, which ends the attempts of everybody
-else under the same id. What is sent is staged under the epoch that came back. Leaving commits, or
-gives everything up.
+How it works. Entering the context begins an attempt at the coordinator, which ends all other
+attempts under the same id. Messages are staged under the epoch that the coordinator returned.
+Leaving the context commits, or gives everything up.
 
 | the program dies | then |
 |---|---|
-| before DECIDE | nothing of it is ever visible; what was staged ends by its time |
-| after it | the brokers publish all of it; under the same id `last_epoch` tells |
+| before DECIDE | no message is ever visible; staged batches end by their time |
+| after it | the brokers publish all of it; `last_epoch` under the same id shows that |
 
 Not here: the API (`api/aio_transactions.py`, and what is generated from it).
 """
@@ -85,7 +85,8 @@ class TransactionWork:
         self.begun = await self._core.begin(self.transaction_id, self._query_id, self._epoch)
 
     def open_stage(self) -> StageCore:
-        """Where messages go. Raises InvalidRequest outside, and when the epoch is committed."""
+        """Returns the stage for messages. Raises InvalidRequest outside of the context, and when
+        the epoch is committed."""
         if self.begun is None or self._ended or self.result is not None:
             raise InvalidRequest("messages are sent inside of `with producer.transaction(id) as t`")
         if not self.begun.attempt:
@@ -105,7 +106,8 @@ class TransactionWork:
         return self.stage
 
     async def commit(self) -> Committed:
-        """Commits; again after it, the same answer. Raises like `TransactionCore.commit`."""
+        """Commits; a repeated call returns the same result. Raises like
+        `TransactionCore.commit`."""
         if self.result is not None:
             return self.result
         if self.begun is None or self._ended:
@@ -128,7 +130,7 @@ class TransactionWork:
         return self.result
 
     async def abort(self) -> None:
-        """Gives everything up, unless it is committed: by a call, too, whose reply was lost."""
+        """Gives everything up, unless it is committed, perhaps by a call whose reply was lost."""
         if self.result is not None or self._ended or self.begun is None:
             return
         self._ended = True
@@ -140,7 +142,8 @@ class TransactionWork:
             await self._core.drop_stagers(await self.stage.stager.end())
 
     async def leave(self) -> None:
-        """The context ends without an exception: commits unless somebody did, or gave it up."""
+        """The context ends without an exception: commits, unless a call has committed or
+        aborted."""
         if self.result is None and not self._ended:
             try:
                 await self.commit()
@@ -160,12 +163,12 @@ class TransactionProperties:
 
     @property
     def epoch(self) -> int:
-        """Number of this transaction under its id; -1 before it is entered."""
+        """The number of this transaction under its id; -1 before it is entered."""
         return -1 if self._work.begun is None else self._work.begun.epoch
 
     @property
     def last_epoch(self) -> int:
-        """Newest epoch that was committed before this one; -1 for none."""
+        """The newest epoch that was committed before this one; -1 for none."""
         return -1 if self._work.begun is None else self._work.begun.last_epoch
 
     @property
@@ -199,7 +202,7 @@ class StageWork:
         self._transactions = session.transactions
 
     async def receipt(self) -> StageReceipt:
-        """Everything is staged. Raises TransactionAborted."""
+        """Returns the receipt once everything is staged. Raises TransactionAborted."""
         receipt = await self.core.receipt()
         self.core.close()
         return receipt

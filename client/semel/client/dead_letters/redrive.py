@@ -1,18 +1,18 @@
-"""Dead letters: looking at them, and bringing them back, each at most once.
+"""Dead letters: lists them, and brings them back, each at most once.
 
 How it works. A dead letter is brought back as a new message of the topic it came from (or of its
-group's first retry topic, which no other group reads), with its own key, value and headers. Which
-ones were brought back stands in a topic beside the dead letters, `….redriven`: the *ledger*, whose
-messages name queues and offsets. Copy and ledger are kept together by a relay (`relay.py`): what a
-round is about to copy stands in a record, then come the copies, then the ledger. The record is
-metadata of a consumer group of its own on the ledger's queue, under the token of its lock.
+group's first retry topic, which no other group reads), with its own key, value and headers. A topic
+beside the dead letters, `….redriven`, is the *ledger*: its messages name the queues and offsets of
+letters that were brought back. A relay (`dead_letters/relay.py`) keeps copies and ledger
+consistent. Each round first stores a record of what it is about to copy, then the copies, then the
+ledger's entry. The record is metadata of a consumer group of its own on the ledger's queue, under
+the token of its lock.
 
-A run that begins takes that lock, so that an earlier one can write no record any more; ends what
-the record tells of; and only then reads the ledger, to which it adds what was copied and not
-written down. Run twice, the second finds nothing to do. Two runs at a time: the later one ends the
-earlier.
+A new run takes that lock, so that an earlier run can write no record any more. It settles the
+attempt that the record names. Only then it reads the ledger, and adds letters that were copied and
+not entered. A second run finds nothing to do. Of two runs at a time the later ends the earlier.
 
-Not here: how letters come to be (`retrying.py`), the console (`console/dlq.py`).
+Not here: how letters come to be (`dead_letters/retrying.py`), the console (`console/dlq.py`).
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
 GROUP: Final = "semel.redrive"
-"""Consumer group whose locks and records redrives have; nobody joins it."""
+"""The consumer group whose locks and records redrives use; it has no members."""
 MEMBER: Final = "redrive"
-"""All runs are the same member: a lock goes from one to the next at once."""
+"""All runs are the same member, so a lock passes from one to the next at once."""
 LOCK_MS: Final = 24 * 3600 * 1000
-"""The longest there is. It holds up nobody: who comes next takes it."""
+"""The longest lock time there is. It delays no later run, which takes the lock over."""
 ROUND_LETTERS: Final = 500
 ROUND_BYTES: Final = 4 << 20
 PROGRESS_S: Final = 0.2
@@ -65,16 +65,16 @@ To = Literal["origin", "group"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterFilter:
-    """Which dead letters are meant: those that fit everything that is given."""
+    """Selects dead letters: those that match every field that is given."""
 
     places: tuple[tuple[int, int], ...] = ()
     """(queue, offset) in the dead-letter topic."""
     origin: str = ""
-    """Topic they were first in."""
+    """The topic in which they were stored first."""
     group: str = ""
-    """Consumer group that gave them up."""
+    """The consumer group that gave them up."""
     reason: str = ""
-    """Part of the reason."""
+    """A part of the reason's text."""
     key: bytes | None = None
     failed_from_us: int = 0
     """Given up at this wall time or later, microseconds since the epoch."""
@@ -82,7 +82,7 @@ class LetterFilter:
     """Given up before this time; 0: no limit."""
 
     def fits(self, message: Message) -> bool:
-        """The message is one of them."""
+        """The message matches."""
         if self.places and (message.queue, message.offset) not in self.places:
             return False
         if self.key is not None and message.key != self.key:
@@ -108,7 +108,7 @@ class DeadLetter(Described):
     queue: int
     offset: int
     origin: Origin | None
-    """None for a message that somebody else put into the topic."""
+    """None for a message that another program put into the topic."""
     group: str
     attempts: int
     reason: str
@@ -118,14 +118,14 @@ class DeadLetter(Described):
     key: bytes | None
     value: bytes
     headers: tuple[tuple[str, bytes], ...]
-    """The user's own."""
+    """The user's own headers."""
     message_id: bytes | None
-    """The sender's own; None for none."""
+    """The message id that the sender chose, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveProgress:
-    """How far a run is, in letters."""
+    """Progress of a run, in letters."""
 
     looked_at: int
     total: int
@@ -134,7 +134,7 @@ class RedriveProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveResult(Described):
-    """What a run has done, in letters; with a dry run, what it would do."""
+    """Result of a run, in letters; with a dry run, what it would do."""
 
     topic: str
     matched: int
@@ -143,9 +143,9 @@ class RedriveResult(Described):
     already: int
     """Brought back before."""
     recovered: int
-    """Of these, brought back by a run that could not write it down."""
+    """Number of these that a run brought back without entering them in the ledger."""
     without_origin: int
-    """Not brought back: no dead letters, or of a topic that is gone."""
+    """Not brought back: they are no dead letters, or their topic does not exist any more."""
     targets: dict[str, int]
     """Brought back by this run, by topic."""
     dry_run: bool
@@ -155,14 +155,15 @@ class DeadLetters:
     """One dead-letter topic. Lives on the I/O thread."""
 
     def __init__(self, cluster: Cluster, runtime: Runtime, name: str) -> None:
-        """`name`: of the topic, or of the group whose it is."""
+        """`name` is that of the topic, or of its group."""
         self._cluster = cluster
         self._runtime = runtime
         self._name = name
         self._fetched: dict[str, TopicRoute | None] = {}
 
     async def list(self, which: LetterFilter, limit: int) -> list[DeadLetter]:
-        """The first `limit` letters that fit, by queue and offset. Raises UnknownTopic."""
+        """Returns the first `limit` letters that match, by queue and offset. Raises
+        UnknownTopic."""
         topic = await self._resolve()
         done = await self._ledger(topic)
         found: list[DeadLetter] = []
@@ -217,7 +218,8 @@ class DeadLetters:
         return self._fetched[topic] is not None
 
     async def topic_id(self, topic: str) -> int:
-        """Of a topic that exists. One that was made again has other letters at the same places."""
+        """Returns the id of a topic that exists: in a topic that was created again, other letters
+        have the same offsets."""
         if not await self.exists(topic):
             raise UnknownTopic(f"topic {topic!r} is gone")
         route = self._fetched[topic]
@@ -225,7 +227,7 @@ class DeadLetters:
         return route.topic_id
 
     async def _ledger(self, topic: str) -> set[tuple[int, int]]:
-        """(queue, offset) of every letter that is written down as brought back."""
+        """Returns (queue, offset) of every letter that the ledger names as brought back."""
         name = letters.redriven_topic(topic)
         if not await self.exists(name):
             return set()
@@ -239,7 +241,7 @@ class DeadLetters:
         }
 
     async def _read(self, topic: str) -> AsyncIterator[Message]:
-        """All messages up to what is the end now."""
+        """Yields all messages up to the present end."""
         reader = ReaderCore(self._cluster, self._runtime, ReaderConfig())
         try:
             await reader.open(topic, None, "earliest", "latest")
@@ -252,8 +254,8 @@ class DeadLetters:
 
 
 class _Lock:
-    """What one run may do alone: the lock of a group of its own on a queue of the ledger, and the
-    record beside that group's offset. Who acquires it ends whoever had it."""
+    """The exclusive right of one run: the lock of a group of its own on a queue of the ledger, and
+    the record beside that group's offset. A run that acquires it ends the run that had it."""
 
     def __init__(self, cluster: Cluster, queue: QueueRoute) -> None:
         self._cluster = cluster
@@ -262,7 +264,7 @@ class _Lock:
         self._version = 0
 
     async def acquire(self) -> bytes:
-        """The record that an earlier run has left. Raises SemelError."""
+        """Acquires the lock and returns the record that an earlier run left. Raises SemelError."""
         request = broker_pb2.AcquireLocksRequest(
             group=GROUP,
             member_id=MEMBER,
@@ -292,7 +294,7 @@ class _Lock:
                 raise from_detail(outcome.error)
 
     async def release(self) -> None:
-        """Nothing is open any more; whoever comes next need not look."""
+        """Clears the record: no attempt is open for a later run to settle."""
         with contextlib.suppress(SemelError):
             await self.store(b"")
             request = broker_pb2.ReleaseLocksRequest(group=GROUP, member_id=MEMBER)
@@ -324,7 +326,7 @@ class _Run:
         self._looked = self._total = 0
         self._matched = self._already = self._recovered = self._without = self._redriven = 0
         self._targets: dict[str, int] = {}
-        """Letters brought back, by topic."""
+        """Number of letters brought back, by topic."""
 
     def result(self, *, dry_run: bool) -> RedriveResult:
         return RedriveResult(
@@ -339,7 +341,7 @@ class _Run:
         )
 
     async def look(self, done: set[tuple[int, int]]) -> None:
-        """Counts what is to be brought back."""
+        """Counts the letters to bring back."""
         self._start_counting()
         self._total = 0
         async for message in self._source._read(self._topic):
@@ -353,7 +355,7 @@ class _Run:
         self._matched = self._already = self._without = self._redriven = 0
 
     async def _target_of(self, message: Message, done: set[tuple[int, int]]) -> str:
-        """Where a letter is to go; empty for nowhere. Counts why."""
+        """Returns the topic to which a letter goes, or "" for none, and counts the case."""
         if not self._which.fits(message):
             return ""
         self._matched += 1
@@ -390,7 +392,7 @@ class _Run:
             stored = await settle(cluster, source._runtime, left) if left is not None else []
             if left is not None and left.source_topic_id == await source.topic_id(self._topic):
                 copied = {place for m in stored if (place := _copied_from(m, self._topic))}
-            # Read once no earlier run can do anything any more, else it could add to it afterwards.
+            # Read only after every earlier run has ended, since one could add to it otherwise.
             done = await source._ledger(self._topic)
             if copied - done:
                 self._recovered = len(copied - done)
@@ -440,7 +442,7 @@ class _Run:
             )
             for message, target in round_
         ]
-        # The round before this one is in the ledger, and over.
+        # The round before this one is complete, and in the ledger.
         await relay.prepare([ledger, *(target for _, target in round_)], afresh=True)
         attempt = relay.attempt(1)
         attempt.source_topic_id = await self._source.topic_id(self._topic)
@@ -453,7 +455,7 @@ class _Run:
     async def _write_down(
         self, relay: Relay, ledger: str, places: Iterable[tuple[int, int]]
     ) -> None:
-        """An entry is written when its copies are durable: it is true, whoever writes it."""
+        """Adds an entry whose copies are durable. It is true whichever run writes it."""
         by_queue: dict[int, list[int]] = {}
         for queue, offset in sorted(places):
             by_queue.setdefault(queue, []).append(offset)
@@ -476,7 +478,7 @@ class _Run:
 
 
 def _copied_from(message: Message, topic: str) -> tuple[int, int] | None:
-    """The dead letter of `topic` that a message is the copy of."""
+    """Returns the dead letter of `topic` of which a message is the copy."""
     name, _, place = letters.read(message.headers).redriven.partition("/")
     queue, _, offset = place.partition("/")
     if name != topic or not (queue.isdigit() and offset.isdigit()):

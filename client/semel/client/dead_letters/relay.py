@@ -1,32 +1,33 @@
-"""Copies messages from one queue to other topics, so that none is lost and none comes twice.
+"""Copies messages from one queue to other topics, so that none is lost and none is copied twice.
 
-How it works. What was copied is remembered elsewhere (a group's committed offset, a database, a
-ledger), and no crash must come between the two unnoticed. So copies are sent by a producer with an
-id that nobody else ever has, and its caller writes down beforehand what it is about to do:
+How it works. The progress of copying is stored elsewhere (a group's committed offset, a database, a
+ledger), and a crash between a copy and its progress must be noticed. So a producer with a unique id
+sends the copies, and its caller stores beforehand what it is about to do:
 
     1. prepare   the producer is known in all topics, and where their queues end
     2. (caller)  the *attempt* (producer, topics, ends) is durable under a fencing token
     3. send      the copies are durable in their topics
     4. (caller)  progress behind the copied messages is durable, and the attempt is over
 
-Whoever takes over finds the attempt that is not over. `settle` ends its producer with a higher
-epoch: from then on nothing of it can land. Then it reads, from those ends on, what the producer has
-stored. Nothing is guessed from windows, rows that may expire, or settings of today.
+A new owner finds the attempt that is not over. `settle` ends the attempt's producer with a higher
+epoch: from then on none of its copies can land. Then it reads, from the recorded ends on, which
+copies the producer has stored. Nothing is derived from send windows, from rows that may expire, or
+from present settings.
 
 Sequences are the relay's own rising numbers, shared by its topics: originals may be copied again
 (after an operator's reset), and must not be taken for duplicates then.
 
 Invariants
-1. A copy is submitted once by one owner; whoever is in doubt gives up the ownership and takes over
-   again, under a new token.
+1. An owner submits a copy once. An owner in doubt gives up the ownership and takes over again,
+under a new token.
 2. No copy is sent to a topic that the durable attempt does not name.
 3. A relay's epoch rises only while nothing of it is under way.
 
-Where it ends. What a topic's retention has dropped cannot be found any more: the original of such a
-copy counts as not copied.
+Limit. A copy that a topic's retention has dropped cannot be found any more: its original counts as
+not copied.
 
-Not here: whose messages, and where to (`retrying.py`, `redrive.py`), the bytes of an attempt
-(`core/copies.py`).
+Not here: which messages are copied, and where to (`dead_letters/retrying.py`,
+`dead_letters/redrive.py`), the bytes of an attempt (`core/copies.py`).
 """
 
 from __future__ import annotations
@@ -90,10 +91,10 @@ class Copy(NamedTuple):
 
 
 class _OneUse(Identity):
-    """An id that nobody else has: its epoch is its owner's own affair."""
+    """A producer id that is used here alone, so its owner chooses the epochs."""
 
     floor = 0
-    """The highest epoch that some queue has refused."""
+    """The highest epoch that a queue has refused."""
 
     async def _fence(
         self, queues: list[QueueRoute], session: int, timeout_s: float, *, after_expiry: bool
@@ -106,11 +107,11 @@ class _OneUse(Identity):
 
 
 class _RelayProducer(ProducerCore):
-    """A producer whose messages do not come through the door, and may be somewhat larger than what
-    they are copies of."""
+    """A producer whose messages do not pass the intake, and may be somewhat larger than their
+    originals."""
 
     def submit(self, name: str, columns: Columns, positions: Rows) -> Chunk:
-        """Messages for a topic that is open. Raises what the producer failed with, UnknownTopic."""
+        """Sends messages to an open topic. Raises the producer's failure, UnknownTopic."""
         topic = self._opened(name)
         chunk = Chunk(name, time.time_ns() // 1000, self._deadline())
         chunk.values, chunk.keys = columns.values, columns.keys
@@ -135,25 +136,26 @@ class _RelayProducer(ProducerCore):
 
 
 class Relay:
-    """One owner's copies out of one queue. Lives on the I/O thread."""
+    """The copies that one owner makes out of one queue. Lives on the I/O thread."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
-        """`name` is for people: the producer is told apart by its id."""
+        """`name` is for people: the producer is identified by its id."""
         self._cluster = cluster
         self._name = name
         self._producer_id = ProducerId(0)
         self._epoch = FIRST_EPOCH
         self._core: _RelayProducer | None = None
         self._position = 0
-        """Next number to give."""
+        """The next sequence to assign."""
         self._targets: dict[str, CopyTarget] = {}
         self._closed = False
 
     async def prepare(self, topics: Iterable[str], *, afresh: bool) -> None:
-        """Copies may go to these topics from now on, as far as the caller makes `attempt` durable.
+        """Prepares copies to these topics, which may be sent once the caller has made `attempt`
+        durable.
 
-        `afresh`: the attempt before this is over; the next one looks no further back than now.
-        Raises SemelError; then nothing is on its way that was not before.
+        `afresh` says that the attempt before is over, so the next one begins at the present ends.
+        Raises SemelError; then no further copy is on its way.
         """
         if afresh:
             self._targets = {}
@@ -209,8 +211,8 @@ class Relay:
         )
 
     def attempt(self, end: int) -> CopyAttempt:
-        """What must be durable before `send`: copies of messages below `end` go to the topics that
-        were prepared."""
+        """Returns the attempt that must be durable before `send`: copies of messages below `end` go
+        to the topics that were prepared."""
         return CopyAttempt(
             producer_id=self._producer_id,
             epoch=self._epoch,
@@ -219,7 +221,7 @@ class Relay:
         )
 
     def send(self, copies: Sequence[Copy]) -> list[Chunk]:
-        """Puts copies on their way in the order given, one chunk a topic; `wait` for them.
+        """Sends copies in the order given, one chunk per topic; `wait` for them.
 
         Raises ProducerFenced when a newer owner exists, UnknownTopic; then some may be on their
         way.
@@ -243,7 +245,7 @@ class Relay:
         return chunks
 
     async def wait(self, chunks: Sequence[Chunk]) -> None:
-        """Returns once the copies are durable. Raises what the first of them failed with."""
+        """Returns once the copies are durable. Raises the error of the first that failed."""
         for chunk in chunks:
             await await_settled(chunk, lambda chunk=chunk: chunk.settled)  # type: ignore[misc]
         for chunk in chunks:
@@ -252,7 +254,7 @@ class Relay:
                     raise outcome.error
 
     def close(self) -> None:
-        """Ends it at once; what is on its way may still land."""
+        """Ends the relay at once. Copies on their way may still land."""
         self._closed = True
         self._end_core()
 
@@ -263,7 +265,8 @@ class Relay:
 
 
 async def settle(cluster: Cluster, runtime: Runtime, attempt: CopyAttempt) -> list[Message]:
-    """Ends an attempt for good; the copies it has stored. May be repeated. Raises SemelError."""
+    """Ends an attempt for good and returns its stored copies. May be repeated. Raises
+    SemelError."""
     found: list[Message] = []
     for target in attempt.targets:
         try:
@@ -278,8 +281,8 @@ async def settle(cluster: Cluster, runtime: Runtime, attempt: CopyAttempt) -> li
 async def _end_producer(
     cluster: Cluster, target: CopyTarget, attempt: CopyAttempt
 ) -> TopicRoute | None:
-    """Nothing of the producer's can land in the topic any more; its queues, None if there is
-    another topic of that name."""
+    """Fences the producer, so that none of its copies can land in the topic any more. Returns the
+    topic's queues, or None if another topic has the name now."""
     epoch = attempt.epoch + 1
     timeout_s = cluster.config.request_timeout_ms / 1000
     route = await cluster.topic(target.topic, refresh=True)
@@ -291,9 +294,9 @@ async def _end_producer(
             split = control_pb2.SplitQueue.FromString(error.split_record)
             route = route.after_split(split)
             cluster.routes.on_split(target.topic, split)
-        except DedupStateExpired as error:  # in some queue its row is gone
+        except DedupStateExpired as error:  # its row has expired in a queue
             epoch = max(epoch, error.epoch_floor) + 1
-        except ProducerFenced as error:  # somebody else ends it, too
+        except ProducerFenced as error:  # another process ends it, too
             epoch = max(epoch, error.current_epoch) + 1
         except UnknownQueue:
             route = await cluster.topic(target.topic, refresh=True)
@@ -305,7 +308,7 @@ async def _end_producer(
 async def _stored_by(
     cluster: Cluster, runtime: Runtime, route: TopicRoute, target: CopyTarget, producer_id: int
 ) -> list[Message]:
-    """Messages of a producer, from the recorded ends on. Sealed queues are among those read."""
+    """Yields a producer's messages from the recorded ends on, sealed queues included."""
     ends = {queue.queue_id: queue.end for queue in target.queues}
     while True:
         known = await list_offsets(cluster, list(route.every))
@@ -335,20 +338,20 @@ async def _stored_by(
                     if message.producer_id == producer_id
                 ]
         except OffsetOutOfRange:
-            continue  # trimmed meanwhile: look from there
+            continue  # trimmed meanwhile: read from the new start
         finally:
             reader.close()
         return found
 
 
 def _ids_of(copies: Sequence[Copy]) -> list[bytes | None] | None:
-    """None when none has an id: then the batch has no column of them."""
+    """Returns the ids, or None if no message has one: the batch has no such column then."""
     ids = [copy.message_id for copy in copies]
     return ids if any(each is not None for each in ids) else None
 
 
 def relay_name(purpose: str, scope: str, key: QueueKey) -> str:
-    """What people are shown as the producer that copies out of one queue."""
+    """Returns the name that people see of the producer that copies out of one queue."""
     name = f"semel.{purpose}:{key.topic_id:x}:{key.queue_id}:{scope}"
     if len(name) <= NAME_CHARACTERS_MAX:
         return name

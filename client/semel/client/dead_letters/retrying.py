@@ -1,24 +1,26 @@
-"""Messages of a consumer that are to be tried again later, or never.
+"""Retries and rejections of a consumer's messages.
 
 How it works. `retry` and `reject` only take a note. The commit that covers a noted message first
-copies it, to the topic of the next step or to the dead letters, then commits (`relay.py` says why
-that is exactly once). The members of a group read its retry topics like any others; a queue there
-has one delay, and batches are in the order in which they were stored, so the first one is always
-the first one due, and nothing but its lock is held while it waits (`reading/fetch.py`).
+copies it, to the topic of the next step or to the dead letters, then commits
+(`dead_letters/relay.py` says why that is exactly once). The members of a group read its retry
+topics like any others. A queue there has one delay, and its batches are in the order in which they
+were stored. So the first batch is always the first one due, and only the queue's lock is held while
+it waits (`reading/fetch.py`).
 
-What a queue's owner is about to copy stands in a *record* beside the group's offset, stored before
-the first copy leaves, under the token of the lock. Each later commit leaves of it what is not over.
-Who acquires the queue is told it, and finds the copies that an owner made and could not commit:
-their originals are *skipped*, neither given out nor copied again.
+Before the first copy leaves, the queue's owner stores a *record* of the copies beside the group's
+offset, under the token of the lock. Each later commit keeps the part of the record that is not
+resolved. A member that acquires the queue gets the record and finds the copies that an owner made
+and could not commit. Their originals are *skipped*: neither given out nor copied again.
 
 Invariants
 1. A message that was given out is copied only by the commit that covers it, and once.
-2. What is noted and not committed is given out again, to whoever holds the queue then.
+2. A message that is noted and not committed is given out again, to the member that holds the queue
+   then.
 3. Notes between two commits of a queue are bounded by NOTES_MAX and NOTES_BYTES_MAX.
-4. A record is numbered, and says all that is unresolved at that number: of two that are under way
-   at a time the broker keeps the later one.
+4. A record is numbered, and names everything that is unresolved at that number. Of two records
+   under way at a time the broker keeps the later one.
 
-Not here: headers (`core/letters.py`), bringing dead letters back (`redrive.py`).
+Not here: headers (`core/letters.py`), bringing dead letters back (`dead_letters/redrive.py`).
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ logger = logging.getLogger(__name__)
 NOTES_MAX: Final = 1_000
 NOTES_BYTES_MAX: Final = 8 << 20
 RETRY_RETENTION_MS: Final = 30 * 24 * 3600 * 1000
-"""Of a retry topic; longer than any step, since a message that waits must not be trimmed."""
+"""Retention of a retry topic: longer than any step, since a waiting message must not be trimmed."""
 UNLIMITED: Final = -1
 METADATA_ONLY: Final = -1
-"""In place of an offset: a commit of metadata alone."""
+"""The offset of a commit of metadata alone."""
 
 
 @dataclass(slots=True)
@@ -68,37 +70,37 @@ class _Note:
     reason: str
     rejected: bool
     sending: asyncio.Task[None] | None = None
-    """It is being copied, or is copied; nothing else may copy it."""
+    """It is being copied, or was; no other commit may copy it."""
     chunk: Chunk | None = None
-    """What its copy is part of, once that is on its way."""
+    """The chunk of its copy, once that is on its way."""
 
 
 class _Held:
-    """One held queue."""
+    """The notes and copies of one held queue."""
 
     def __init__(self, queue: FeedQueue, relay: Relay, *, recorded: bool) -> None:
         self.queue = queue
         self.relay = relay
         self.notes: dict[int, _Note] = {}
-        """By offset. The caller's thread adds, the I/O thread takes away."""
+        """Notes by offset. The caller's thread adds them, the I/O thread removes them."""
         self.bytes = 0
         self.end = 0
-        """One past the last message that was, or is to be, copied by this owner."""
+        """One past the last message that this owner has copied or is about to copy."""
         self.sending: asyncio.Task[None] | None = None
-        """The newest; each waits for the one before it."""
+        """The newest sending; each waits for the one before it."""
         self.recorded = recorded
-        """There may be a record at the broker: the next commit is to renew it."""
+        """The broker may have a record, which the next commit must renew."""
         self.version = 0
         """Number of the newest record."""
 
     def record(self, progress: int) -> bytes:
-        """All that is unresolved once the group's progress is there."""
+        """Returns the record of everything unresolved at a given progress."""
         attempt = self.relay.attempt(self.end) if self.end > progress else None
         return record_bytes(self.queue.skip, attempt, progress)
 
 
 class Retrying:
-    """The retries of one consumer. Lives on the I/O thread, but for `note`."""
+    """The retries of one consumer. Lives on the I/O thread, except for `note`."""
 
     def __init__(self, cluster: Cluster, runtime: Runtime, group: str, policy: RetryPolicy) -> None:
         self.policy = policy
@@ -138,36 +140,37 @@ class Retrying:
             await AdminCore(self._cluster).create_topic(
                 topic, self.policy.queues, settings, True, None
             )
-        except TopicExists:  # another member made it, by another policy
+        except TopicExists:  # another member with another policy made it
             logger.info("topic exists with other settings topic=%s", topic)
         await self._cluster.topic(topic, refresh=True)
 
     def step_of(self, topic: str) -> int:
-        """0 for a topic of the consumer's own, else the step whose retries it holds."""
+        """Returns 0 for a topic that the consumer subscribed to, else the step whose retries it
+        holds."""
         return self.topics.index(topic) + 1 if topic in self.topics else 0
 
     def delay_ms_of(self, topic: str) -> int:
-        """How long messages of a topic wait before they are given out."""
+        """Returns how long messages of a topic wait before they are given out, in milliseconds."""
         step = self.step_of(topic)
         steps = self.policy.steps_ms
         return steps[min(step, len(steps)) - 1] if step and steps else 0
 
     def _targets(self, topic: str) -> list[str]:
-        """Where copies of its messages may go."""
+        """Returns the topics to which copies of a topic's messages may go."""
         return list(dict.fromkeys([self._next_topic(topic), self._dead_letters]))
 
     def _next_topic(self, topic: str) -> str:
-        """Where a message goes that failed once more."""
+        """Returns the topic for a message that failed once more."""
         step = self.step_of(topic)
         return self.topics[step] if step < len(self.policy.steps_ms) else self._dead_letters
 
     # --- ownership ------------------------------------------------------------------------------
 
     async def take_over(self, queue: FeedQueue, start: int, metadata: bytes) -> int:
-        """The queue is ours from `start` on: ends older owners' copying, finds what they left, as
-        their record says.
+        """Takes over a queue from `start` on: ends older owners' copying, and finds the copies that
+        their record names.
 
-        Returns the first offset to read; sets what is to be skipped behind it. Raises SemelError.
+        Returns the first offset to read, and sets the offsets to skip after it. Raises SemelError.
         """
         key = queue.key
         record = read_record(metadata)
@@ -186,13 +189,13 @@ class Retrying:
             )
         newer = self._queues.get(key)
         if newer is None or newer.queue.token < queue.token:
-            # Else the lock was lost and acquired again meanwhile, and this came too late.
+            # Else the lock was lost and acquired again meanwhile, so this result is void.
             relay = Relay(self._cluster, relay_name("retry", self._group, key))
             self._queues[key] = _Held(queue, relay, recorded=bool(metadata))
         return self.covered(queue, start)
 
     def drop(self, queue: FeedQueue) -> None:
-        """The queue is not ours any more, and its notes are void."""
+        """The queue is not held any more, so its notes are void."""
         found = self._queues.get(queue.key)
         if found is not None and found.queue is queue:
             del self._queues[queue.key]
@@ -229,20 +232,20 @@ class Retrying:
         found.notes[message.offset] = _Note(message, reason, rejected)
 
     def covered(self, queue: FeedQueue, offset: int) -> int:
-        """How far a commit of `offset` reaches: over what is to be skipped right behind it."""
+        """Returns the reach of a commit of `offset`: past the skipped offsets right after it."""
         while offset in queue.skip:
             offset += 1
         return offset
 
     def notes_below(self, queue: FeedQueue, offset: int) -> bool:
-        """A commit of `offset` has something to copy, or to wait for."""
+        """A commit of `offset` has messages to copy, or copies to wait for."""
         found = self._queues.get(queue.key)
         return found is not None and any(at < offset for at in list(found.notes))
 
     async def publish(self, queue: FeedQueue, offset: int) -> None:
-        """Copies what is noted below `offset`; returns once it is durable.
+        """Copies the messages noted below `offset`; returns once the copies are durable.
 
-        Raises SemelError: then the queue must be given up, since nobody knows what of it is stored.
+        Raises SemelError. Then the queue must be released, since it is unknown which are stored.
         A cancelled call leaves the copies on their way; the next one waits for them.
         """
         found = self._queues.get(queue.key)
@@ -268,7 +271,7 @@ class Retrying:
     async def _send(
         self, found: _Held, before: asyncio.Task[None] | None, notes: list[_Note]
     ) -> None:
-        """Puts copies on their way, once it is durable that they may be stored."""
+        """Sends copies, once the record that names them is durable."""
         if before is not None:
             await before
         targets = self._targets(found.queue.topic)
@@ -276,7 +279,7 @@ class Retrying:
         try:
             await found.relay.prepare(targets, afresh=afresh)
         except UnknownTopic:
-            await self.open()  # somebody deleted one
+            await self.open()  # one was deleted
             await found.relay.prepare(targets, afresh=afresh)
         found.end = max(found.end, *(note.message.offset + 1 for note in notes))
         await self._store_record(found)
@@ -286,7 +289,7 @@ class Retrying:
             note.chunk = chunks[copy.topic]
 
     async def _store_record(self, found: _Held) -> None:
-        """The record is durable, under the token of the lock. Raises SemelError."""
+        """Stores the record, under the token of the lock. Raises SemelError."""
         queue = found.queue
         request = broker_pb2.CommitRequest(group=self._group)
         commit = request.commits.add(
@@ -300,7 +303,7 @@ class Retrying:
                 raise from_detail(outcome.error)
 
     def renew_record(self, commit: QueueCommit, queue: FeedQueue, progress: int) -> None:
-        """A commit that makes `progress` durable leaves of the record what is not over then."""
+        """Returns the record that a commit of `progress` stores: what is unresolved after it."""
         found = self._queues.get(queue.key)
         if found is not None and found.queue is queue and found.recorded:
             found.version += 1
@@ -314,13 +317,14 @@ class Retrying:
             return
         for at in [at for at in list(found.notes) if at < offset]:
             found.bytes -= len(found.notes.pop(at).message.value)
-        # A commit reaches over what is to be skipped, also where that is not fetched yet.
+        # A commit reaches past skipped offsets, also where they are not fetched yet.
         passed = min(offset, queue.delivered)
         queue.skip -= {at for at in queue.skip if at < passed}
         found.recorded = found.recorded and bool(found.record(offset))
 
     def on_seek(self, queue: FeedQueue, offset: int) -> None:
-        """Messages from `offset` on are given out again, but for those that are copied already."""
+        """Messages from `offset` on are given out again, except for those that are copied
+        already."""
         found = self._queues.get(queue.key)
         if found is None:
             return

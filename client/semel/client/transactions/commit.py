@@ -1,19 +1,19 @@
-"""Committing transactions: begin, pin, decide, and what to do when something is in doubt.
+"""Commits of transactions: begin, pin, decide, and how to settle a doubtful outcome.
 
-How it works. One broker group coordinates. BEGIN gives an attempt, PIN fixes on every participant
-what is to be published, DECIDE is the commit; after that the brokers publish by themselves. Every
-step may be repeated, so a lost reply is answered by asking again.
+How it works. One broker group coordinates. BEGIN returns an attempt, PIN fixes on every participant
+which batches are published, DECIDE is the commit; after it the brokers publish by themselves. Every
+step may be repeated, so a lost reply is handled by another call.
 
-The coordinator is the group with the lowest number. Should groups have been added below it, the one
-that knows the transaction is asked for; so whoever commits under an id finds its past.
+The coordinator is the group with the lowest number. If groups with lower numbers were added, the
+client searches the group that knows the transaction, so every commit under an id finds its past.
 
 Invariants
-1. "Committed" is said only after DECIDE was applied, and returned only once every participant has
+1. A commit succeeds only after DECIDE was applied, and returns only once every participant has
    published.
-2. After a failed commit the attempt is aborted, unless DECIDE may have been applied: then the error
+2. After a failed commit the attempt is aborted, unless DECIDE may have been applied. Then the error
    says that the outcome is unknown, and the same call again settles it.
 
-Not here: staging (`staging.py`), the API (`api/aio_transactions.py`).
+Not here: staging (`transactions/staging.py`), the API (`api/aio_transactions.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from semel.protos.v1 import common_pb2, transaction_records_pb2, transactions_pb
 CLEAN_UP_S: Final = 2.0
 PUBLISH_POLL_S: Final = 0.05
 COORDINATORS_MAX: Final = 10_000
-"""Transaction ids whose coordinator is remembered."""
+"""Number of transaction ids whose coordinator is remembered."""
 
 
 class Begun(NamedTuple):
@@ -51,7 +51,7 @@ class Begun(NamedTuple):
 
     epoch: int
     attempt: int
-    """0: the epoch is committed already."""
+    """The attempt's number; 0 if the epoch is committed already."""
     last_epoch: int
     """Newest committed epoch; -1 for none."""
 
@@ -61,9 +61,9 @@ class Committed(NamedTuple):
 
     epoch: int
     messages: int
-    """Of the receipts."""
+    """Messages in the receipts."""
     replayed: bool
-    """It was committed before; what the receipts name is not stored again."""
+    """It was committed before; the receipts' messages are not stored again."""
 
 
 class TransactionCore:
@@ -76,7 +76,7 @@ class TransactionCore:
     # --- committing -----------------------------------------------------------------------------
 
     async def begin(self, transaction_id: str, query_id: str, epoch: int | None) -> Begun:
-        """A new attempt; ends older ones. Raises TransactionConflict, DedupStateExpired,
+        """Begins a new attempt and ends older ones. Raises TransactionConflict, DedupStateExpired,
         InvalidRequest, Unavailable."""
         coordinator = await self._coordinator(transaction_id)
         request = transaction_records_pb2.BeginTransaction(
@@ -95,7 +95,7 @@ class TransactionCore:
         receipts: Sequence[StageReceipt],
         begun: Begun | None = None,
     ) -> Committed:
-        """Publishes what the receipts name, all or nothing. Raises TransactionAborted,
+        """Publishes the receipts' messages, all or nothing. Raises TransactionAborted,
         TransactionFenced, TransactionConflict; Unavailable or TimedOut when the outcome is unknown:
         the same call again settles it."""
         for receipt in receipts:
@@ -123,7 +123,7 @@ class TransactionCore:
                 for group, pin in pins.items()
             )
         except SemelError as error:
-            # Perhaps because an earlier call, whose reply was lost, has come further than this one.
+            # Perhaps an earlier call, whose reply was lost, got further than this one.
             told = await self._fate(transaction_id, begun)
             if told is None:
                 await self._published(transaction_id, begun.epoch)
@@ -149,9 +149,10 @@ class TransactionCore:
         return Committed(begun.epoch, messages, replayed=False)
 
     async def _fate(self, transaction_id: str, begun: Begun) -> SemelError | None:
-        """None if the attempt is committed; else it never will be, and the error says why.
+        """Aborts the attempt and returns the error that says why it never commits, or None if it is
+        committed.
 
-        Raises Unavailable when the coordinator does not answer: then nobody knows.
+        Raises Unavailable when the coordinator does not answer: then the outcome is unknown.
         """
         name = f"epoch {begun.epoch} of transaction {transaction_id!r}"
         coordinator = await self._coordinator(transaction_id)
@@ -194,8 +195,8 @@ class TransactionCore:
     async def abort(
         self, transaction_id: str, begun: Begun | None, receipts: Sequence[StageReceipt]
     ) -> bool:
-        """Gives up what was staged, as far as the brokers answer; the rest ends by its time. True
-        if the attempt was committed before: then nothing is given up."""
+        """Gives up what was staged, as far as the brokers answer; the rest ends by its time.
+        Returns True, and gives up nothing, if the attempt was committed before."""
         if begun is not None and begun.attempt:
             with contextlib.suppress(SemelError):
                 if await self._abort_attempt(transaction_id, begun.attempt):
@@ -236,8 +237,8 @@ class TransactionCore:
     async def _give_up(
         self, transaction_id: str, pins: Iterable[GroupId], receipts: Sequence[StageReceipt]
     ) -> None:
-        """What is pinned ends by the coordinator's word, the rest at once; as far as brokers
-        answer."""
+        """Ends stages: pinned batches by the coordinator's decision, the rest at once, as far as
+        brokers answer."""
         with contextlib.suppress(SemelError):
             await self._settle(transaction_id, pins, CLEAN_UP_S)
         await self.drop(receipts)
@@ -251,12 +252,13 @@ class TransactionCore:
     # --- for operators --------------------------------------------------------------------------
 
     async def describe(self, transaction_id: str = "") -> list[TransactionInfo]:
-        """All transactions that some broker group knows, or one. Raises Unavailable."""
+        """Returns all transactions that a broker group knows, or one of them. Raises
+        Unavailable."""
         return merged(await self._described(transaction_id))
 
     async def end(self, transaction_id: str) -> TransactionInfo | None:
-        """Aborts whatever of a transaction is open, on every broker group; what it was before, or
-        None if nobody knows it. What is committed stays, and is published."""
+        """Aborts every open step of a transaction, on every broker group. Returns what it was
+        before, or None if no group knows it. What is committed stays, and is published."""
         before = await self._described(transaction_id)
         found = merged(before)
         if not found:
@@ -322,7 +324,7 @@ def _unpublished(transaction_id: str, epoch: int) -> Unavailable:
 
 
 async def _all(calls: Iterable[Any]) -> list[Any]:
-    """All answers, once every call has ended. Raises the error that says most."""
+    """Returns all answers, once every call has ended. Raises the most specific error."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     if failures:
@@ -333,7 +335,7 @@ async def _all(calls: Iterable[Any]) -> list[Any]:
 def _pins(
     transaction_id: str, begun: Begun, coordinator: GroupId, receipts: Sequence[StageReceipt]
 ) -> dict[GroupId, transaction_records_pb2.PinTransaction]:
-    """What each participant is to pin, in the order of the writers."""
+    """Returns what each participant must pin, in the order of the writers."""
     pins: dict[GroupId, transaction_records_pb2.PinTransaction] = {}
     seen: set[int] = set()
     for receipt in sorted(receipts, key=lambda one: (one.writer, one.stager_id)):
@@ -374,7 +376,7 @@ def _pins(
 def merged(
     replies: dict[GroupId, transactions_pb2.DescribeTransactionsReply],
 ) -> list[TransactionInfo]:
-    """One row a transaction, over all groups."""
+    """Merges the groups' reports into one row per transaction."""
     found: dict[str, TransactionInfo] = {}
 
     def of(name: str) -> TransactionInfo:

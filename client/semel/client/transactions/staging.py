@@ -1,15 +1,16 @@
-"""Staging messages of a transaction: a producer whose batches have no offsets yet.
+"""Stages of a transaction: producers whose batches have no offsets yet.
 
 How it works. A stage is a producer with an identity of its own that no controller knows: a random
-*stager* id. Batching, backpressure, retries and splits of queues are the producer's; instead of a
-FENCE the brokers get an OPEN, and what they acknowledge is on hold. What was acknowledged is summed
-up by queue: the *receipt*, with which somebody else, perhaps in another process, commits.
+*stager* id. Batching, backpressure, retries and splits of queues work as in any producer. Instead
+of a FENCE the brokers get an OPEN, and batches that they acknowledge are on hold. The *receipt*
+sums the acknowledged batches up by queue. Another program, perhaps in another process, commits with
+it.
 
 Invariants
-1. A receipt covers everything that came in before, or there is none: `receipt` raises instead.
-2. A stage whose receipt was given takes nothing more.
+1. A receipt covers everything that was sent before, or there is none: `receipt` raises instead.
+2. A stage whose receipt was given accepts no more messages.
 
-Not here: committing (`commit.py`).
+Not here: committing (`transactions/commit.py`).
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from semel.protos.v1 import broker_pb2, transaction_records_pb2, transactions_pb
 SERVICE: Final[type[Any]] = transactions_pb2_grpc.TransactionsStub
 END_WAIT_S: Final = 1.0
 TTL_MS_DEFAULT: Final = 3_600_000
-"""One hour: what a task staged waits so long for the slowest one of its job."""
+"""One hour, for which a task's stage may wait for the slowest task of its job."""
 
 
 class StagedPart(NamedTuple):
-    """What one writer has staged for one queue."""
+    """The batches that one writer has staged for one queue."""
 
     group_id: int
     topic_id: int
@@ -59,7 +60,8 @@ class StagedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReceipt:
-    """What one writer has staged: small, and may be pickled and sent to whoever commits."""
+    """The batches that one writer has staged. It is small, and may be pickled and sent to the
+    program that commits."""
 
     transaction_id: str
     epoch: int
@@ -74,7 +76,7 @@ class StageReceipt:
 
 
 class _Sum:
-    """What was acknowledged for one queue."""
+    """The acknowledged batches of one queue."""
 
     __slots__ = ("batches", "digest", "group_id", "messages")
 
@@ -86,7 +88,7 @@ class _Sum:
 
 
 class StagerIdentity(Identity):
-    """Who stages: known to the brokers by OPEN alone."""
+    """The identity of a stage, which brokers know by OPEN alone."""
 
     def __init__(
         self, cluster: Cluster, transaction_id: str, epoch: int, writer: int, ttl_ms: int
@@ -106,7 +108,7 @@ class StagerIdentity(Identity):
         self._ended = False
 
     async def ensure(self) -> None:
-        """It is made, not asked for."""
+        """A no-op: the identity is made here, not by the controllers."""
 
     async def reopen(self, old: tuple[ProducerId, int]) -> None:
         raise TransactionAborted(
@@ -116,7 +118,8 @@ class StagerIdentity(Identity):
     async def _fence(
         self, queues: list[QueueRoute], session: int, timeout_s: float, *, after_expiry: bool
     ) -> list[broker_pb2.ProducerRow]:
-        """OPEN in place of FENCE; a stager that was forgotten is refused in any case."""
+        """Sends OPEN in place of FENCE. A stager that brokers have forgotten is refused in any
+        case."""
         if self._ended:
             raise TransactionAborted(f"transaction {self.transaction_id!r} was given up")
         by_group = self._cluster.routes.by_home(queues)
@@ -155,8 +158,8 @@ class StagerIdentity(Identity):
         return [broker_pb2.ProducerRow(last_sequence=lasts[queue.key]) for queue in queues]
 
     async def end(self) -> dict[GroupId, set[int]]:
-        """Opens nothing more, and says where the stager may be known: an OPEN on its way would make
-        it known again after it was given up."""
+        """Sends no further OPEN and returns the groups that may know the stager. An OPEN on its way
+        would make it known again after it was given up."""
         self._ended = True
         if self._asking:
             await asyncio.wait(self._asking, timeout=END_WAIT_S)
@@ -175,7 +178,7 @@ class StageCore(ProducerCore):
         self._receipt: StageReceipt | None = None
 
     def perform(self, lane: Lane, decisions: list[Decision]) -> None:
-        """Counts what was acknowledged, as the brokers count it."""
+        """Counts acknowledged batches as the brokers do."""
         for decision in decisions:
             if isinstance(decision, Settled):
                 header = decode_header(decision.batch.payload)
@@ -186,7 +189,7 @@ class StageCore(ProducerCore):
         super().perform(lane, decisions)
 
     async def receipt(self) -> StageReceipt:
-        """Everything that came in is staged; nothing more comes in. Raises TransactionAborted."""
+        """Waits until everything sent is staged, and accepts no more. Raises TransactionAborted."""
         if self._receipt is not None:
             return self._receipt
         self.intake.shut()
