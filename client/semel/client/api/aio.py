@@ -47,7 +47,7 @@ class AsyncClient:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.admin = AsyncAdmin(session)
-        """Topics, groups, producers, the cluster."""
+        """Administrative calls: topics, groups, producers, the cluster."""
         self.transactions = AsyncTransactions(session)
         """Transactions with many writers."""
 
@@ -55,7 +55,7 @@ class AsyncClient:
         """A producer; options are the fields of `ProducerConfig`.
 
         With a name it has a durable identity: a new incarnation of the same name ends older ones
-        and continues their sequences. Nothing is asked of the cluster before the first message.
+        and continues their sequences. It makes no call to the cluster before the first message.
         """
         core = self._session.new_producer(name, options, blocking=_BLOCKS)
         return AsyncProducer(self._session, core)
@@ -72,8 +72,8 @@ class AsyncClient:
         """Reads a topic without a consumer group; connects when it is entered or first used.
 
         `start` and `end` are "earliest", "latest", an offset, a datetime or a mapping from queue
-        to these. With an `end` the reader stops there; "latest" is what is stored now. Other
-        options are the fields of `ReaderConfig`. Raises UnknownTopic, OffsetOutOfRange.
+        to these. With an `end` the reader stops there; "latest" is the present end. Other options
+        are the fields of `ReaderConfig`. Raises UnknownTopic, OffsetOutOfRange.
         """
         self._session.check()
         core = ReaderCore(
@@ -108,7 +108,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Flushes producers, leaves groups and disconnects, within `close_timeout_ms`.
 
-        Raises the first failure of a message that nobody was told about.
+        Raises the first error of a message that no caller was told.
         """
         session = self._session
         if session.closed:
@@ -216,8 +216,9 @@ class AsyncProducer:
     ) -> BulkFuture:
         """Puts many messages on their way: lists, or Arrow arrays, of one length.
 
-        Nothing is made per message, so this is the way to load much. The future resolves to a
-        BulkSummary. Raises like `send`; MessageTooLarge and InvalidRequest before anything is sent.
+        It makes no object per message, so it is the fastest way to load data. The future resolves
+        to a BulkSummary. Raises like `send`, but MessageTooLarge and InvalidRequest before anything
+        is sent.
 
         `deliver_at` is one time for all, or a column: Arrow timestamps with a time zone, whole
         microseconds, or a list, where null is at once. Messages of one due time are sent together,
@@ -248,9 +249,9 @@ class AsyncProducer:
     ) -> AsyncProducerTransaction:
         """Messages that become visible together, or never, also over many topics.
 
-        A second program under the same id ends the first one's transaction. Epochs count on by
-        themselves; with an `epoch` of the caller's own, one that is committed already says so by
-        `committed`. `query_id` keeps others from using the id. See docs/transactions.md.
+        A second program under the same id ends the first one's transaction. Epochs count up by
+        themselves. A caller may give an `epoch`; `committed` tells if it is committed already.
+        `query_id` keeps other queries from using the id. See docs/transactions.md.
 
             >>> async with connect_async(bootstrap) as client, client.producer() as producer:
             ...     await client.admin.create_topic("ledger", queues=2)
@@ -286,29 +287,29 @@ class AsyncProducer:
     async def flush(self, timeout: float | None = None) -> None:
         """Returns when everything sent before is stored.
 
-        Raises the first failure since the last flush that no future has shown to anybody, or
-        TimedOut after `timeout` seconds.
+        Raises the first error since the last flush that no future has reported, or TimedOut after
+        `timeout` seconds.
         """
         await self._session.await_run(self._core.flush(), timeout, "not all stored")
 
     async def last_sequence(self, topic: str) -> int:
-        """The caller's position that is durable: the lowest of `last_sequences`; -1 for none."""
+        """Returns the caller's durable position: the lowest of `last_sequences`; -1 for none."""
         by_queue = await self.last_sequences(topic)
         return min(by_queue.values(), default=-1)
 
     async def last_sequences(self, topic: str) -> dict[int, int]:
-        """Last stored sequence by queue, -1 for none (named producers only). What is at or below
-        it in its queue is skipped when it is sent again with its position."""
+        """Returns the last stored sequence by queue, -1 for none (named producers only). A message
+        at or below it in its queue is skipped when it is sent again with its position."""
         return await self._session.await_run(self._core.last_sequences(topic))
 
     @property
     def stats(self) -> ProducerStats:
-        """Counts so far."""
+        """The counts so far."""
         return self._core.snapshot_stats()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flushes for up to `timeout` seconds (`close_timeout_ms`), then ends. Raises like flush;
-        what is not stored then fails with Closed, its fate unknown."""
+        """Flushes for up to `timeout` seconds (`close_timeout_ms`), then ends. Raises like flush.
+        Messages that are not stored by then fail with Closed, and their fate is unknown."""
         if self._closed or self._session.closed:
             return
         self._closed = True
@@ -322,7 +323,7 @@ class AsyncProducer:
             self._session.runtime.call_soon(self._core.close)
 
     async def shut(self) -> None:  # async in both halves
-        """For the client's own use: ends without a caller to tell."""
+        """For the client's own use: ends without a caller that could be told an error."""
         self._closed = True
         self._core.intake.shut()
         try:

@@ -61,7 +61,7 @@ class AsyncAdmin:
         if_not_exists: bool = False,
         groups: list[int] | None = None,
     ) -> bool:
-        """Creates a topic and returns once it can be written; False when it existed already.
+        """Creates a topic and returns once it can be written. Returns False if it existed already.
 
         None takes the default. Raises TopicExists, InvalidRequest.
         """
@@ -85,8 +85,9 @@ class AsyncAdmin:
         batch_bytes_max: int | None = None,
         queues: int | None = None,
     ) -> TopicSettings:
-        """Changes the settings that are given. More `queues` are made by splitting those there are;
-        fewer cannot be. Returns once they can be written. Raises UnknownTopic, InvalidRequest."""
+        """Changes the settings that are given. More `queues` are made by splitting the present
+        ones; their number never falls. Returns once they can be written. Raises UnknownTopic,
+        InvalidRequest."""
         settings = {
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
@@ -98,8 +99,8 @@ class AsyncAdmin:
         )
 
     async def split_queue(self, topic: str, queue: int, *, children: int = 2) -> list[int]:
-        """Splits one queue and returns the numbers of what it became. It is read to its end before
-        its children are; asked for again, the same is success.
+        """Splits one queue and returns the numbers of its children. It is read to its end before
+        its children are. Repeating the same call succeeds.
 
         Raises UnknownTopic, UnknownQueue, InvalidRequest.
         """
@@ -109,8 +110,8 @@ class AsyncAdmin:
 
     async def move_queue(self, topic: str, queue: int, group: int) -> QueueMove:
         """Begins to move a queue to another broker group, with its messages, sequence table and
-        offsets, and returns at once; `list_moves` says how far it is. Producers and consumers go
-        on. The same asked for again is success.
+        offsets, and returns at once. `list_moves` shows its progress. Producers and consumers
+        continue. Repeating the same call succeeds.
 
         Raises UnknownTopic, UnknownQueue, UnknownGroup, InvalidRequest, and Unavailable while the
         group has no master.
@@ -118,55 +119,57 @@ class AsyncAdmin:
         return await self._session.await_run(self._session.admin.move_queue(topic, queue, group))
 
     async def cancel_move(self, topic: str, queue: int) -> QueueMove:
-        """Gives up a move that is not decided: the queue stays where it is.
+        """Cancels a move that is not decided: the queue stays where it is.
 
-        Raises UnknownTopic, InvalidRequest when nothing moves, or it is decided.
+        Raises UnknownTopic, and InvalidRequest when there is no move, or it is decided.
         """
         return await self._session.await_run(self._session.admin.cancel_move(topic, queue))
 
     async def list_moves(self, topic: str = "") -> list[QueueMove]:
-        """Moves under way, and those that were given up, of one topic or of all."""
+        """Returns moves under way, and those that were given up, of one topic or of all."""
         return await self._session.await_run(self._session.admin.list_moves(topic))
 
     async def delete_topic(self, name: str, *, if_exists: bool = False) -> bool:
-        """Deletes a topic and its data, for good. False when there was none."""
+        """Deletes a topic and its data, for good. Returns False if there was none."""
         return await self._session.await_run(self._session.admin.delete_topic(name, if_exists))
 
     async def list_topics(self) -> list[TopicSummary]:
-        """All topics, by name."""
+        """Returns all topics, by name."""
         return await self._session.await_run(self._session.admin.list_topics())
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        """A topic with its queues and their offsets. Raises UnknownTopic."""
+        """Returns a topic with its queues and their offsets. Raises UnknownTopic."""
         return await self._session.await_run(self._session.admin.describe_topic(name))
 
     async def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
-        """Topics in the order of `names`, asked for at once. Raises UnknownTopic."""
+        """Returns topics in the order of `names`, fetched concurrently. Raises UnknownTopic."""
         return await self._session.await_run(self._session.admin.describe_topics(names))
 
     async def offsets_at(self, name: str, time_us: int) -> dict[int, int]:
-        """First offset of each queue of a topic that was appended at or after a time, microseconds
-        since the epoch; the end where nothing is so late. Raises UnknownTopic."""
+        """Returns by queue of a topic the first offset that was appended at or after a time, in
+        microseconds since the epoch; a queue without one gives its end. Raises UnknownTopic."""
         return await self._session.await_run(self._session.admin.offsets_at(name, time_us))
 
     async def list_groups(self) -> list[str]:
-        """Names of all consumer groups."""
+        """Returns the names of all consumer groups."""
         return await self._session.await_run(self._session.admin.list_groups())
 
     async def describe_group(self, group: str) -> GroupDescription:
-        """Members, progress and lag of a consumer group. Raises UnknownGroup."""
+        """Returns members, progress and lag of a consumer group. Raises UnknownGroup."""
         return await self._session.await_run(self._session.admin.describe_group(group))
 
     async def group_summaries(self) -> list[GroupSummary]:
-        """Consumer groups with their members, topics, lag and locks, by name."""
+        """Returns consumer groups with their members, topics, lag and locks, by name."""
         return await self._session.await_run(self._session.admin.group_summaries())
 
     async def plan_offset_resets(
         self, group: str, topics: Sequence[str | Target] = (), *, to: Place | Shift
     ) -> tuple[list[OffsetReset], list[str]]:
-        """What moving a group would do, changing nothing: a row a queue, and who consumes now.
+        """Returns the changes that moving a group would make, one row per queue, and the names of
+        its present consumers. Changes nothing.
 
-        `topics` are names, or (name, queue) pairs; without any all that the group has progress on.
+        `topics` are names, or (name, queue) pairs; without any, all on which the group has
+        progress.
         Raises UnknownTopic, UnknownQueue, UnknownGroup, OffsetOutOfRange.
         """
         targets = [(topic, None) if isinstance(topic, str) else topic for topic in topics]
@@ -177,47 +180,48 @@ class AsyncAdmin:
         await self._session.await_run(self._session.admin.carry_out_resets(group, plan))
 
     async def reset_offsets(self, group: str, topic: str, to: Places) -> dict[int, int]:
-        """Moves a group's progress and fences its running consumers; new offsets by queue."""
+        """Moves a group's progress and fences its running consumers. Returns the new offsets by
+        queue."""
         return await self._session.await_run(self._session.admin.reset_offsets(group, topic, to))
 
     async def publish_progress(
         self, group: str, offsets: Mapping[tuple[str, int], int]
     ) -> list[tuple[str, int]]:
         """Stores next offsets by (topic, queue) of a reader without a group, under a group's name
-        that shows its lag. Returns the queues that somebody holds, which are left alone.
+        that shows its lag. Returns the queues that a member holds, which are left alone.
 
         Raises InvalidRequest when consumers have ever joined the group, UnknownTopic.
         """
         return await self._session.await_run(self._session.admin.publish_progress(group, offsets))
 
     async def delete_group(self, group: str) -> None:
-        """Forgets a group without members. Raises UnknownGroup."""
+        """Deletes a group without members. Raises UnknownGroup."""
         await self._session.await_run(self._session.admin.delete_group(group))
 
     async def cluster_status(self) -> ClusterStatus:
-        """Broker groups, nodes and controllers."""
+        """Returns broker groups, nodes and controllers."""
         return await self._session.await_run(self._session.admin.cluster_status())
 
     async def inspect_cluster(self, *, deep: bool = False) -> Inspection:
-        """The controllers' view, and what every controller and node says when asked directly.
+        """Returns the controllers' view, and every controller's and node's own report.
 
-        `deep`: consumer groups and named producers as well. Only raises where no controller
-        answers (Unavailable).
+        `deep` includes consumer groups and named producers. Raises Unavailable when no controller
+        answers, and nothing else.
         """
         return await self._session.await_run(self._session.admin.inspect_cluster(deep))
 
     async def list_producers(self) -> list[ProducerSummary]:
-        """Named producers, by name."""
+        """Returns the named producers, by name."""
         return await self._session.await_run(self._session.admin.list_producers())
 
     async def describe_producer(self, name: str) -> ProducerDescription:
-        """A named producer and its rows in the sequence tables. Raises UnknownProducer."""
+        """Returns a named producer and its rows in the sequence tables. Raises UnknownProducer."""
         return await self._session.await_run(self._session.admin.describe_producer(name))
 
     async def produce_outcome(
         self, name: str, topic: str, queue: int, sequence: int
     ) -> ProduceOutcome:
-        """The fate of one sequence of a named producer."""
+        """Returns the fate of one sequence of a named producer."""
         return await self._session.await_run(
             self._session.admin.produce_outcome(name, topic, queue, sequence)
         )
@@ -229,7 +233,7 @@ class AsyncAdmin:
         timeout: float = 600.0,
         on_progress: Callable[[VerifyProgress], object] | None = None,
     ) -> VerifyResult:
-        """Lets every node recompute the topic from its own log and compares.
+        """Has every node recompute the topic from its own log, and compares the results.
 
         `on_progress` is called on this loop. Raises UnknownTopic, Unavailable.
         """
@@ -247,7 +251,7 @@ class AsyncAdmin:
     async def dead_letters(
         self, topic: str, which: LetterFilter = EVERYTHING, *, limit: int = 1_000
     ) -> list[DeadLetter]:
-        """The first dead letters that fit, of a dead-letter topic or of a group.
+        """Returns the first matching dead letters of a dead-letter topic or of a group.
 
         Raises UnknownTopic.
         """
@@ -292,11 +296,11 @@ class AsyncAdmin:
         timeout: float = 3600.0,
         on_progress: Callable[[MemberProgress], object] | None = None,
     ) -> MembershipResult:
-        """Node `new`, started with --join, takes the place of `old`, dead or alive.
+        """Replaces node `old`, dead or alive, by node `new`, which was started with --join.
 
-        A call that was interrupted goes on where it stopped. `address` where the node does not
-        report to the controllers. A machine that has a voter of the group already is refused,
-        unless it is `allow_same_machine`. Raises InvalidRequest, Unavailable, TimedOut.
+        A call that was interrupted goes on where it stopped. Give an `address` if the node does not
+        report to the controllers. A machine that already has a voter of the group is refused
+        without `allow_same_machine`. Raises InvalidRequest, Unavailable, TimedOut.
         """
 
         def start(
@@ -321,7 +325,8 @@ class AsyncAdmin:
         timeout: float = 3600.0,
         on_progress: Callable[[MemberProgress], object] | None = None,
     ) -> MembershipResult:
-        """A broker group gets 3 or 5 voters: `nodes` (addresses by number), or who waits to join.
+        """Grows a broker group to 3 or 5 voters by `nodes` (addresses by number), or by nodes that
+        wait to join.
 
         Raises InvalidRequest, Unavailable, TimedOut.
         """
@@ -339,17 +344,17 @@ class AsyncAdmin:
         # sync: )
 
     async def look_at_restore(self, group: int, *, lost: Collection[int] = ()) -> RestorePlan:
-        """What `restore_group` would do, and nothing more. Raises InvalidRequest, Unavailable."""
+        """Returns what `restore_group` would do. Raises InvalidRequest, Unavailable."""
         work = RestoreWork(self._session.cluster, group, lost)
         return await self._session.await_run(work.look())
 
     async def restore_group(
         self, group: int, *, lost: Collection[int] = (), timeout: float = 60.0
     ) -> RestoreResult:
-        """Begins a broker group anew after a majority of its disks was lost, with what is left.
+        """Restores a broker group from its remaining disks after a majority of them was lost.
 
         Acknowledged messages that only `lost` nodes had are gone, and their directories are refused
-        for ever. Raises InvalidRequest, Unavailable, TimedOut; called again it goes on.
+        for ever. Raises InvalidRequest, Unavailable, TimedOut. A repeated call continues.
         """
         work = RestoreWork(self._session.cluster, group, lost)
         return await self._session.await_run(work.restore(timeout))
@@ -361,7 +366,8 @@ class AsyncAdmin:
         shrink: bool = False,
         timeout: float = 60.0,
     ) -> MembershipResult:
-        """A node leaves its group: a learner left over, a voter too many, or one by one to shrink.
+        """Removes a node from its group: a learner left over, or a voter too many. With `shrink`
+        the group goes on to fewer voters, one by one.
 
         Raises InvalidRequest, Unavailable, TimedOut.
         """
@@ -369,7 +375,7 @@ class AsyncAdmin:
         return await self._session.await_run(work.remove(node, shrink, timeout))
 
     async def transfer_mastership(self, group: int, node: int = 0) -> int:
-        """Moves mastership to a voter, 0 for whoever is furthest; returns the master's number.
+        """Moves mastership to a voter, 0 for the most advanced one; returns the master's number.
 
         No write is refused meanwhile. Raises InvalidRequest, Unavailable.
         """
@@ -379,16 +385,16 @@ class AsyncAdmin:
     async def upgrade(self, level: int | None = None, *, dry_run: bool = False) -> Upgrade:
         """Raises the feature level of every broker group and of the metadata, for good.
 
-        By default to the highest that every node and controller knows; with `dry_run` only says
-        what would be done. Raises Unavailable when somebody does not answer, UnsupportedVersion
-        when somebody does not know `level`; nothing is changed then.
+        The default is the highest level that every node and controller knows. `dry_run` only
+        returns what would be done. Raises Unavailable when one of them does not answer, and
+        UnsupportedVersion when one does not know `level`; nothing is changed then.
         """
         found = await self.inspect_cluster()
         work = upgrade(self._session.cluster, found, level=level, dry_run=dry_run)
         return await self._session.await_run(work)
 
     async def drain_node(self, node: int, *, seconds: float = 60.0) -> DrainResult:
-        """Keeps a node from being master for a while, so that it can be restarted; 0 ends that.
+        """Keeps a node from being master for some time, for a restart; 0 seconds end that.
 
         Raises InvalidRequest, and Unavailable when no other node can be master.
         """

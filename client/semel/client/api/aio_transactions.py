@@ -103,7 +103,7 @@ class AsyncProducerTransaction(TransactionProperties):
         return await self._session.await_run(self._work.commit())
 
     async def abort(self) -> None:
-        """Gives everything that was sent up."""
+        """Gives up everything that was sent."""
         await self._session.await_run(self._work.abort())
 
     async def __aenter__(self) -> Self:
@@ -204,7 +204,7 @@ class AsyncStage:
 
 
 class AsyncTransactions:
-    """Transactions with many writers, and a look at all of them."""
+    """Transactions with many writers, and reports on all transactions."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -233,8 +233,8 @@ class AsyncTransactions:
     async def commit(
         self, transaction_id: str, query_id: str, epoch: int, receipts: Iterable[StageReceipt]
     ) -> Committed:
-        """Makes everything visible that the receipts name, all or nothing; nothing else of the
-        epoch. An epoch that is committed already is a success (`replayed`).
+        """Makes the messages of the receipts visible, all or nothing, and no others of the epoch.
+        An epoch that is committed already is a success (`replayed`).
 
         Raises TransactionConflict when the id belongs to another query, TransactionAborted and
         TransactionFenced when nothing is stored, Unavailable or TimedOut when that is unknown: the
@@ -246,22 +246,23 @@ class AsyncTransactions:
         return await self._session.await_run(core.commit(transaction_id, query_id, epoch, named))
 
     async def abort(self, receipts: Iterable[StageReceipt]) -> None:
-        """Gives up what was staged and is not being committed, as far as brokers answer."""
+        """Gives up staged messages that no commit is about to publish, as far as brokers answer."""
         await self._session.await_run(self._session.transactions.drop(list(receipts)))
 
     async def list(self) -> list[TransactionInfo]:
-        """All transactions that the brokers know, by id. Raises Unavailable."""
+        """Returns all transactions that the brokers know, by id. Raises Unavailable."""
         return await self._session.await_run(self._session.transactions.describe())
 
     async def describe(self, transaction_id: str) -> TransactionInfo | None:
-        """One of them; None if no broker knows it. Raises Unavailable."""
+        """Returns one transaction, or None if no broker knows it. Raises Unavailable."""
         check_names(transaction_id, "", None)
         core = self._session.transactions
         found = await self._session.await_run(core.describe(transaction_id))
         return next(iter(found), None)
 
     async def end(self, transaction_id: str) -> TransactionInfo | None:
-        """Aborts whatever is open of a transaction; what it was before. What is committed stays."""
+        """Aborts every open step of a transaction and returns its state before. What is committed
+        stays."""
         check_names(transaction_id, "", None)
         core = self._session.transactions
         return await self._session.await_run(core.end(transaction_id))

@@ -29,7 +29,7 @@ from semel.protos.errors import Closed, SemelError
 
 
 class _Pulling(ABC):
-    """What readers and consumers share."""
+    """The methods that readers and consumers share."""
 
     def __init__(self, session: Session, feed: Feed, puller: Puller) -> None:
         self._session = session
@@ -38,7 +38,8 @@ class _Pulling(ABC):
         self._closed = False
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages until the end, or until closed; without an end it waits for more."""
+        """Yields messages until the end, or until it is closed. Without an end it waits for
+        more."""
         while not self._closed:
             self._give_back()
             yield from self._puller.drain()
@@ -49,7 +50,7 @@ class _Pulling(ABC):
                 self._session.check()
 
     def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
-        """Up to `max_messages`, as soon as there is one; empty after `timeout` seconds."""
+        """Returns up to `max_messages`, as soon as there is one; none after `timeout` seconds."""
         self._check()
         found = self._puller.messages(max_messages)
         if not found and wait_ready(self._feed, timeout):
@@ -57,7 +58,7 @@ class _Pulling(ABC):
         return found
 
     def poll_arrow(self, timeout: float = 1.0) -> pa.RecordBatch | None:
-        """The next messages as ARROW_SCHEMA, without a row being touched; None after `timeout`
+        """Returns the next messages as ARROW_SCHEMA, without decoding rows; None after `timeout`
         seconds."""
         self._check()
         batch = self._puller.arrow()
@@ -77,7 +78,7 @@ class _Pulling(ABC):
 
     @abstractmethod
     def _give_back(self) -> None:
-        """Has the feed begin again where a transaction that failed began."""
+        """Has the feed begin again at the start of a transaction that failed."""
 
     def __enter__(self) -> Self:
         return self
@@ -112,7 +113,7 @@ class Reader(_Pulling):
         """A reader has no transactions."""
 
     def positions(self) -> dict[int, int]:
-        """Next offset that will be given out, by queue."""
+        """Returns the next offset to give out, by queue."""
         return self._core.positions()
 
     def close(self) -> None:
@@ -156,9 +157,9 @@ class Consumer(_Pulling):
 
     def commit(self, message: Message | None = None) -> None:
         """Makes progress durable: up to and including `message` in its queue, or everything that
-        was given out so far. What is committed is never delivered to the group again.
+        was given out so far. A committed message is never delivered to the group again.
 
-        Raises LockLost when some of it belongs to another member by now (the rest is committed).
+        Raises LockLost when another member has some of the queues by now (the rest is committed).
         """
         self._check()
         outstanding = self._puller.outstanding
@@ -166,17 +167,17 @@ class Consumer(_Pulling):
         self._core.settle(self._session.run(self._core.commit(spans)))
 
     def retry(self, message: Message, reason: str = "") -> None:
-        """The message could not be processed: it is delivered again after the next step of the
-        retry policy, or becomes a dead letter after the last one.
+        """Has a message that could not be processed delivered again after the next step of the
+        retry policy, or makes it a dead letter after the last one.
 
-        It takes effect with the commit that covers the message, exactly once; what is not committed
-        is delivered again at once, as ever. Raises InvalidRequest without a policy or with too much
-        to be retried in one commit, LockLost.
+        It takes effect with the commit that covers the message, exactly once. A message that is not
+        committed is delivered again at once, as ever. Raises InvalidRequest without a policy or
+        with too much to retry in one commit, LockLost.
         """
         self._core.note(message, reason, rejected=False)
 
     def reject(self, message: Message, reason: str = "") -> None:
-        """The message will never be processed: it becomes a dead letter. Otherwise like `retry`."""
+        """Makes a message that can never be processed a dead letter. Otherwise like `retry`."""
         self._core.note(message, reason, rejected=True)
 
     def transaction(self, connection: Any, message: Message | None = None) -> Transaction:
@@ -191,22 +192,22 @@ class Consumer(_Pulling):
         return Transaction(self._session, self._core, connection, message)
 
     def assignment(self) -> list[tuple[str, int]]:
-        """Queues held now, as (topic, queue)."""
+        """Returns the queues held now, as (topic, queue)."""
         self._check()
         return self._session.run(self._core.assignment())
 
     def position(self, topic: str, queue: int) -> int:
-        """Next offset that will be given out."""
+        """Returns the next offset to give out."""
         self._check()
         return self._session.run(self._core.position(topic, queue))
 
     def seek(self, topic: str, queue: int, offset: int) -> None:
-        """Continues elsewhere in a queue that is held; what is committed stays."""
+        """Continues at another offset of a queue that is held. The committed offset stays."""
         self._check()
         self._session.run(self._core.seek(topic, queue, offset))
 
     def pause(self, topic: str, queue: int) -> None:
-        """Takes no more messages from a queue; its lock is kept."""
+        """Stops fetching a queue, whose lock is kept."""
         self._check()
         self._session.run(self._core.pause(topic, queue, True))
 
@@ -216,7 +217,7 @@ class Consumer(_Pulling):
         self._session.run(self._core.pause(topic, queue, False))
 
     def close(self) -> None:
-        """Gives back the locks and leaves the group; nothing is committed by it."""
+        """Releases the locks and leaves the group, without a commit."""
         if self._closed:
             return
         self._closed = True

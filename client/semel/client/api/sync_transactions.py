@@ -100,7 +100,7 @@ class ProducerTransaction(TransactionProperties):
         return self._session.run(self._work.commit())
 
     def abort(self) -> None:
-        """Gives everything that was sent up."""
+        """Gives up everything that was sent."""
         self._session.run(self._work.abort())
 
     def __enter__(self) -> Self:
@@ -200,7 +200,7 @@ class Stage:
 
 
 class Transactions:
-    """Transactions with many writers, and a look at all of them."""
+    """Transactions with many writers, and reports on all transactions."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -229,8 +229,8 @@ class Transactions:
     def commit(
         self, transaction_id: str, query_id: str, epoch: int, receipts: Iterable[StageReceipt]
     ) -> Committed:
-        """Makes everything visible that the receipts name, all or nothing; nothing else of the
-        epoch. An epoch that is committed already is a success (`replayed`).
+        """Makes the messages of the receipts visible, all or nothing, and no others of the epoch.
+        An epoch that is committed already is a success (`replayed`).
 
         Raises TransactionConflict when the id belongs to another query, TransactionAborted and
         TransactionFenced when nothing is stored, Unavailable or TimedOut when that is unknown: the
@@ -242,22 +242,23 @@ class Transactions:
         return self._session.run(core.commit(transaction_id, query_id, epoch, named))
 
     def abort(self, receipts: Iterable[StageReceipt]) -> None:
-        """Gives up what was staged and is not being committed, as far as brokers answer."""
+        """Gives up staged messages that no commit is about to publish, as far as brokers answer."""
         self._session.run(self._session.transactions.drop(list(receipts)))
 
     def list(self) -> list[TransactionInfo]:
-        """All transactions that the brokers know, by id. Raises Unavailable."""
+        """Returns all transactions that the brokers know, by id. Raises Unavailable."""
         return self._session.run(self._session.transactions.describe())
 
     def describe(self, transaction_id: str) -> TransactionInfo | None:
-        """One of them; None if no broker knows it. Raises Unavailable."""
+        """Returns one transaction, or None if no broker knows it. Raises Unavailable."""
         check_names(transaction_id, "", None)
         core = self._session.transactions
         found = self._session.run(core.describe(transaction_id))
         return next(iter(found), None)
 
     def end(self, transaction_id: str) -> TransactionInfo | None:
-        """Aborts whatever is open of a transaction; what it was before. What is committed stays."""
+        """Aborts every open step of a transaction and returns its state before. What is committed
+        stays."""
         check_names(transaction_id, "", None)
         core = self._session.transactions
         return self._session.run(core.end(transaction_id))
