@@ -175,12 +175,12 @@ class NodeDescription(Described):
     @property
     def disk(self) -> str:
         """The fault of its disk in a word or two; "ok" without one."""
-        troubles = [
+        faults = [
             *(["full"] if self.disk_full else []),
             *([f"{self.damaged} damaged"] if self.damaged else []),
             *([f"{self.lost} lost"] if self.lost else []),
         ]
-        return ", ".join(troubles) or "ok"
+        return ", ".join(faults) or "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ NODE_CALL_S: Final = 10.0
 LOOPBACK: Final = ("127.", "localhost", "::1")
 
 
-class Standing(IntEnum):
+class MembershipStatus(IntEnum):
     """A node's membership status in its group."""
 
     LEARNER = broker_pb2.STANDING_LEARNER
@@ -77,22 +77,22 @@ class DrainResult(Described):
 
 
 def next_step(
-    members: Mapping[int, Standing], wanted: Mapping[int, Standing]
-) -> tuple[int, Standing] | None:
+    members: Mapping[int, MembershipStatus], wanted: Mapping[int, MembershipStatus]
+) -> tuple[int, MembershipStatus] | None:
     """Returns the next step from `members` towards `wanted`, or None if there is none.
 
     All new nodes become learners first and catch up side by side. Then they are promoted, one after
     the other, and only then a node leaves: the group is never smaller than it was.
     """
-    for node, standing in sorted(wanted.items()):
-        if standing is Standing.VOTER and node not in members:
-            return node, Standing.LEARNER
-    for node, standing in sorted(wanted.items()):
-        if standing is Standing.VOTER and members[node] is Standing.LEARNER:
-            return node, Standing.VOTER
-    for node, standing in sorted(wanted.items()):
-        if standing is Standing.REMOVED and node in members:
-            return node, Standing.REMOVED
+    for node, membership in sorted(wanted.items()):
+        if membership is MembershipStatus.VOTER and node not in members:
+            return node, MembershipStatus.LEARNER
+    for node, membership in sorted(wanted.items()):
+        if membership is MembershipStatus.VOTER and members[node] is MembershipStatus.LEARNER:
+            return node, MembershipStatus.VOTER
+    for node, membership in sorted(wanted.items()):
+        if membership is MembershipStatus.REMOVED and node in members:
+            return node, MembershipStatus.REMOVED
     return None
 
 
@@ -125,10 +125,10 @@ class MembershipWork:
         if len(groups) > 1:
             raise InvalidRequest(f"nodes {old} and {new} belong to different broker groups")
         (group,) = groups
-        members = _standings(await self._status(group))
+        members = _memberships(await self._status(group))
         if old not in members and new not in members:
             raise InvalidRequest(f"node {old} is no member of broker group {group}")
-        wanted = {new: Standing.VOTER, old: Standing.REMOVED}
+        wanted = {new: MembershipStatus.VOTER, old: MembershipStatus.REMOVED}
         return await self._bring(group, wanted, {new: address or _address(nodes, new)}, timeout_s)
 
     async def grow(
@@ -142,8 +142,10 @@ class MembershipWork:
         if size not in (1, 3, 5):
             raise InvalidRequest(f"a broker group has 1, 3 or 5 voters, not {size}")
         known = await self._nodes()
-        members = _standings(await self._status(group))
-        voters = [node for node, standing in members.items() if standing is Standing.VOTER]
+        members = _memberships(await self._status(group))
+        voters = [
+            node for node, membership in members.items() if membership is MembershipStatus.VOTER
+        ]
         missing = size - len(voters)
         if missing < 0:
             raise InvalidRequest(
@@ -165,7 +167,7 @@ class MembershipWork:
             )
         chosen = chosen[:missing]
         addresses = {node: nodes.get(node) or _address(known, node) for node in chosen}
-        wanted = dict.fromkeys(chosen, Standing.VOTER)
+        wanted = dict.fromkeys(chosen, MembershipStatus.VOTER)
         return await self._bring(group, wanted, addresses, timeout_s)
 
     async def remove(self, node: int, shrink: bool, timeout_s: float) -> MembershipResult:
@@ -178,15 +180,17 @@ class MembershipWork:
         if node not in nodes:
             raise InvalidRequest(f"node {node} is not known to the controllers")
         group = nodes[node][0]
-        members = _standings(await self._status(group))
-        left = [other for other in members if other != node and members[other] is Standing.VOTER]
-        if members.get(node) is Standing.VOTER and len(left) % 2 == 0 and not shrink:
+        members = _memberships(await self._status(group))
+        left = [
+            other for other in members if other != node and members[other] is MembershipStatus.VOTER
+        ]
+        if members.get(node) is MembershipStatus.VOTER and len(left) % 2 == 0 and not shrink:
             raise InvalidRequest(
                 f"broker group {group} would be left with {len(left)} voters, which survive no "
                 f"more failures than {len(left) - 1}: replace node {node} instead, or say that the "
                 "group is to shrink"
             )
-        return await self._bring(group, {node: Standing.REMOVED}, {}, timeout_s)
+        return await self._bring(group, {node: MembershipStatus.REMOVED}, {}, timeout_s)
 
     async def transfer(self, group: int, node: int) -> int:
         """Moves mastership to `node`, 0 for the most advanced one; returns the master's number."""
@@ -220,7 +224,7 @@ class MembershipWork:
     async def _bring(
         self,
         group: int,
-        wanted: Mapping[int, Standing],
+        wanted: Mapping[int, MembershipStatus],
         addresses: Mapping[int, str],
         timeout_s: float,
     ) -> MembershipResult:
@@ -228,17 +232,17 @@ class MembershipWork:
         changed = False
         while True:
             status = await self._status(group)
-            step = next_step(_standings(status), wanted)
+            step = next_step(_memberships(status), wanted)
             if step is not None and not changed and not self._allow_same_machine:
                 _check_machines(status, wanted, addresses)
             if step is None:
                 return _result(group, status, changed)
             changed = True
-            node, standing = step
-            if standing is Standing.VOTER:
+            node, membership = step
+            if membership is MembershipStatus.VOTER:
                 await self._wait_caught_up(group, node, deadline)
-            self._tell({1: "add", 2: "promote", 3: "remove"}[standing], node)
-            await self._change(group, node, addresses.get(node, ""), standing, deadline)
+            self._tell({1: "add", 2: "promote", 3: "remove"}[membership], node)
+            await self._change(group, node, addresses.get(node, ""), membership, deadline)
 
     async def _wait_caught_up(self, group: int, node: int, deadline: float) -> None:
         """Waits until the master counts the learner and the learner lacks few entries."""
@@ -262,13 +266,13 @@ class MembershipWork:
             await asyncio.sleep(LOOK_S)
 
     async def _change(
-        self, group: int, node: int, address: str, standing: Standing, deadline: float
+        self, group: int, node: int, address: str, membership: MembershipStatus, deadline: float
     ) -> None:
         request = broker_pb2.ChangeMemberRequest(
             cluster_id=self._cluster.routes.cluster_id,
             group_id=group,
             node=common_pb2.NodeAddress(node_id=node, address=address),
-            standing=standing,  # type: ignore[arg-type]
+            standing=membership,  # type: ignore[arg-type]
         )
         while True:
             try:
@@ -315,7 +319,7 @@ def _address(nodes: Mapping[int, tuple[int, str, str, bool]], node: int) -> str:
 
 
 def _check_machines(
-    status: Any, wanted: Mapping[int, Standing], addresses: Mapping[int, str]
+    status: Any, wanted: Mapping[int, MembershipStatus], addresses: Mapping[int, str]
 ) -> None:
     """Raises InvalidRequest when a node that joins would share its machine with a voter.
 
@@ -324,8 +328,8 @@ def _check_machines(
     others = {
         member.node.node_id: member.node.address
         for member in status.members
-        if member.standing == Standing.VOTER
-        and wanted.get(member.node.node_id) is not Standing.REMOVED
+        if member.standing == MembershipStatus.VOTER
+        and wanted.get(member.node.node_id) is not MembershipStatus.REMOVED
     }
     for node, address in sorted(addresses.items()):
         host = _host(node, address)
@@ -342,18 +346,21 @@ def _host(node: int, address: str) -> str:
     return Address.parse(address, what=f"address of node {node}").host
 
 
-def _standings(status: Any) -> dict[int, Standing]:
-    return {member.node.node_id: Standing(member.standing) for member in status.members}
+def _memberships(status: Any) -> dict[int, MembershipStatus]:
+    return {member.node.node_id: MembershipStatus(member.standing) for member in status.members}
 
 
 def _result(group: int, status: Any, changed: bool) -> MembershipResult:
-    def of(standing: Standing) -> dict[int, str]:
+    def of(membership: MembershipStatus) -> dict[int, str]:
         return {
             member.node.node_id: member.node.address
             for member in status.members
-            if member.standing == standing
+            if member.standing == membership
         }
 
     return MembershipResult(
-        group=group, voters=of(Standing.VOTER), learners=of(Standing.LEARNER), changed=changed
+        group=group,
+        voters=of(MembershipStatus.VOTER),
+        learners=of(MembershipStatus.LEARNER),
+        changed=changed,
     )

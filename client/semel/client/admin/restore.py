@@ -223,12 +223,12 @@ def _plan(group: int, nodes: Mapping[int, _Node], record: Any, lost: frozenset[i
             f"nodes {sorted(silent)} of broker group {group} do not answer, and may have messages "
             "that nobody else has: start them; say --lost for each whose disk is gone for good"
         )
-    muted = sorted(
+    non_counting = sorted(
         (number for number, status in mine.items() if status.muted),
         key=lambda number: (-mine[number].log_end_index, number),
     )
     missing = max(0, quorum - len(survivors)) if needed else 0
-    if missing > len(muted):
+    if missing > len(non_counting):
         raise InvalidRequest(
             f"broker group {group} has voters {sorted(voters)} and needs {quorum} of them, but "
             f"only {sorted(mine)} are there: start nodes with empty directories in the place of "
@@ -238,8 +238,8 @@ def _plan(group: int, nodes: Mapping[int, _Node], record: Any, lost: frozenset[i
         group=group,
         voters=tuple(sorted(voters)),
         survivors=tuple(survivors),
-        counted=tuple(sorted(muted[:missing])),
-        fed=tuple(sorted(muted[missing:])),
+        counted=tuple(sorted(non_counting[:missing])),
+        fed=tuple(sorted(non_counting[missing:])),
         lost=tuple(sorted(voters - mine.keys())),
         kept_index=max((mine[number].log_end_index for number in survivors), default=0),
         needed=needed,

@@ -8,22 +8,24 @@ from typing import Any
 
 import pytest
 
-from semel.client.admin.nodes import MemberProgress, MembershipWork, Standing, next_step
+from semel.client.admin.nodes import MemberProgress, MembershipStatus, MembershipWork, next_step
 from semel.protos.errors import InvalidRequest, Throttled, TimedOut
 from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
 
-LEARNER, VOTER, REMOVED = Standing.LEARNER, Standing.VOTER, Standing.REMOVED
+LEARNER, VOTER, REMOVED = MembershipStatus.LEARNER, MembershipStatus.VOTER, MembershipStatus.REMOVED
 
 
 class FakeCluster:
     """Group 1 of a cluster whose master does what it is told; `busy` calls are throttled first."""
 
-    def __init__(self, members: dict[int, Standing], *, joining: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, members: dict[int, MembershipStatus], *, joining: tuple[int, ...] = ()
+    ) -> None:
         self.members = members
         self.joining = joining
         self.behind = 0
         self.busy = 0
-        self.calls: list[tuple[int, Standing]] = []
+        self.calls: list[tuple[int, MembershipStatus]] = []
         self.routes = SimpleNamespace(cluster_id="c")
         self.hosts: dict[int, str] = {}
         """Where a node is, if not on a machine of its own."""
@@ -55,13 +57,13 @@ class FakeCluster:
         if self.busy:
             self.busy -= 1
             raise Throttled("not yet")
-        node, standing = request.node.node_id, Standing(request.standing)
-        self.calls.append((node, standing))
-        if standing is REMOVED:
+        node, membership = request.node.node_id, MembershipStatus(request.standing)
+        self.calls.append((node, membership))
+        if membership is REMOVED:
             del self.members[node]
         else:
-            assert standing is VOTER or request.node.address == self.address(node)
-            self.members[node] = standing
+            assert membership is VOTER or request.node.address == self.address(node)
+            self.members[node] = membership
         return broker_pb2.ChangeMemberReply()
 
     def status(self) -> broker_pb2.NodeStatusReply:
@@ -70,9 +72,9 @@ class FakeCluster:
             members=[
                 broker_pb2.MemberStatus(
                     node=common_pb2.NodeAddress(node_id=node, address=self.address(node)),
-                    standing=standing,  # type: ignore[arg-type]
+                    standing=membership,  # type: ignore[arg-type]
                 )
-                for node, standing in self.members.items()
+                for node, membership in self.members.items()
             ],
             peers=[
                 broker_pb2.PeerStatus(
@@ -83,7 +85,7 @@ class FakeCluster:
         )
 
 
-def three() -> dict[int, Standing]:
+def three() -> dict[int, MembershipStatus]:
     return {1: VOTER, 2: VOTER, 3: VOTER}
 
 
@@ -147,17 +149,19 @@ async def test_what_cannot_be_meant_is_refused() -> None:
     assert not cluster.calls
 
 
-def walk(members: dict[int, Standing], wanted: dict[int, Standing]) -> list[tuple[int, Standing]]:
+def walk(
+    members: dict[int, MembershipStatus], wanted: dict[int, MembershipStatus]
+) -> list[tuple[int, MembershipStatus]]:
     """All steps, each taken as the broker takes it."""
     steps = []
     while (step := next_step(members, wanted)) is not None:
         steps.append(step)
-        node, standing = step
-        if standing is REMOVED:
+        node, membership = step
+        if membership is REMOVED:
             del members[node]
         else:
-            assert standing is LEARNER or members[node] is LEARNER, "a voter joins as a learner"
-            members[node] = standing
+            assert membership is LEARNER or members[node] is LEARNER, "a voter joins as a learner"
+            members[node] = membership
         assert len(steps) < 10
     return steps
 
@@ -181,7 +185,7 @@ def test_all_who_join_catch_up_before_the_first_is_promoted() -> None:
     ("new", "old"), list(product((None, LEARNER, VOTER), (None, LEARNER, VOTER)))
 )
 def test_from_wherever_it_stopped_it_comes_to_the_same_end(
-    new: Standing | None, old: Standing | None
+    new: MembershipStatus | None, old: MembershipStatus | None
 ) -> None:
     members = {1: VOTER, 3: VOTER}
     members |= {4: new} if new is not None else {}
