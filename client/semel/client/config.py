@@ -63,31 +63,32 @@ class ClientConfig:
     """Options of `connect` and `connect_async`."""
 
     connect_timeout_ms: int = 5_000
-    """How long `connect` asks the controllers before it gives up."""
+    """Milliseconds for which `connect` asks the controllers before it gives up."""
     request_timeout_ms: int = 15_000
-    """Whole time of one administrative call, retries and changes of master included."""
+    """Milliseconds for one administrative call, retries and changes of master included."""
     close_timeout_ms: int = 10_000
-    """How long leaving the context may take: flushing producers, leaving groups, closing."""
+    """Milliseconds for leaving the context: flushing producers, leaving groups, closing."""
     ping_ms: int = 200
-    """A produce stream with something in flight sends a sign of life this often."""
+    """Milliseconds between the pings of a produce stream with messages in flight."""
     silence_ms: int = 600
-    """A stream silent for so long is given up, and all replicas are asked for the master."""
+    """Milliseconds of silence after which a stream is given up, and all replicas are asked for the
+    master."""
     buffer_bytes: int = 128 << 20
-    """Messages of all producers together that are not acknowledged yet, or twice the largest
-    `buffer_bytes` of one of them. Each may hold as much as is still free, at most half of it
-    therefore; then its `buffer_full` says what happens."""
+    """Most bytes of unacknowledged messages of all producers together, or twice the largest
+    `buffer_bytes` of one of them. Each may hold as much as is still free, so at most half of it.
+    At the limit the producer's `buffer_full` decides."""
     shared_memory: bool = True
-    """Let a broker on the same machine, and of the same user, put what is fetched into memory of
-    this process instead of sending it; up to some 32 MiB for each stream that is busy."""
+    """Lets a broker on the same machine, and of the same user, write fetched batches into memory of
+    this process instead of sending them; up to some 32 MiB for each busy stream."""
     direct_streams: bool = True
-    """Send and fetch on sockets beside gRPC where a broker can be reached so: an awaited message
-    takes a fifth less time. What cannot be reached is asked by gRPC alone, without more ado."""
+    """Sends and fetches on sockets beside gRPC where a broker can be reached so: an awaited message
+    takes a fifth less time. Other brokers are reached by gRPC alone."""
     keep_routes: bool = True
-    """Keep the routes in a file of this user, for clients that start while no controller answers.
+    """Keeps the routes in a file of this user, for clients that start while no controller answers.
     `SEMEL_ROUTES_DIRECTORY` names the directory, by default `~/.cache/semel`."""
     level_max: int = LEVEL_MAX
-    """The highest feature level that it uses, by default all that this program knows: with a lower
-    one it behaves as an older program would, for rehearsing an upgrade."""
+    """The highest feature level that the client uses, by default the highest it knows. With a lower
+    one it behaves as an older program would, to rehearse an upgrade."""
 
     def __post_init__(self) -> None:
         whole("connect_timeout_ms", self.connect_timeout_ms, 1, 600_000)
@@ -104,29 +105,31 @@ class ProducerConfig:
     """Options of `client.producer`."""
 
     linger_ms: float = 5
-    """How long messages gather while an earlier batch is in flight; with none they go at once."""
+    """Milliseconds for which messages gather while an earlier batch is in flight; without one they
+    go out at once."""
     batch_bytes: int = 1 << 20
     """A batch is closed at this size, uncompressed. Messages gather only while earlier ones are in
-    flight, so it is reached under load alone. Readers gain most by large ones: each costs them the
-    same."""
+    flight, so batches reach it under load alone. Large batches help readers most: each batch costs
+    them the same."""
     compression: Literal["none", "lz4", "zstd"] = "none"
     """Codec of the bodies. Compression costs the sender, saves network and disk."""
     buffer_bytes: int = 64 << 20
-    """Messages that are not acknowledged yet; at the limit `buffer_full` says what happens. The
-    client has another limit, for all its producers."""
+    """Most bytes of unacknowledged messages; at the limit `buffer_full` decides. The client has
+    another limit, for all its producers."""
     buffer_full: Literal["block", "raise"] = "block"
     """Wait for room (asyncio: `await producer.drain()`), or raise BufferFull."""
     max_in_flight: int = 64
-    """Batches without an answer a queue; 64 is also what the brokers remember."""
+    """Most unanswered batches per queue; 64 is also the number that brokers remember."""
     max_in_flight_bytes: int = 8 << 20
-    """Bytes without an answer a broker group: more only adds latency."""
+    """Most unanswered bytes per broker group: more only adds latency."""
     delivery_timeout_ms: int = 120_000
-    """After so long a message's future fails with TimedOut, whatever its fate."""
+    """Milliseconds after which a message's future fails with TimedOut, whatever its fate."""
     source_positions: bool = False
     """Sequences are the caller's own rising numbers, given as `position` (named producers only)."""
     after_expiry: Literal["raise", "restart"] = "raise"
-    """What a named producer does that was away until a queue forgot what it stored (by default
-    after seven idle days): raise DedupStateExpired, or begin anew as if nothing had been stored."""
+    """The reaction of a named producer that was away until a queue forgot what it stored (by
+    default after seven idle days): raise DedupStateExpired, or begin anew as if nothing had been
+    stored."""
 
     def __post_init__(self) -> None:
         ok = isinstance(self.linger_ms, (int, float)) and 0 <= self.linger_ms <= 60_000
@@ -157,18 +160,18 @@ class ProducerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """What becomes of messages that a consumer could not process: the `retry` of a consumer.
+    """The handling of messages that a consumer could not process: its option `retry`.
 
     All members of a group should have the same one.
     """
 
     steps_ms: tuple[int, ...] = (1_000, 10_000, 60_000)
-    """How long to wait before the second, third, … attempt; after the last one a message is a dead
-    letter. Each step is a topic of its own, so that a long wait holds up no short one."""
+    """Milliseconds before the second, third, … attempt; after the last one a message is a dead
+    letter. Each step is a topic of its own, so that a long wait does not delay a short one."""
     dead_letter: str = ""
-    """Topic of the dead letters; empty gives GROUP.dead-letters."""
+    """The topic of dead letters; empty gives GROUP.dead-letters."""
     queues: int = 2
-    """Queues of each topic that is made; one that exists is taken as it is."""
+    """Number of queues of each topic that is created; an existing topic stays as it is."""
 
     def __post_init__(self) -> None:
         ok = isinstance(self.steps_ms, (tuple, list)) and len(self.steps_ms) <= 16
@@ -185,16 +188,16 @@ class ReaderConfig:
     """Options of `client.reader`."""
 
     fetch_bytes: int = 4 << 20
-    """At most so much in one reply of a broker. Only whole batches fit: with 2 MiB most replies
-    hold one of the 1 MiB that producers make, and reading is 15 to 20 % slower."""
+    """Most bytes in one reply of a broker. Only whole batches fit: with 2 MiB most replies hold one
+    of the 1 MiB that producers make, and reading is 15 to 20 % slower."""
     prefetch_bytes: int = 16 << 20
-    """At most so much is held ready, over all queues."""
+    """Most bytes that are held ready, over all queues."""
     read_from: Literal["master", "any"] = "master"
-    """`any` spreads readers that have an `end` over all nodes of a broker group, and goes to the
+    """`any` spreads readers that have an `end` over all nodes of a broker group, and asks the
     master where a node is behind or does not answer."""
     topic_id: int = 0
-    """Read this topic or none: one that was deleted and created again under the name is refused.
-    0: whatever has the name."""
+    """The id that the topic must have: a topic that was created again under the name is refused.
+    0: any topic of the name."""
 
     def __post_init__(self) -> None:
         check_fetch(self.fetch_bytes, self.prefetch_bytes)

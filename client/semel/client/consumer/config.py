@@ -14,28 +14,32 @@ class ConsumerConfig:
     """Options of `client.consumer`."""
 
     auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest"
-    """Where a queue begins on which the group never committed, or whose offset was trimmed away."""
+    """Where to begin a queue on which the group never committed, or whose offset was trimmed
+    away."""
     lock_ms: int = 30_000
-    """Something delivered and not committed for so long is delivered again, to whoever asks."""
+    """Milliseconds after which a delivered and uncommitted message is delivered again, to any
+    member."""
     session_ms: int = 10_000
-    """A consumer that is silent for so long loses its queues."""
+    """Milliseconds of silence after which a consumer loses its queues."""
     fetch_bytes: int = 4 << 20
-    """At most so much in one reply of a broker. Only whole batches fit: with 2 MiB most replies
-    hold one of the 1 MiB that producers make, and reading is 15 to 20 % slower."""
+    """Most bytes in one reply of a broker. Only whole batches fit: with 2 MiB most replies hold one
+    of the 1 MiB that producers make, and reading is 15 to 20 % slower."""
     prefetch_bytes: int = 16 << 20
-    """At most so much is held ready, over all queues."""
+    """Most bytes that are held ready, over all queues."""
     member_id: str = ""
     """Identity within the group; empty lets the controller choose. Of two processes with the same
     one, the later ends the earlier."""
     grace_ms: int = 0
-    """How long a member with a `member_id` keeps its queues while it is away: a restart that takes
-    no longer moves nothing. Nobody reads them meanwhile. 0: closing gives them to the others."""
+    """Milliseconds for which a member with a `member_id` keeps its queues while it is away: a
+    shorter restart moves no queue. No member reads them meanwhile. 0: closing gives them to the
+    others."""
     client_name: str = ""
-    """For people who list the group; empty gives host and process."""
+    """A name for people who list the group; empty gives host and process."""
     retry: RetryPolicy | None = None
-    """What `consumer.retry` and `consumer.reject` do; without one they are errors."""
+    """The policy of `consumer.retry` and `consumer.reject`; without one they raise
+    InvalidRequest."""
     offset_store: SqlOffsets | None = None
-    """Database that holds the offsets, for `consumer.transaction`; None: the brokers hold them."""
+    """The database that holds the offsets, for `consumer.transaction`; None: brokers hold them."""
 
     def __post_init__(self) -> None:
         require(

@@ -1,9 +1,9 @@
 """The routes: which broker group has a queue, which node is master, which queue gets a message.
 
 How it works. `RouteTable` keeps the latest routes from the controllers and corrects them by the
-answers of brokers. A group's master is known with its term, and the higher term wins, whoever
-reports it. A master that failed is *suspect*: the same (term, address) is accepted again only from
-the node itself, not from a controller that has not noticed the failure yet.
+answers of brokers. A group's master is known with its term, and the higher term wins, no matter
+which node reports it. A master that failed is *suspect*: the same (term, address) is accepted again
+only from the node itself, not from a controller that has not noticed the failure yet.
 
 Invariants
 1. The term of a group's known master never falls.
