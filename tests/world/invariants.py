@@ -277,12 +277,12 @@ class Invariants:
         """What a process of a broker has from controllers never falls back to an older one's."""
         assert host.node is not None
         copy = host.node._routes
-        check_office, on_routes = copy.check_office, copy.on_routes
+        check_epoch, on_routes = copy.check_epoch, copy.on_routes
         newest = 0
 
         def watched_check(number: int) -> None:
             nonlocal newest
-            check_office(number)
+            check_epoch(number)
             self.demand(
                 number == 0 or number >= newest,
                 f"{host.name} obeys office {number} of the controllers after {newest}",
@@ -298,7 +298,7 @@ class Invariants:
                 f"the routes of {host.name} fall back to {copy.version} from {version}",
             )
 
-        copy.check_office = watched_check  # type: ignore[method-assign]
+        copy.check_epoch = watched_check  # type: ignore[method-assign]
         copy.on_routes = watched_routes  # type: ignore[method-assign]
 
     def forget(self, host: BrokerHost) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from semel.broker.background.transactions import TransactionDuty
+from semel.broker.background.transactions import TransactionWork
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.log import checkpoint as checkpoint_module
 from semel.broker.log import files as files_module
@@ -428,7 +428,7 @@ def writes_without_its_epoch() -> Any:
 
 
 def obeys_replaced_controllers() -> Any:
-    return patch.object(RoutesCopy, "check_office", lambda *_: None)
+    return patch.object(RoutesCopy, "check_epoch", lambda *_: None)
 
 
 def moves_without_windows() -> Any:
@@ -561,4 +561,4 @@ def finishes_what_is_not_published() -> Any:
         with suppress(SemelError):
             await self._calls.call(group, "Publish", record, 0.05)
 
-    return patch.object(TransactionDuty, "_publish_on", _publish_on)
+    return patch.object(TransactionWork, "_publish_on", _publish_on)

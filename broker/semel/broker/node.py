@@ -26,9 +26,9 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from semel.broker.background.delayed_release import DelayDuty
+from semel.broker.background.delayed_release import DelayedRelease
 from semel.broker.background.maintenance import maintain
-from semel.broker.background.transactions import TransactionDuty
+from semel.broker.background.transactions import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.control_plane.reports import Registration
@@ -194,7 +194,7 @@ class BrokerNode:
         self._start(self.registration.run())
         self._start(maintain(self.replica, self.checkpoints, self.changes))
         self._start(self._transactions.run())
-        self._start(DelayDuty(self.replica).run())
+        self._start(DelayedRelease(self.replica).run())
         self._start(Repair(self.replica, self.catch_up.rebuild, self.identity).run())
         self._start(self.scrub.run())
         self._start(self._tick())
@@ -300,7 +300,7 @@ class BrokerNode:
         )
         calls = GroupCalls(self._routes, replica.levels)
         self._stack.push_async_callback(calls.close)
-        self._transactions = TransactionDuty(config, replica, calls)
+        self._transactions = TransactionWork(config, replica, calls)
         transactions_pb2_grpc.add_TransactionsServicer_to_server(
             TransactionsService(config, replica, self._transactions, calls), server
         )

@@ -1,15 +1,16 @@
-"""Fetches a queue from another broker group: the master of the target at work.
+"""Fetches a queue from another broker group, on the master of the group that gets it.
 
-How it works. A controller calls again and again (`server/moves.py`), each time for a while: stored
-batches are asked of the source's master from where the incoming queue ends, checked, and proposed
-as copies; when the source has sealed the queue, the slice follows in pieces, and INGEST. Where the
-copy stands is in the replicated state, so whoever is asked next, after any crash, goes on there.
+How it works. A controller calls again and again (`server/moves.py`), each time for a while. The
+master pulls stored batches from the source's master, from where the incoming queue ends, checks
+them, and proposes them as copies. Once the source has sealed the queue, the slice follows in
+pieces, and then INGEST. The replicated state says how far the copy is, so the master that is called
+next, after any crash, goes on there.
 
 Invariants
 1. A batch is proposed only after its CRCs, its queue and its offset were checked.
 2. Copying before the seal takes no more than `move_bytes_per_second`, and one request is under way.
-3. Nothing is taken of a group whose log is at a higher feature level: what a queue is there may
-   follow rules that this group's members do not know.
+3. Nothing is taken from a group whose log is at a higher feature level: its queues may follow rules
+   that this group's members do not know.
 
 Not here: what a step means (`state/apply/moves.py`), the source's answers (`server/moves.py`).
 """
@@ -33,7 +34,7 @@ from semel.protos.v1 import broker_pb2, broker_pb2_grpc, control_pb2
 from semel.protos.v1.common_pb2 import Levels
 
 COPY_BYTES: Final = 2 << 20
-"""Of batches a request; four of the largest are below a message's limit."""
+"""Bytes of batches a request asks for; four of the largest are below a message's limit."""
 PART_BYTES: Final = 1 << 20
 SOURCE_TIMEOUT_S: Final = 5.0
 
@@ -55,7 +56,7 @@ class Target(Protocol):
 
 
 class Source:
-    """The group that has the queue: its master is found by asking."""
+    """The group that has the queue; its master is found by asking its nodes."""
 
     def __init__(self, addresses: Sequence[str], levels: Levels | None = None) -> None:
         """`levels` are this node's."""
@@ -186,7 +187,7 @@ class QueuePull:
     def _check_level(self, level: int) -> None:
         """Raises UnsupportedVersion."""
         own = self._target.state.feature_level
-        level = level or UNTOLD_MAX  # who does not tell may be at any level of its time
+        level = level or UNTOLD_MAX  # a node that names none may be at any level of its time
         if level > own:
             raise UnsupportedVersion(
                 f"queue {self._key.queue_id} comes from a broker group at feature level {level},"

@@ -1,6 +1,6 @@
-"""What a master does for transactions beside answering: nothing hangs if a client never returns.
+"""Finishes transactions whose client may never return: publishes, settles, ends and forgets them.
 
-How it works. Everything that has to happen stands in the replicated state, so each new master goes
+How it works. The replicated state holds everything that has yet to happen, so each new master goes
 on where the last one was:
 
     a decided epoch that is not published everywhere   tell the participants, then log FINISH
@@ -11,7 +11,7 @@ on where the last one was:
 A commit does not wait for the next look: `redrive` begins with the decision.
 
 Invariants
-1. A pin ends by the coordinator's word alone: published when it is committed, else dropped.
+1. Only the coordinator's decision ends a pin: it is published if that was commit, else dropped.
 2. FINISH is logged only after every participant has said that its part is published and durable.
 
 Not here: the rules (`state/`), the calls as clients see them (`server/transactions.py`).
@@ -41,7 +41,7 @@ PAUSE_MAX_S: Final = 5.0
 AT_ONCE_MAX: Final = 1_000
 
 
-class TransactionDuty:
+class TransactionWork:
     """The background work of one replica; `run` ends only by cancellation."""
 
     def __init__(self, config: BrokerConfig, replica: Replica, calls: GroupCalls) -> None:
@@ -49,9 +49,9 @@ class TransactionDuty:
         self._replica = replica
         self._calls = calls
         self._working: dict[str, asyncio.Task[bool]] = {}
-        """What is being done about one transaction: one thing at a time."""
+        """Tasks under way, by what they do about which transaction: each at most once."""
         self._pauses: dict[str, tuple[float, float]] = {}
-        """After a failure: not before, and the next pause; seconds of the loop's clock."""
+        """After a failure: when to try again, and the pause after that; in seconds."""
 
     async def submit(self, **step: Any) -> Any:
         """The result of a step once it is applied. Raises its refusal, NotMaster, Throttled."""
@@ -66,7 +66,7 @@ class TransactionDuty:
     # --- coordinator ------------------------------------------------------------------------
 
     async def redrive(self, transaction_id: str) -> bool:
-        """Publishes what is decided; true once that is so everywhere. It goes on if cancelled."""
+        """Publishes what is decided; True once it is published everywhere. Goes on if cancelled."""
         return await asyncio.shield(
             self._once(f"publish {transaction_id}", self._publish_everywhere(transaction_id))
         )
@@ -120,11 +120,11 @@ class TransactionDuty:
             return
         asked = transaction_records_pb2.PublishTransaction()
         asked.CopyFrom(record)
-        with contextlib.suppress(TransactionAborted):  # somebody was quicker
+        with contextlib.suppress(TransactionAborted):  # another call has ended it
             await self.submit(publish=asked)
 
     async def settle(self, transaction_id: str) -> bool:
-        """Asks the coordinator about a pin and does what it says; true when none is left."""
+        """Asks the coordinator about a pin and obeys its decision; True if no pin is left."""
         return await asyncio.shield(
             self._once(f"settle {transaction_id}", self._settle(transaction_id))
         )
@@ -158,7 +158,7 @@ class TransactionDuty:
         reply = await self._calls.call(pin.coordinator, "Abort", record, CALL_S)
         return bool(reply.committed)
 
-    # --- looking after everything -----------------------------------------------------------
+    # --- the background task ----------------------------------------------------------------
 
     def _once(self, name: str, work: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
         """The task that does this work now; a new one if there is none."""
@@ -193,7 +193,7 @@ class TransactionDuty:
             self._once(name, work)
 
     async def run(self) -> None:
-        """The background task."""
+        """Ends only by cancellation."""
         forget_at = 0.0
         try:
             while True:

@@ -43,7 +43,7 @@ class GroupCalls:
         self._channels = Channels(levels, PEER_CHANNEL_OPTIONS)
 
     def learn(self, groups: Iterable[transactions_pb2.KnownGroup]) -> None:
-        """A client names nodes of groups; the controllers' word counts more."""
+        """A client names nodes of groups; nodes that the controllers name come before those."""
         for group in groups:
             if len(self._named) < KNOWN_MAX or group.group_id in self._named:
                 self._named[group.group_id] = tuple(group.addresses)

@@ -1,10 +1,9 @@
-"""How much this node does: rates out of counters.
+"""The load of this node: rates out of counters.
 
-How it works. `sample` is called with each report; a rate is the difference to a sample that is at
-least `WINDOW_S` old, so that it is a mean over seconds and not the noise of one report's interval.
+How it works. Each report calls `sample`; a rate is the difference to a sample that is at least
+`WINDOW_S` old, so that it is a mean over seconds and not the noise of one report's interval.
 
-Not here: the counters (`server/produce.py`, `server/fetch.py`), who decides by them (the
-controller).
+Not here: the counters (`server/produce.py`, `server/fetch.py`), decisions by load (the controller).
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Reports this node to the controllers: where it listens, what it is, how far it is, what it does.
+"""Reports this node to the controllers: its address, role, progress and load.
 
-How it works. One task a controller calls ReportNode regularly, and at once on a change of role or
-members. The one in office answers with the version of its routes, and the node fetches them when
-they are newer than its copy. The node needs no answer to serve: while no controller can be reached
-it goes on, says so once, and tries again soon. A node that was told some of the controllers learns
-of the others.
+How it works. One task for each controller calls ReportNode regularly, and at once on a change of
+role or members. The active controller answers with the version of its routes, and the node fetches
+them if they are newer than its copy. The node needs no answer to serve: while it can reach no
+controller it goes on, says so once, and tries again soon. A node that was told some of the
+controllers learns of the others.
 
-Not here: what the controller makes of it (`controller/`), the copy (`route_cache.py`).
+Not here: what the controllers do with a report (`controller/`), the copy
+(`control_plane/route_cache.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 2.0
 _RETRY_S: Final = 0.2
-"""Pause after a controller could not be reached: one that starts is to know its nodes at once."""
+"""Pause after a controller could not be reached: a controller that starts should know its nodes
+at once."""
 _FETCH_S: Final = 1.0
 """Shortest time between two fetches of the routes."""
 
@@ -53,7 +55,7 @@ class Registration:
         counters: Callable[[], Counters],
         identity: NodeIdentity,
     ) -> None:
-        """`counters` are the totals of what the node has done."""
+        """`counters` gives the totals of what the node has done since its start."""
         self._config = config
         self._replica = replica
         self._address = address
@@ -66,7 +68,7 @@ class Registration:
         self._fetched_s = -_FETCH_S
 
     def report_now(self) -> None:
-        """Something changed that clients wait for."""
+        """Reports at once: something changed that clients wait for."""
         for event in self._changed.values():
             event.set()
 
@@ -81,7 +83,11 @@ class Registration:
             tasks.create_task(self._report_to(tasks, address))
 
     def _learn(self, tasks: compat.TaskGroup) -> None:
-        """Who was told of as many as there are learns none: they may be elsewhere from here."""
+        """Begins to report to controllers that this node was not told of.
+
+        A node that was told of as many as there are keeps its own list: from here they may be
+        reached at other addresses.
+        """
         if len(self._changed) < len(self._routes.controllers):
             for address in self._routes.controllers:
                 self._begin(tasks, address)

@@ -1,21 +1,22 @@
-"""What this node can tell clients that find no controller: routes, and ids for producers.
+"""A copy of the controllers' routes, and producer ids on loan, for clients without a controller.
 
-How it works. Each answer to a report says which version of the routes the controller has. A newer
-one is fetched whole, at most one a second, and kept in memory. Clients get topics out of it, never
-the word that one does not exist: a copy may be older than the topic.
+How it works. Each answer to a report names the version of the routes that the controller has. A
+newer version is fetched whole, at most one a second, and kept in memory. Clients get topics out of
+it, and are never told that a topic does not exist: the copy may be older than the topic.
 
-Controllers also lend the node ids, which it gives to anonymous producers. They are lent anew now
-and then: queues that have forgotten producers with higher ids may refuse an old one.
+Controllers also lend the node ids, which it gives to anonymous producers. Ids are lent anew now and
+then: queues that have forgotten producers with higher ids may refuse an old one.
 
-The version's upper half counts the controllers' terms of office. So the copy also knows the newest
-office, and what an older one still sends, delayed on its way or by a pause, is refused.
+The upper half of the version is the controller epoch. So the copy also knows the newest epoch, and
+refuses what a controller of an older one still sends, delayed on its way or by a pause.
 
 Invariants
 1. The copy's version never falls.
-2. What is refused as an old office's is never applied later; what is newer is never refused.
+2. A request that is refused for its old epoch is never applied later; one of a newer epoch is never
+   refused.
 3. An id that was lent is given once; a restart loses those that are left.
 
-Not here: fetching (`reports.py`), serving (`server/routes.py`).
+Not here: fetching (`control_plane/reports.py`), serving (`server/routes.py`).
 """
 
 from __future__ import annotations
@@ -31,52 +32,52 @@ from semel.protos.v1.controller_pb2 import (
     Routes,
 )
 
-OFFICE_SHIFT: Final = 32
+EPOCH_SHIFT: Final = 32
 IDS_FRESH_S: Final = 3_600.0
 """Ids that were lent longer ago are replaced by new ones."""
 FIRST_EPOCH: Final = 1
 
 
 class RoutesCopy:
-    """What a controller said last."""
+    """The newest routes that a controller gave, and ids that one has lent."""
 
     def __init__(self) -> None:
         self._routes = Routes()
         self._controllers: tuple[str, ...] = ()
-        self._in_office = ""
-        self._office = 0
+        self._active = ""
+        self._epoch = 0
         self._ids = range(0)
         self._lent_s = 0.0
 
     @property
     def version(self) -> int:
-        """Of the copy; 0 without one."""
+        """Version of the copy; 0 without one."""
         return int(self._routes.version)
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """HOST:PORT of every controller, as one of them told."""
+        """HOST:PORT of every controller, as the active controller named them."""
         return self._controllers
 
     def on_answer(self, address: str, version: int, controllers: Sequence[str]) -> bool:
-        """The controller at `address` answered a report; true when its routes are newer."""
-        self.on_office(version >> OFFICE_SHIFT)
-        if version >> OFFICE_SHIFT == self._office:
-            self._in_office = address
+        """The controller at `address` answered a report; True if its routes are newer."""
+        self.on_epoch(version >> EPOCH_SHIFT)
+        if version >> EPOCH_SHIFT == self._epoch:
+            self._active = address
             self._controllers = tuple(controllers)
         return version > self.version
 
     def on_routes(self, routes: Routes) -> None:
-        """A controller's routes, whole."""
+        """All routes of a controller arrived."""
         if routes.version > self.version:
             self._routes = routes
 
-    def on_office(self, number: int) -> None:
-        """Something of that office came."""
-        self._office = max(self._office, number)
+    def on_epoch(self, number: int) -> None:
+        """A controller of that epoch has sent something."""
+        self._epoch = max(self._epoch, number)
 
     def wants_ids(self, now_s: float) -> bool:
-        """No id is left, or they are old."""
+        """No id is left, or the ids are old."""
         return not self._ids or now_s - self._lent_s > IDS_FRESH_S
 
     def on_ids(self, start: int, end: int, now_s: float) -> None:
@@ -91,17 +92,17 @@ class RoutesCopy:
         producer_id, self._ids = self._ids[0], self._ids[1:]
         return OpenProducerReply(producer_id=producer_id, epoch=FIRST_EPOCH, lent=True)
 
-    def check_office(self, number: int) -> None:
-        """Raises Unavailable for an office that is over; 0 is a caller that tells none."""
-        if 0 < number < self._office:
+    def check_epoch(self, number: int) -> None:
+        """Raises Unavailable if a newer controller epoch is known; 0: the caller names none."""
+        if 0 < number < self._epoch:
             raise Unavailable(
-                f"office {number} of the controllers is over, this is {self._office}: the "
-                "request comes from a controller that was replaced"
+                f"controller epoch {number} is over, this is {self._epoch}: the request comes from "
+                "a controller that was replaced"
             )
-        self.on_office(number)
+        self.on_epoch(number)
 
     def answer(self, request: GetRoutesRequest) -> Routes:
-        """Groups and topics. Raises NotMaster when a topic is not in the copy, or there is none."""
+        """Groups and topics. Raises NotMaster without a copy, or if a topic is not in it."""
         topics = {topic.name: topic for topic in self._routes.topics}
         names = request.topics or sorted(topics)
         if not self.version or any(name not in topics for name in names):
@@ -116,7 +117,8 @@ class RoutesCopy:
         )
 
     def nodes_of(self, group_id: int) -> tuple[str, ...]:
-        """HOST:PORT of a broker group's nodes, its master as of then in front; empty if unknown."""
+        """HOST:PORT of a broker group's nodes, the master that the copy names in front; empty if
+        unknown."""
         for group in self._routes.groups:
             if group.group_id == group_id:
                 nodes = sorted(group.nodes, key=lambda node: node.node_id != group.master_id)
@@ -124,5 +126,5 @@ class RoutesCopy:
         return ()
 
     def not_master(self, why: str) -> NotMaster:
-        """The error that names the controller in office."""
-        return NotMaster(f"{why}; ask a controller", master_address=self._in_office)
+        """The error that names the active controller."""
+        return NotMaster(f"{why}; ask a controller", master_address=self._active)

@@ -1,9 +1,9 @@
 """Reads that a quorum confirms, many to a round of heartbeats.
 
-How it works. A master that was replaced without knowing it would answer from the past. So whoever
-wants to say "this is the end" or "this is not stored" waits for one round: the core notes its
-commit index, a quorum answers heartbeats sent after that, and the state is applied so far. All
-who ask while a round is under way wait for the next one, which then serves them.
+How it works. A master that was replaced without knowing it would answer from the past. So a call
+that wants to answer "this is the end" or "this is not stored" waits for one round: the core notes
+its commit index, a quorum answers heartbeats sent after that, and the state is applied up to there.
+All calls that come while a round is under way wait for the next one, which serves them together.
 
 Not here: the round itself (`raft/read_index.py`).
 """
@@ -20,7 +20,7 @@ _Waiters = list[asyncio.Future[None]]
 
 
 class ConfirmedReads:
-    """Those who wait; `start_round(context)` asks the core for a round."""
+    """The calls that wait; `start_round(context)` asks the core for a round."""
 
     def __init__(self, start_round: Callable[[int], None]) -> None:
         self._start_round = start_round
@@ -46,7 +46,7 @@ class ConfirmedReads:
     def on_rounds(
         self, reads: Sequence[ReadState], failed: Sequence[int], error: Callable[[], SemelError]
     ) -> None:
-        """Rounds ended: confirmed up to an index, or failed."""
+        """Rounds have ended: `reads` were confirmed up to an index, `failed` were not."""
         for read in reads:
             self._confirmed.append((read.index, self._rounds.pop(read.context, [])))
         for context in failed:
@@ -55,14 +55,14 @@ class ConfirmedReads:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def on_applied(self, index: int) -> None:
-        """The state has got to `index`."""
+        """The state is applied up to `index`."""
         while self._confirmed and self._confirmed[0][0] <= index:
             for future in self._confirmed.pop(0)[1]:
                 if not future.done():
                     future.set_result(None)
 
     def fail(self, error: Callable[[], SemelError]) -> None:
-        """Mastership is lost: everybody hears so."""
+        """Mastership is lost: every waiting call raises `error`."""
         waiting = list(self._next)
         for futures in self._rounds.values():
             waiting += futures

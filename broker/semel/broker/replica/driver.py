@@ -7,9 +7,9 @@ performed at once (`_perform`), in this order:
 1. Entries are truncated and appended: handed to the log's writer, which syncs them beside all this.
 2. A new term or vote is written and synced *here and now*, on the loop: elections are rare, and
    nothing of the new term may leave before it. While the disk has no room for it, everything else
-   is performed all the same (a deposed master stops to judge), the messages that wait for it stay
-   here, and the node takes nothing from its peers, as if it were cut off; each tick tries to save
-   it again.
+   is performed all the same (a deposed master admits nothing more), the messages that wait for it
+   stay here, and the node takes nothing from its peers, as if it were cut off; each tick tries to
+   save it again.
 3. Messages leave. A master's entries go to the slaves in parallel with its own write. An
    acknowledgement exists only once the core heard of the sync (`on_synced`), on slaves and master
    alike.

@@ -15,14 +15,14 @@ from semel.broker.config import BrokerConfig
 logger = logging.getLogger(__name__)
 
 OTHERS_S: Final = 1.0
-"""For what another thread is logging right now; one that is stuck in it must not stop the end."""
+"""Wait for other threads that are logging right now; one that is stuck must not stop the end."""
 
 
 def end_process(reason: str) -> NoReturn:
-    """Any thread: says why, as the last line of stderr, and is gone.
+    """Ends the process from any thread, with `reason` as the last line of stderr.
 
-    What fails on one thread is often met by another in the same moment, whose traceback would stand
-    behind the reason, or within it. So the log is taken from all others first, for good.
+    A failure on one thread often shows on another in the same moment, whose traceback would stand
+    behind the reason, or within it. So the locks of the log are taken first, for good.
     """
     locks = [handler.lock for handler in logging.getLogger().handlers if handler.lock is not None]
     taken = [lock.acquire(timeout=OTHERS_S) for lock in locks]
@@ -34,7 +34,7 @@ def end_process(reason: str) -> NoReturn:
 
 
 class Halting(Protocol):
-    """What has such methods."""
+    """An object with `halting` methods."""
 
     config: BrokerConfig
     on_fatal: Callable[[str], None]
@@ -44,11 +44,11 @@ Method = TypeVar("Method", bound=Callable[..., None])
 
 
 def halting(method: Method) -> Method:
-    """For the handler of an input: whatever it raises is fatal.
+    """Makes every error of an input's handler fatal.
 
     A failed assertion or a diverged state means that memory is wrong, and any other error leaves
     what the core has decided half performed. An event loop would only log it, and the node would go
-    on. So no error is an answer to a request here: those are given before the core is asked.
+    on. So no error here is an answer to a request: requests are refused before the core is asked.
     """
 
     @functools.wraps(method)

@@ -21,11 +21,11 @@ Growth = asyncio.Future[None]
 
 
 class QueueWatchers:
-    """Futures by queue; each is done when one of its queues grows, changes hands, or ends."""
+    """Futures by queue; each is done when one of its queues grows, changes groups, or ends."""
 
     def __init__(self) -> None:
         self._waiting: dict[QueueKey, dict[Growth, None]] = {}
-        """In the order in which they came: a set's would change from run to run."""
+        """In the order in which they came; the order of a set would change from run to run."""
 
     def watch(self, keys: Sequence[QueueKey]) -> Growth:
         """A future for these queues; give it back to `unwatch`."""
@@ -43,7 +43,7 @@ class QueueWatchers:
                     del self._waiting[key]
 
     def wake(self, results: Sequence[ApplyResult]) -> None:
-        """Something was applied."""
+        """An entry was applied: wakes those who wait for its queues."""
         if not self._waiting:
             return
         for result in results:
@@ -59,13 +59,13 @@ class QueueWatchers:
                     finish(growth)
 
     def wake_all(self) -> None:
-        """Mastership is lost: whoever waits must look again."""
+        """Mastership is lost: everybody who waits has to look again."""
         for growths in self._waiting.values():
             for growth in growths:
                 finish(growth)
 
 
 def finish(awaited: asyncio.Future[None] | None) -> None:
-    """Whoever waits goes on; a second time, or when nobody does, it does nothing."""
+    """Ends the wait for `awaited`; does nothing if nobody waits, or the wait has ended."""
     if awaited is not None and not awaited.done():
         awaited.set_result(None)

@@ -1,4 +1,4 @@
-"""The node's log as the Raft core reads it: entries without bytes, memberships with them."""
+"""The node's log as the Raft core reads it: entries without their bytes, but with memberships."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from semel.broker.raft import EntryMeta, Membership
 
 
 class CoreLog:
-    """Implements `raft.LogView` over the log, and remembers memberships that stand in it."""
+    """Implements `raft.LogView` over the log, and remembers the memberships in it."""
 
     def __init__(self, log: Log, memberships: dict[int, Membership]) -> None:
         self._log = log
         self._memberships = memberships
-        """Of the membership entries that may still be truncated, by index."""
+        """Memberships of the entries that may still be truncated, by index."""
         self.unreadable_through = 0
-        """An applied entry whose every copy is damaged: who needs it is offered a snapshot."""
+        """The newest applied entry whose every copy is damaged: a peer that needs it is offered a
+        snapshot."""
 
     @property
     def first_index(self) -> int:
@@ -49,7 +50,7 @@ class CoreLog:
         )
 
     def appended(self, meta: EntryMeta) -> None:
-        """The entry stands in the log from now on."""
+        """The entry is in the log from now on."""
         if meta.membership is not None:
             self._memberships[meta.index] = meta.membership
 

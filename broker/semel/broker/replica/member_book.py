@@ -1,12 +1,12 @@
 """The members of a group with their addresses, as the log names them.
 
-How it works. The Raft core knows members by number; who wants to reach them needs addresses. A
-membership entry carries both. `MemberBook` goes through the same history as the core does: what is
-appended is in force, what is truncated is undone, what is committed cannot be undone any more.
+How it works. The Raft core knows members by number; reaching them takes addresses. A membership
+entry carries both. `MemberBook` goes through the same history as the core does: an appended entry
+is in force, a truncated one is undone, a committed one cannot be undone any more.
 
-A node that was away while nodes were replaced may be sent to by a master of whom its own log knows
-nothing, and could not answer it. What another member says of the members is *heard*: it tells who
-may speak and where they listen, until the log has caught up. Nobody is counted by it.
+A node that was away while nodes were replaced may get messages from a master that its own log does
+not know, and could not answer it. So members that another member names are *heard*: until the log
+has caught up they may send, and their addresses are known. Nobody is counted by it.
 
 Invariants
 1. The newest `Members` of the book and the core's membership name the same nodes.
@@ -29,7 +29,7 @@ from semel.protos.ids import NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members:
-    """Voters and learners, and where each listens."""
+    """Voters and learners with their addresses, HOST:PORT."""
 
     voters: Mapping[NodeId, str]
     learners: Mapping[NodeId, str] = field(default_factory=dict)
@@ -41,11 +41,11 @@ class Members:
 
     @property
     def membership(self) -> Membership:
-        """The same without addresses, as the Raft core has it."""
+        """The same without addresses, as the Raft core knows it."""
         return Membership(voters=frozenset(self.voters), learners=frozenset(self.learners))
 
     def with_membership(self, membership: Membership, addresses: Mapping[NodeId, str]) -> Members:
-        """Everybody of `membership`; `addresses` are of those who are new."""
+        """The members of `membership`; `addresses` are those of new members."""
         known = {**addresses, **self.addresses}
         return Members(
             voters={node: known[node] for node in membership.voters},
@@ -58,7 +58,7 @@ class Members:
 
     @classmethod
     def decode(cls, payload: bytes | memoryview) -> Self:
-        """Of a MEMBERSHIP record. Raises CorruptFrame."""
+        """The members that a MEMBERSHIP record names. Raises CorruptFrame."""
         record = decode_membership(payload)
         return cls(
             voters={NodeId(node.node_id): node.address for node in record.voters},
@@ -67,14 +67,14 @@ class Members:
 
     @classmethod
     def of_frame(cls, frame: bytes) -> Self:
-        """Of a frame whose first record is a MEMBERSHIP, as such frames are made."""
+        """The members that a frame names, whose first record is a MEMBERSHIP."""
         _, kind, payload = next(iter_records(frame))
         assert kind is RecordKind.MEMBERSHIP
         return cls.decode(payload)
 
     @classmethod
     def of_state(cls, applied: AppliedMembership) -> Self | None:
-        """Of the replicated state; None while no membership was ever logged."""
+        """The members that a replicated state names; None while no membership was ever logged."""
         if not applied.voters:
             return None
         return cls(
@@ -96,7 +96,7 @@ class MemberBook:
 
     @property
     def current(self) -> Members:
-        """Of the newest entry in the log, committed or not."""
+        """The members of the newest entry in the log, committed or not."""
         return next(reversed(self._logged.values()), self._base)
 
     @property
@@ -106,24 +106,24 @@ class MemberBook:
 
     @property
     def reachable(self) -> Mapping[NodeId, str]:
-        """HOST:PORT of all members, and of those that were heard of."""
+        """HOST:PORT of all members, and of members that were only heard of."""
         known = self.current.addresses
         return {**known, **self._heard} if self._heard_index > self.index else known
 
     def hear(self, index: int, addresses: Mapping[NodeId, str]) -> bool:
-        """A member says that these are the members since entry `index`; true when that is news."""
+        """A member names the members since entry `index`; True if that is news."""
         if index <= max(self.index, self._heard_index):
             return False
         self._heard, self._heard_index = addresses, index
         return True
 
     def append(self, index: int, members: Members) -> None:
-        """A membership entry stands in the log."""
+        """A membership entry is in the log."""
         assert index > self.index, f"members at {index} after those at {self.index}"
         self._logged[index] = members
 
     def truncate(self, from_index: int) -> bool:
-        """Entries from `from_index` on are gone; true when the members changed."""
+        """Entries from `from_index` on are gone; True if the members changed."""
         gone = [index for index in self._logged if index >= from_index]
         for index in gone:
             del self._logged[index]

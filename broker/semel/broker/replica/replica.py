@@ -71,7 +71,7 @@ class Replica:
         self.readers = readers
         self.on_fatal = on_fatal
         self.lost_entries: frozenset[int] = frozenset()
-        """Damaged here and on every other node (`set_lost`): their messages are refused."""
+        """Entries that are damaged on every node (`set_lost`): their messages are refused."""
         self.removed_at = 0
         """Index of the entry that removed this node, as a member told; 0 while it is not known."""
         self.on_role_changed: Callable[[], None] = lambda: None
@@ -125,7 +125,7 @@ class Replica:
 
     @property
     def is_master(self) -> bool:
-        """Master, with everything before its term applied: it may judge."""
+        """Master, with everything before its term applied: it may admit requests."""
         return self.mastership.proposer is not None
 
     @property
@@ -220,7 +220,7 @@ class Replica:
     # ------------------------------------------------------------------ what a master is asked
 
     def check_master(self) -> None:
-        """Raises NotMaster unless this node may judge."""
+        """Raises NotMaster unless this node serves as master."""
         if self.mastership.proposer is None:
             raise self.not_master()
 
@@ -255,8 +255,8 @@ class Replica:
         self.driver.schedule_turn()
 
     async def submit_control(self, record: ControlRecord) -> ApplyResult:
-        """The record's result once it is applied. Raises NotMaster, Throttled, or the judge's
-        refusal."""
+        """The record's result once it is applied. Raises NotMaster, Throttled, or the reason
+        why it was refused."""
         await self.wait_master()
         proposer = self.mastership.proposer
         assert proposer is not None

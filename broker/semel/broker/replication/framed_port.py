@@ -1,15 +1,16 @@
-"""A port for framed streams: who shows a ticket is let in.
+"""A port for framed streams, which lets in every connection that shows a ticket.
 
-How it works. Whoever may have a stream was told so over gRPC and given a ticket, which knows what
-the stream is for. A connection shows it in its first message; from then on its messages go to the
-*taker* that the ticket was made for, in the same loop turn in which their last byte arrived.
+How it works. A caller that may have a stream gets a ticket over gRPC, made for one purpose. Its
+connection shows the ticket in the first message; from then on its messages go to the *taker* that
+the ticket was made for, in the same loop turn in which their last byte arrived.
 
 Invariants
-1. A connection says nothing before it has shown a ticket, and a ticket serves once.
-2. A stream whose bytes make no sense ends; no node does.
-3. Connections without a ticket are few and short-lived, however many knock.
+1. No message is taken from a connection before it has shown a ticket, and a ticket serves once.
+2. A stream whose bytes make no sense ends; the node goes on.
+3. Connections without a ticket are few and short-lived, however many arrive.
 
-Not here: the bytes (`protos/framed.py`), who is given a ticket (`receiver.py`, `server/direct.py`).
+Not here: the bytes (`protos/framed.py`), giving tickets (`replication/receiver.py`,
+`server/direct.py`).
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _TICKETS_MAX = 4096
 
 
 class Taker(Protocol):
-    """What has a stream's messages."""
+    """Takes the messages of a stream."""
 
     @property
     def whose(self) -> str:
-        """Who is at the other end, for the log."""
+        """The other end, as the log names it."""
         ...
 
     def on_message(self, data: memoryview, *, owned: bool) -> None:
@@ -70,15 +71,15 @@ class TicketPort:
         self.silence_max_s = silence_max_s
         self._strangers_max = strangers_max
         self.length_max = length_max
-        """Of one message."""
+        """Bytes of the longest message."""
         self.area = new_area()
         self.port = 0
         self._server: asyncio.Server | None = None
         self._closed = False
         self._tickets: dict[bytes, tuple[Callable[[FramedStream], Taker], float]] = {}
-        """What the stream is for, and end of life (loop time, s), by ticket; oldest first."""
+        """The taker to make, and the end of life (loop time, s), by ticket; oldest first."""
         self._strangers: dict[FramedStream, None] = {}
-        """Connected and without a ticket so far, oldest first."""
+        """Connections that have shown no ticket yet, oldest first."""
         self._streams: dict[FramedStream, None] = {}
 
     async def serve(self, host: str, port: int) -> None:
@@ -103,7 +104,7 @@ class TicketPort:
             stream.abort()
 
     def give_ticket(self, taker: Callable[[FramedStream], Taker]) -> bytes:
-        """A ticket for one stream, which `taker` is called with once it is there."""
+        """A ticket for one stream; `taker` is called with the stream once it is open."""
         now = asyncio.get_running_loop().time()
         if len(self._tickets) >= _TICKETS_MAX:
             self._tickets = {
@@ -115,21 +116,21 @@ class TicketPort:
         self._tickets[ticket] = (taker, now + _TICKET_S)
         return ticket
 
-    # ------------------------------------------------------------------ what a stream tells
+    # ------------------------------------------------------------------ called by streams
 
     def on_connected(self, stream: FramedStream) -> None:
         if self._closed:
             stream.abort()
             return
         if len(self._strangers) >= self._strangers_max:
-            # Not the newest: a friend shows its ticket at once, a flood would keep it out.
+            # The newest one stays: it may show a ticket at once, and a flood would keep it out.
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.abort()
         self._strangers[stream] = None
 
     def on_hello(self, stream: FramedStream, ticket: bytes) -> Taker:
-        """Who the stream's messages are for. Raises InvalidRequest."""
+        """The taker of the stream's messages. Raises InvalidRequest."""
         taker, end = self._tickets.pop(ticket, (None, 0.0))
         if taker is None or end <= asyncio.get_running_loop().time():
             raise InvalidRequest("a stream was opened with a ticket that was not given out")
@@ -147,7 +148,7 @@ class FramedStream(asyncio.BufferedProtocol):
 
     def __init__(self, port: TicketPort) -> None:
         self.full = False
-        """More is written than the far end takes off."""
+        """More was written than the other end takes off."""
         self._port = port
         self._transport: asyncio.Transport | None = None
         self._taker: Taker | None = None
@@ -191,7 +192,7 @@ class FramedStream(asyncio.BufferedProtocol):
             self._taker.on_lost()
 
     def abort(self) -> None:
-        """Ends the connection, whatever is under way."""
+        """Ends the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -200,7 +201,7 @@ class FramedStream(asyncio.BufferedProtocol):
         self._write_parts((encode_head(len(message)), message))
 
     def pause_reading(self) -> None:
-        """Nothing more arrives than is here already."""
+        """Takes nothing more off the connection until `resume_reading`."""
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.pause_reading()

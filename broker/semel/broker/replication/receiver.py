@@ -1,15 +1,15 @@
 """The receiving side of replication: streams of Raft messages from the other replicas.
 
-How it works. A peer asks over gRPC for a stream; who it says to be is checked there, and a ticket
-given. With that it connects to the peer port and sends Raft messages, on which nothing is answered
-(`framed_port.py`). A message is decoded, its frames are checked (both CRCs), and the node gets it
-in the same loop turn in which its last byte arrived.
+How it works. A peer asks over gRPC for a stream. Its identity is checked there, and it gets a
+ticket. With that it connects to the peer port and sends Raft messages, which are not answered on
+the stream (`replication/framed_port.py`). A message is decoded, its frames are checked (both CRCs),
+and the node gets it in the same loop turn in which its last byte arrived.
 
 Invariants
-1. A stream whose bytes make no sense, or which speaks for another node, ends; no node does.
+1. A stream whose bytes make no sense, or which speaks for another node, ends; the node goes on.
 
-Not here: the sending side (`sender.py`), snapshots' bytes (`snapshots/service.py`), what a
-message does (`raft/`, `replica/driver.py`).
+Not here: the sending side (`replication/sender.py`), snapshots' bytes (`snapshots/service.py`),
+what a message does (`raft/`, `replica/driver.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MessageSink(Protocol):
 
 
 def frame_meta(frame: bytes, header: FrameHeader) -> EntryMeta:
-    """What the Raft core knows of a frame that was checked before."""
+    """The part of a frame that the Raft core knows; the frame was checked before."""
     membership = None
     kind: int = RECORD_HEADER_STRUCT.unpack_from(frame, FRAME_HEADER_BYTES)[1]
     if kind == RecordKind.MEMBERSHIP:
@@ -126,7 +126,7 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
 
 
 class _Incoming:
-    """What one peer sends (`ticket_port.Taker`)."""
+    """What one peer sends (`framed_port.Taker`)."""
 
     def __init__(self, sink: MessageSink, peer: NodeId, own: NodeIdentity) -> None:
         self._sink = sink

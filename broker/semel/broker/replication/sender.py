@@ -2,23 +2,23 @@
 
 How it works. To each peer this node opens one stream for control messages (votes, heartbeats,
 acknowledgements) and one for APPENDs, so that a heartbeat never queues behind a megabyte. An empty
-APPEND asks whether those before it were lost: were it to overtake them, they would be sent again,
-and again, over a link that is slow already. Messages go one way; what the peer answers comes
-through the peer's own streams. Raft survives lost messages, so nothing is kept for a peer that is
-not connected: the core is told, and probes anew.
+APPEND asks whether those before it were lost: if it overtook them, they would be sent again and
+again, over a link that is slow already. Messages go one way; the peer answers through its own
+streams. Raft survives lost messages, so nothing is kept for a peer that is not connected: the core
+hears that, and probes anew.
 
 A message is written in the call that sends it, so that it costs no turn of the loop. It waits in
-line only where it cannot: behind others, while the socket is full, or when its entries must be read
-from disk, which happens in the reader pool, so that a slow disk holds up one peer's stream and
-nothing else.
+line only if it cannot: behind others, while the socket is full, or while its entries are read from
+disk. Those reads run in the reader pool, so that a slow disk holds up one peer's stream and nothing
+else.
 
 Invariants
 1. Per peer and stream, messages leave in the order in which they were given.
-2. Of what waits, only messages are kept, not entries' bytes: the socket's buffer holds
-   `_BUFFER_BYTES` and one message more, the core's byte window bounds the rest.
+2. Messages wait without the bytes of their entries: the socket's buffer holds `_BUFFER_BYTES` and
+   one message more, the core's byte window bounds the rest.
 
-Not here: what is sent and when (`raft/`, `replica/driver.py`), the receiving side (`receiver.py`),
-the bytes (`protos/framed.py`).
+Not here: what is sent and when (`raft/`, `replica/driver.py`), the receiving side
+(`replication/receiver.py`), the bytes (`protos/framed.py`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OPEN_TIMEOUT_S = 2.0
 _WAITING_MAX = 4096
 _BUFFER_BYTES = 2 << 20
 SILENCE_MAX_S: Final = 3
-"""A link that says nothing for so long is given up."""
+"""A link that is silent for so long is given up."""
 _CONTROL: Final = 0
 _BULK: Final = 1
 
@@ -90,7 +90,7 @@ class PeerLink:
         self._streams: list[_Stream | None] = [None, None]
         """For control messages and for entries; None while not open."""
         self.levels: Levels | None = None
-        """What the peer's program told of itself for its newest stream; None: not heard."""
+        """The levels that the peer's program named for its newest stream; None if not heard."""
 
     def send(self, message: Message) -> None:
         """Sends one message; drops it when the peer is not connected."""
@@ -119,7 +119,9 @@ class PeerLink:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     reason = str(error.details())
-                    if reason != refused:  # a node that is to join, or was removed, goes on asking
+                    if (
+                        reason != refused
+                    ):  # a node that waits to join, or was removed, asks again and again
                         logger.error(
                             "peer refuses this node peer=%s reason=%s", self.peer_id, reason
                         )
@@ -136,7 +138,7 @@ class PeerLink:
                 self._streams[kind] = None
                 stream.close()
                 if not any(self._streams):
-                    self.levels = None  # it may come back as another program
+                    self.levels = None  # the peer may come back with another program
             self._on_unreachable(self.peer_id)
             await asyncio.sleep(delay)
             delay = min(delay * 2, _RECONNECT_MAX_S)
@@ -164,7 +166,7 @@ class PeerLink:
             )
         told = reply.levels
         if not reply.HasField("levels"):
-            told = Levels(max=reply.feature_level_max)  # it is older than levels that are told
+            told = Levels(max=reply.feature_level_max)  # its program is older than `levels`
         self.levels = told
         check_levels(levels, "this node", told, f"node {self.peer_id}")
         check_member(f"node {self.peer_id}", told, self._level_needed())
@@ -201,7 +203,7 @@ class _Stream(asyncio.Protocol):
         if not self._accepted.done() and data == ACCEPTED:
             self._accepted.set_result(None)
         else:
-            self.close()  # a peer says nothing else
+            self.close()  # a peer sends nothing else
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -215,18 +217,18 @@ class _Stream(asyncio.Protocol):
         self._wake.set()
         if not self._accepted.done():
             self._accepted.set_exception(ConnectionResetError("the peer closed the stream"))
-            self._accepted.exception()  # nobody may be waiting
+            self._accepted.exception()  # perhaps nobody awaits it
 
     # ------------------------------------------------------------------ sending
 
     async def accepted(self, ticket: bytes) -> None:
-        """Shows the ticket and waits for the peer's word. Raises OSError."""
+        """Shows the ticket and waits until the peer has accepted it. Raises OSError."""
         assert self._transport is not None
         self._transport.write(encode_hello(ticket))
         await self._accepted
 
     def send(self, message: Message) -> None:
-        """At once if that is possible, else in line."""
+        """Writes the message at once if that is possible; else it waits in line."""
         if self._lost:
             return
         if not self._waiting and not self._paused:
@@ -235,7 +237,7 @@ class _Stream(asyncio.Protocol):
                 self._write(message, frames)
                 return
         if len(self._waiting) >= _WAITING_MAX:
-            self._waiting.popleft()  # as good as lost on the way: Raft sends what matters again
+            self._waiting.popleft()  # as if it were lost on the way: Raft sends again what matters
         self._waiting.append(message)
         self._wake.set()
 
@@ -293,6 +295,6 @@ class _Stream(asyncio.Protocol):
         return self._of_this_term(message, frames)
 
     def _of_this_term(self, message: Message, frames: list[bytes] | None) -> list[bytes] | None:
-        """None if the entries were truncated and replaced: the message speaks of others."""
+        """`frames`, or None if the entries of the message were truncated and replaced since."""
         last = message.entries[-1]
         return frames if self._log.term_at(last.index) == last.term else None

@@ -1,21 +1,20 @@
 """Produce and fetch streams on sockets of their own, without gRPC.
 
-How it works. A client asks over gRPC for one (`OpenDirect`) and gets a port and a ticket. What it
-then sends are the messages of the same stream on gRPC, framed, and what it hears likewise; the
-handlers see a context with gRPC's `read` and `write` and know no difference. A message costs less
-than half of what it costs through gRPC, whose threads each side wakes (docs/decisions/
-direct-streams.md).
+How it works. A client asks for one over gRPC (`OpenDirect`) and gets a port and a ticket. Both
+sides then send the messages of the same stream on gRPC, framed; the handlers see a context with
+gRPC's `read` and `write` and know no difference. A message costs less than half of what it costs
+through gRPC, whose threads each side wakes (docs/decisions/direct-streams.md).
 
 Backpressure. A stream is not read while `_HELD_BYTES` wait for its handler, and `write` returns
 when the socket has taken all but some 64 KiB.
 
 Invariants
 1. A handler is cancelled when its connection is lost.
-2. A handler that has ended is given time for its last words to arrive: a socket that is closed with
-   unread bytes in it takes back what it sent.
+2. The connection stays open for a moment after its handler has ended, so that the last messages
+   arrive: a socket that is closed with unread bytes in it takes back what it sent.
 
-Not here: who is let in (`replication/framed_port.py`), what the streams do (`produce.py`,
-`fetch.py`).
+Not here: who is let in (`replication/framed_port.py`), what the streams do (`server/produce.py`,
+`server/fetch.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _HELD_BYTES: Final = 1 << 20
 _STRANGERS_MAX: Final = 1024
-"""When a master is gone all of its clients come at once."""
+"""After a master is gone, all of its clients come at once."""
 _LAST_WORDS_S: Final = 1.0
 
 Handler = Callable[[object, StreamContext], Awaitable[None]]
@@ -104,7 +103,7 @@ async def _run(handler: Handler, context: _Context) -> None:
 
 
 class _Context:
-    """One client's stream: what its handler reads and writes (`ticket_port.Taker`)."""
+    """One client's stream: what its handler reads and writes (`framed_port.Taker`)."""
 
     def __init__(self, stream: FramedStream) -> None:
         self.whose = "a client"
@@ -133,8 +132,8 @@ class _Context:
         return message
 
     async def write(self, message: bytes) -> None:
-        """Sends a message, and returns when most of it has left: what a client does not take off
-        counts as its handler's."""
+        """Sends a message and returns when most of it has left, so that a client that takes nothing
+        off holds its handler up."""
         self._stream.write(message)
         while self._stream.full:
             if self._writable is None or self._writable.done():

@@ -1,12 +1,13 @@
 """The calls by which a queue goes from one broker group to another.
 
-How it works. `CopyQueue` and `ReadSlice` are answered by the master of the group that has the
-queue; `PullQueue` by the master of the one that gets it, which then asks the other for the former
-two (`../moving.py`). Nothing is remembered between calls but the newest slice that was made.
+How it works. The master of the group that has the queue answers `CopyQueue` and `ReadSlice`. The
+master of the group that gets it answers `PullQueue`, for which it calls the other two
+(`background/queue_copy.py`). Only the newest slice that was made is remembered between calls.
 
-What a transaction published was stored before it had offsets: its copy's broker header says which.
+Batches that a transaction published were stored before they had offsets: the broker header of the
+copy names them.
 
-Not here: the steps themselves, which come with `ApplyQueues` (`admin.py`).
+Not here: the steps themselves, which come with `ApplyQueues` (`server/queues.py`).
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         self._replica = replica
         self._routes = routes
         self._slice: tuple[QueueKey, int, bytes, bytes] | None = None
-        """The newest one made: queue, job, bytes, SHA-256."""
+        """The newest slice that was made: queue, job, bytes, SHA-256."""
         self._pulling: dict[QueueKey, asyncio.Lock] = {}
         self.copied_bytes = 0
-        """Of batches that were copied here, since the start."""
+        """Bytes of batches that were copied here since the start."""
 
     async def CopyQueue(  # noqa: N802
         self, request: broker_pb2.CopyQueueRequest, context: object
@@ -72,7 +73,9 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         if request.figures_only:
             if (held := self._replica.state.delays.held(queue.key)) is not None:
                 raise InvalidRequest(f"{held}: the queue stays until they are delivered")
-            await self._replica.require_level(MOVE_LEVEL)  # else told when it is begun
+            await self._replica.require_level(
+                MOVE_LEVEL
+            )  # else the move would be refused only when it begins
             return reply
         at = max(request.offset, queue.log_start_offset)
         extents = queue.extents_from(at, min(request.max_bytes or COPY_BYTES, COPY_BYTES))
@@ -113,7 +116,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
                 f"this broker belongs to cluster {self._config.cluster_id}, "
                 f"the caller to {request.cluster_id}"
             )
-        self._routes.check_office(request.office)
+        self._routes.check_epoch(request.office)
         await self._replica.wait_master()
         key = queue_key_of(request.queue)
         source = Source(request.sources, self._replica.levels())

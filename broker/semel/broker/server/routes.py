@@ -1,10 +1,9 @@
 """The service `Controller` at a broker's port: routes, and ids for producers without a name.
 
-How it works. A client may be given a broker instead of a controller, and all of them ask brokers
-when no controller answers. Every other method is refused with the address of the controller in
-office.
+How it works. A client may be given a broker instead of a controller, and every client asks brokers
+if no controller answers. All other methods are refused with the address of the active controller.
 
-Not here: the copy (`../routes_copy.py`).
+Not here: the copy (`control_plane/route_cache.py`).
 """
 
 from __future__ import annotations

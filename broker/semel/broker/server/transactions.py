@@ -1,10 +1,9 @@
-"""Transactions as clients and other broker groups ask for them.
+"""The gRPC service `Transactions`: steps that clients and other broker groups ask for.
 
-How it works. Each call becomes a step in the log and is answered once that is applied; all of them
+How it works. Each call becomes a step in the log and is answered once that is applied; every call
 may be repeated. None is taken before the feature level of the log allows it.
 
-Not here: the rules (`state/`), what is done without being asked
-(`semel.broker.background.transactions`).
+Not here: the rules (`state/`), what a master does unasked (`background/transactions.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from semel.broker.background.transactions import TransactionDuty
+from semel.broker.background.transactions import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.replica.replica import Replica
@@ -39,11 +38,11 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
     """Serves semel.protos.v1.Transactions on one replica."""
 
     def __init__(
-        self, config: BrokerConfig, replica: Replica, duty: TransactionDuty, calls: GroupCalls
+        self, config: BrokerConfig, replica: Replica, work: TransactionWork, calls: GroupCalls
     ) -> None:
         self._config = config
         self._replica = replica
-        self._duty = duty
+        self._work = work
         self._calls = calls
 
     async def Open(  # noqa: N802
@@ -60,7 +59,7 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
         if not keys or len(keys) > QUEUES_MAX or len(set(keys)) != len(keys):
             raise InvalidRequest(f"a stager names 1 to {QUEUES_MAX} queues, each once")
         await self._replica.require_level(TRANSACTION_LEVEL)
-        lasts = await self._duty.submit(open_stager=request)
+        lasts = await self._work.submit(open_stager=request)
         return transactions_pb2.OpenStagerReply(last_sequences=lasts)
 
     async def Drop(  # noqa: N802
@@ -72,7 +71,7 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
         present = [number for number in request.stager_ids if number in known]
         if not present:
             return transactions_pb2.DropStagersReply()
-        (dropped,) = await self._duty.submit(
+        (dropped,) = await self._work.submit(
             drop_stagers=transaction_records_pb2.DropStagers(stager_ids=present)
         )
         return transactions_pb2.DropStagersReply(dropped=dropped)
@@ -93,14 +92,14 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
             )
         await self._replica.require_level(TRANSACTION_LEVEL)
         self._calls.learn(request.known)
-        await self._duty.submit(pin=pin)
+        await self._work.submit(pin=pin)
         return transactions_pb2.PinReply()
 
     async def Publish(  # noqa: N802
         self, request: transaction_records_pb2.PublishTransaction, context: object
     ) -> transactions_pb2.PublishReply:
         _check_name(request.transaction_id)
-        await self._duty.publish(request)
+        await self._work.publish(request)
         return transactions_pb2.PublishReply()
 
     async def Settle(  # noqa: N802
@@ -108,7 +107,7 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
     ) -> transactions_pb2.SettleReply:
         _check_name(request.transaction_id)
         await self._replica.confirm_read()
-        settled = await self._duty.settle(request.transaction_id)
+        settled = await self._work.settle(request.transaction_id)
         return transactions_pb2.SettleReply(settled=settled)
 
     async def Begin(  # noqa: N802
@@ -122,8 +121,8 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
         await self._replica.require_level(TRANSACTION_LEVEL)
         row = self._replica.state.transactions.coordination.rows.get(request.transaction_id)
         if row is not None and not row.published:
-            await self._duty.redrive(request.transaction_id)
-        epoch, attempt, last_epoch = await self._duty.submit(begin=request)
+            await self._work.redrive(request.transaction_id)
+        epoch, attempt, last_epoch = await self._work.submit(begin=request)
         return transactions_pb2.BeginReply(epoch=epoch, attempt=attempt, last_epoch=last_epoch)
 
     async def Decide(  # noqa: N802
@@ -138,11 +137,11 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
             raise InvalidRequest("the participants of a transaction stand by rising number")
         await self._replica.require_level(TRANSACTION_LEVEL)
         self._calls.learn(request.known)
-        await self._duty.submit(decide=decide)
+        await self._work.submit(decide=decide)
         try:
-            published = await self._duty.redrive(decide.transaction_id)
+            published = await self._work.redrive(decide.transaction_id)
         except SemelError:
-            published = False  # it is committed, whatever else; the next look goes on
+            published = False  # it is committed in any case; the next look goes on
         return transactions_pb2.DecideReply(published=published)
 
     async def Abort(  # noqa: N802
@@ -150,7 +149,7 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
     ) -> transactions_pb2.AbortReply:
         _check_name(request.transaction_id)
         await self._replica.require_level(TRANSACTION_LEVEL)
-        (committed,) = await self._duty.submit(abort=request)
+        (committed,) = await self._work.submit(abort=request)
         return transactions_pb2.AbortReply(committed=bool(committed))
 
     async def Describe(  # noqa: N802

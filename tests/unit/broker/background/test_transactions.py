@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from semel.broker.background.transactions import TransactionDuty
+from semel.broker.background.transactions import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.state import Refused
 from semel.protos.errors import SemelError, Unavailable
@@ -54,7 +54,7 @@ class FakeCalls:
             raise self.away
 
 
-def decided(*participants: int) -> tuple[TransactionDuty, FakeReplica, FakeCalls]:
+def decided(*participants: int) -> tuple[TransactionWork, FakeReplica, FakeCalls]:
     """Epoch 0 of a transaction is decided, with something pinned here, and nothing is published."""
     group = Stage()
     group.open(A)
@@ -76,7 +76,7 @@ def decided(*participants: int) -> tuple[TransactionDuty, FakeReplica, FakeCalls
         listen="127.0.0.1:0",
         members={NodeId(1): "127.0.0.1:0"},
     )
-    return TransactionDuty(config, replica, calls), replica, calls  # type: ignore[arg-type]
+    return TransactionWork(config, replica, calls), replica, calls  # type: ignore[arg-type]
 
 
 def published(replica: FakeReplica) -> bool:

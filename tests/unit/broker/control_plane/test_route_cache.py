@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 
 from semel.broker.control_plane.load import WINDOW_S, Counters, LoadMeter
-from semel.broker.control_plane.route_cache import IDS_FRESH_S, OFFICE_SHIFT, RoutesCopy
+from semel.broker.control_plane.route_cache import EPOCH_SHIFT, IDS_FRESH_S, RoutesCopy
 from semel.broker.server.routes import routes_handler
 from semel.protos.errors import NotMaster, SemelError, Unavailable
 from semel.protos.rpc import ServerInterceptor, error_from_rpc
@@ -18,8 +18,8 @@ from semel.protos.v1.controller_pb2_grpc import ControllerStub
 METHODS = pb.DESCRIPTOR.services_by_name["Controller"].methods
 
 
-def version(office: int, change: int) -> int:
-    return office << OFFICE_SHIFT | change
+def version(epoch: int, change: int) -> int:
+    return epoch << EPOCH_SHIFT | change
 
 
 def routes(number: int, *topics: str) -> pb.Routes:
@@ -60,15 +60,15 @@ def test_a_copys_version_never_falls() -> None:
 
 def test_an_office_that_is_over_is_refused_whatever_told_of_the_newer_one() -> None:
     copy = RoutesCopy()
-    copy.check_office(0)
-    copy.check_office(3)
-    with pytest.raises(Unavailable, match="office 2"):
-        copy.check_office(2)
+    copy.check_epoch(0)
+    copy.check_epoch(3)
+    with pytest.raises(Unavailable, match="controller epoch 2"):
+        copy.check_epoch(2)
     copy.on_answer("h:1", version(5, 0), ["h:1"])
     with pytest.raises(Unavailable, match="this is 5"):
-        copy.check_office(4)
-    copy.check_office(5)
-    copy.check_office(0)  # a caller that tells none: as before there were several controllers
+        copy.check_epoch(4)
+    copy.check_epoch(5)
+    copy.check_epoch(0)  # a caller that tells none: as before there were several controllers
 
 
 def test_an_old_offices_late_answer_does_not_name_it_as_the_one_in_office() -> None:
