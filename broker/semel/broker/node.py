@@ -1,11 +1,12 @@
 """One broker node: opens its data, wires the replica to gRPC, starts and stops everything.
 
 How it works. Opening reads the disk: identity, log, hard state, newest checkpoint. Then the server
-listens, links to the peers open, and the replica ticks. A node whose data directory is new asks its
-peers first whether the group has a history: if so nobody may count it until it has caught up
-(`membership/status.py`). Links to the peers follow the members that the log names.
+listens, links to the peers open, and the replica ticks. A node whose data directory is new first
+asks its peers whether the group has a history: if it has, nobody may count this node until it has
+caught up (`membership/status.py`). Links to the peers follow the members that the log names.
 
-Order of stopping: no new calls, a master hands over, streams end, the log syncs and closes.
+Order of stopping: no new calls, a master hands mastership over, streams end, the log syncs and
+closes.
 
 Not here: what happens while running (`replica/driver.py`).
 """
@@ -96,7 +97,7 @@ class BrokerNode:
         self.config = config
         self.address = config.listen
         self.metrics_address = ""
-        """HOST:PORT of `GET /metrics`, once it serves; empty when it was not asked for."""
+        """HOST:PORT of `GET /metrics` once it serves; empty if it was not asked for."""
         self._files = files or OsFiles()
         self._stack = contextlib.AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,11 +105,11 @@ class BrokerNode:
         self._fatal: asyncio.Future[str] | None = None
         self.identity = NodeIdentity(config, self._files)
         self._log_lost = False
-        """The directory names a founding, and has no log."""
+        """The directory names a founding but has no log."""
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        # The default of 5 ms delays a thread that returns from fdatasync by as much.
+        # The default of 5 ms would delay a thread that returns from fdatasync by as much.
         sys.setswitchinterval(0.0005)
         self._fatal = loop.create_future()
         try:
@@ -227,7 +228,7 @@ class BrokerNode:
     async def _founding(self, state: State, logged: Mapping[int, Members]) -> tuple[Members, str]:
         """The members before any were logged, and the founding that a node joins.
 
-        One that joins asks, until its own log knows.
+        A node that joins asks for both until its own log names the members.
         """
         config = self.config
         if not config.join:
@@ -342,7 +343,7 @@ class BrokerNode:
         self._stack.push_async_callback(metrics.close)
 
     def _on_refounded(self) -> None:
-        """Nothing that was sent for the founding of before reaches anybody."""
+        """Ends all links: no message of the old founding reaches a peer any more."""
         for peer, (_, task) in list(self._links.items()):
             del self._links[peer]
             del self.replica.peers.links[peer]
@@ -359,7 +360,7 @@ class BrokerNode:
         self.registration.report_now()
 
     def _follow_members(self) -> None:
-        """A link to every other member; one that left or moved loses its link."""
+        """Keeps a link to every other member, at its present address."""
         replica = self.replica
         wanted = {
             peer: address
@@ -396,7 +397,7 @@ class BrokerNode:
             await asyncio.sleep(TICK_MS / 1000)
 
     async def _hand_over(self) -> None:
-        """A master that stops gives its place to the slave that is furthest, if there is one."""
+        """A master that stops hands mastership to the slave that is furthest, if there is one."""
         if self.replica.core.role is not Role.MASTER:
             return
         try:
@@ -430,12 +431,12 @@ class BrokerNode:
 
 
 def _has_log(files: FileLayer, data: Path) -> bool:
-    """BLOCKING. Whether the directory of the log is there, whatever it holds."""
+    """BLOCKING. The directory of the log exists, whatever it holds."""
     return any(files.names(data / "log"))
 
 
 def _recover(log: Log, level_max: int) -> tuple[State, dict[int, Members]]:
-    """The state of the newest checkpoint, and members that stand in the log behind it."""
+    """The state of the newest checkpoint, and the members that the log names behind it."""
     checkpoint = log.checkpoint
     try:
         state = (

@@ -1,27 +1,29 @@
 """Fetch streams: long polls in, stored batches out.
 
 How it works. A request names queues and offsets; its answer carries stored batches with row
-ranges, byte for byte as they lie in the log, and the client slices. What the tail cache holds is
-answered in the loop turn in which the request arrived; the rest is read in the reader pool. A
-request that finds nothing waits until one of its queues grows, or for its time. To a client on the
-same machine the batches go through memory that it has offered, and the header alone is sent.
+ranges, byte for byte as they are in the log, and the client slices. Batches in the tail cache are
+answered in the loop turn in which the request arrived; the others are read in the reader pool. A
+request that finds nothing waits until one of its queues grows, or until its time is over. A client
+on the same machine gets the batches through memory that it has offered, and only the header is
+sent.
 
-A *standing* request saves a reader that keeps up a request for each small answer: it is answered
-again whenever its queues grow, each time from where the answer before it ended, until it has had
-its bytes or its time, or a queue is in trouble.
+A *standing* request saves a reader that keeps up one request for each small answer. It is answered
+again whenever its queues grow, each time from where the answer before it ended, until its bytes or
+its time are used up, or a queue gives an error or ends.
 
-Only applied entries are seen, so nothing that is returned can be lost. A slave answers only when
-asked to (`any_replica`).
+Only applied entries are seen, so nothing that is returned can be lost. A slave answers only if the
+request allows it (`any_replica`).
 
 Invariants
-1. A reply holds at least one batch of a queue that has data, and else at most the bytes asked for.
+1. A reply holds at most the bytes asked for, but at least one batch if a queue has data.
 2. Answers leave a stream one after the other. Each request is answered once, and a standing one
    until an answer does not say `more`.
-3. Before each answer this node was the master, unless any replica will do.
-4. What clients do not take off is bounded: two replies a stream, smaller the more there are.
+3. Before each answer this node was the master, unless the request allows any replica.
+4. Replies that clients do not take off are bounded: two for each stream, and the smaller, the more
+   of them wait.
 
-Not here: one queue's part of an answer (`queue_reader.py`), memory of clients
-(`shared_memory.py`).
+Not here: one queue's part of an answer (`server/queue_reader.py`), memory of clients
+(`server/shared_memory.py`).
 """
 
 from __future__ import annotations
@@ -51,11 +53,11 @@ from semel.protos.v1.common_pb2 import Levels
 
 _QUEUES_MAX = 65_536
 _READ_AHEAD = 2
-"""Replies of one stream that are read before the first of them has left."""
+"""Replies of one stream that are read from the log before the first of them has left."""
 _BUFFER_SHARE = 8
-"""A reply takes this part of what is left of `fetch_buffer_bytes_max` at most."""
+"""Divisor: a reply takes at most this part of what is left of `fetch_buffer_bytes_max`."""
 _LEAST_BYTES = 64 << 10
-"""But may always take so much."""
+"""A reply may take so much in any case."""
 
 
 class FetchNode(ReadNode, Protocol):
@@ -74,35 +76,35 @@ class FetchNode(ReadNode, Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class FetchCounters:
-    """What all streams together were given since the start; plain numbers, for `probe.py`."""
+    """Totals of all streams since the start, as plain numbers for `probe.py`."""
 
     streams: int = 0
-    """Open now."""
+    """Streams that are open now."""
     messages: int = 0
     bytes: int = 0
-    """Of batches as they are stored, also where only some of a batch's rows are meant."""
+    """Bytes of whole batches as they are stored, even if only some rows of one are wanted."""
     shared_bytes: int = 0
-    """The part of them that was put into memory of clients."""
+    """The part of `bytes` that was written to memory of clients."""
     seconds: Histogram = field(default_factory=Histogram)
-    """For the stored bytes of a reply that has any; waiting for new ones and sending excluded."""
+    """Reading the stored bytes of a reply that has any, without waiting for them or sending."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Poll:
-    """A request, and how far it is answered: its offsets move on with the answers."""
+    """A request, and how far it is answered: each answer moves its offsets on."""
 
     request: broker_pb2.FetchRequest
     keys: list[QueueKey]
-    """Of its queues."""
+    """The queues of `request.queues`, in that order."""
     place: Place | None
     deadline: float
-    """Loop time; nobody waits longer."""
+    """Loop time at which the wait for new batches ends."""
     standing: int
-    """It is answered again until so many more bytes were sent."""
+    """The request is answered again until so many more bytes were sent."""
 
 
 class _Outlet:
-    """Where the replies of one stream leave."""
+    """Sends the replies of one stream."""
 
     def __init__(self, context: StreamContext) -> None:
         self._context = context
@@ -124,7 +126,7 @@ class FetchHandler:
         self._reader = QueueReader(node)
         self._memories = MemoryPool(node.config.fetch_shared_bytes_max)
         self.unsent_bytes = 0
-        """Of replies that were read and are not taken off by their clients yet, all streams."""
+        """Bytes of replies of all streams that were read and not yet taken off by their clients."""
 
     async def fetch(self, _: object, context: StreamContext) -> None:
         """One client's stream. Requests are served concurrently, replies leave in turn."""
@@ -194,7 +196,7 @@ class FetchHandler:
         )
 
     def _nothing_for(self, poll: _Poll) -> bool:
-        """There is nothing to say, and time to wait."""
+        """There is nothing to answer yet, and time left to wait."""
         nothing_for = self._reader.nothing_for
         return (
             all(map(nothing_for, poll.request.queues, poll.keys))
@@ -202,7 +204,7 @@ class FetchHandler:
         )
 
     async def _growth(self, poll: _Poll) -> None:
-        """Returns when something has happened to one of the queues, or the time is over."""
+        """Returns when one of the queues grows, moves or ends, or the time is over."""
         grown = self._node.watchers.watch(poll.keys)
         timer = asyncio.get_running_loop().call_at(poll.deadline, finish, grown)
         try:
@@ -214,9 +216,9 @@ class FetchHandler:
     async def _answer(self, poll: _Poll, out: _Outlet) -> bool:
         """Reads and writes one reply; True when another one follows.
 
-        A client that takes nothing off holds `_READ_AHEAD` replies and no more, and the more all
-        clients hold together, the smaller the next reply: so thousands of them cannot fill the
-        memory, and those who read are served.
+        A client that takes nothing off holds `_READ_AHEAD` replies at most, and the more bytes all
+        clients hold together, the smaller is the next reply. So thousands of them cannot fill the
+        memory, and the clients that read are served.
         """
         config, request = self._node.config, poll.request
         header = broker_pb2.FetchReplyHeader(correlation_id=request.correlation_id)
@@ -245,7 +247,7 @@ class FetchHandler:
 
     @staticmethod
     def _stands(poll: _Poll, header: broker_pb2.FetchReplyHeader) -> bool:
-        """Another answer follows this one. Trouble, or an end for ever, is for the client."""
+        """Another answer follows this one: no queue gave an error or ended for good."""
         return (
             poll.standing > 0
             and asyncio.get_running_loop().time() < poll.deadline
@@ -255,8 +257,8 @@ class FetchHandler:
     async def _once(
         self, poll: _Poll, header: broker_pb2.FetchReplyHeader, room: int
     ) -> list[Part]:
-        """Fills `header.results` with at most `room` bytes, but one batch at least; the poll goes
-        on behind them."""
+        """Fills `header.results` with at most `room` bytes, but at least one batch, and moves the
+        poll on behind them."""
         parts: list[Part] = []
         counters = self.counters
         loop = asyncio.get_running_loop()

@@ -2,16 +2,16 @@
 
 How it works. A stream's batches are checked (envelope, both CRCs) and given to the proposer in the
 loop turn in which they arrive. Acknowledgements come back through `ProduceStream.ack` in any order
-and are corked: everything that is due when the writer gets its turn leaves in one reply.
+and are corked: all that are due when the writer gets its turn leave in one reply.
 
 Backpressure. A stream is not read while the proposer holds too many bytes; gRPC's window then
 stops the client. A client that does not read its acknowledgements holds at most its own window of
-batches here, since a batch beyond it is refused.
+batches here, as a batch beyond it is refused.
 
 Invariants
 1. Each batch that was decoded is answered exactly once, unless the stream ends before.
 2. A batch whose CRC does not match is never looked into: its stream ends with CorruptBatch, because
-   nothing it says, not even its identity, can be trusted.
+   none of its bytes, not even its identity, can be trusted.
 
 Not here: judging (`state/admission/admission.py`), entries (`replica/proposer.py`).
 """
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 _ACKS_PER_REPLY = 1024
 _UNREAD_ACKS_MAX = 8 * _ACKS_PER_REPLY
-"""A client that reads no acknowledgements is not read either beyond so many."""
+"""A client that leaves more acknowledgements than this unread is not read either."""
 _STATUS = {
     "committed": broker_pb2.PRODUCE_STATUS_COMMITTED,
     "duplicate": broker_pb2.PRODUCE_STATUS_DUPLICATE,
@@ -58,7 +58,7 @@ class ProduceNode(Protocol):
         ...
 
     def levels(self) -> Levels:
-        """What the node says of itself."""
+        """The feature levels that the node names."""
         ...
 
     def submit_batch(self, header: BatchHeader, batch: bytes, stream: _Arrival) -> None: ...
@@ -70,21 +70,21 @@ class ProduceNode(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ProduceCounters:
-    """What all streams together were answered since the start; plain numbers, for `probe.py`."""
+    """Totals of the answers of all streams since the start, as plain numbers for `probe.py`."""
 
     committed_batches: int = 0
     committed_messages: int = 0
     committed_bytes: int = 0
-    """Of batches as they were sent, headers included."""
+    """Bytes of batches as they were sent, headers included."""
     duplicate_batches: int = 0
     duplicate_messages: int = 0
     refused_batches: int = 0
     seconds: Histogram = field(default_factory=Histogram)
-    """From a batch's arrival to its acknowledgement, waiting for a predecessor included."""
+    """From a batch's arrival to its acknowledgement, with the wait for a predecessor."""
 
 
 class _Arrival:
-    """Batches that came in one message of a stream: the time of it, taken once for all of them."""
+    """The batches of one message of a stream, with its time of arrival, taken once for all."""
 
     __slots__ = ("_at_s", "_counters", "_stream")
 
@@ -111,7 +111,7 @@ class _Arrival:
 
 
 class ProduceStream:
-    """One client's stream: where its acknowledgements go."""
+    """One client's stream, to which its acknowledgements go."""
 
     def __init__(self, node: ProduceNode, counters: ProduceCounters | None = None) -> None:
         self._node = node
@@ -119,20 +119,20 @@ class ProduceStream:
         self._acks: list[broker_pb2.ProduceAck] = []
         self._pong = 0
         self._error: SemelError | None = None
-        # Futures, and made when somebody waits: thousands of idle streams hold them.
+        # Futures that are made when somebody waits, because thousands of idle streams hold them.
         self._due: asyncio.Future[None] | None = None
-        """Done when there is something to write."""
+        """Done once there is something to write."""
         self._taken: asyncio.Future[None] | None = None
-        """Done when acknowledgements have left."""
+        """Done once acknowledgements have left."""
         self._unanswered = 0
         self._ended = False
 
     def ack(self, header: BatchHeader, status: str, base_offset: int, append_time_us: int) -> None:
-        """`status` is committed or duplicate; base_offset -1 when not known any more."""
+        """`status` is committed or duplicate; `base_offset` is -1 if it is not known any more."""
         self._answer(header, _STATUS[status], base_offset, append_time_us)
 
     def refuse(self, header: BatchHeader, error: SemelError) -> None:
-        """The batch was not stored by this request; `error` says why."""
+        """This request did not store the batch; `error` gives the reason."""
         self._answer(header, broker_pb2.PRODUCE_STATUS_FAILED, -1, 0, to_detail(error))
 
     def _answer(
@@ -162,7 +162,7 @@ class ProduceStream:
         finish(self._due)
 
     def fail(self, error: SemelError) -> None:
-        """Ends the stream after what is due has left."""
+        """Ends the stream once all that is due has left."""
         if self._error is None:
             self._error = error
         finish(self._due)
@@ -193,13 +193,13 @@ class ProduceStream:
         except SemelError as error:
             self.fail(error)
         except grpc.aio.AioRpcError:
-            self._unanswered = 0  # the client went away: what it sent is answered to nobody
+            self._unanswered = 0  # the client went away: nobody is there to be answered
         finally:
             self._ended = True
             finish(self._due)
 
     def _on_message(self, data: bytes | memoryview) -> bool:
-        """False for a ping, which is answered however little room there is."""
+        """False for a ping, which is answered even if there is no room for batches."""
         message = decode_produce(data)
         if isinstance(message, Ping):
             self._node.check_master()
@@ -235,13 +235,13 @@ class ProduceStream:
 
 
 class ProduceHandler:
-    """Handles BrokerStream.Produce; knows its streams so that a loss of mastership ends them."""
+    """Handles BrokerStream.Produce, and ends its streams when mastership is lost."""
 
     def __init__(self, node: ProduceNode) -> None:
         self._node = node
         self.counters = ProduceCounters()
         self._streams: dict[ProduceStream, None] = {}
-        """In the order in which they came: a set's would change from run to run."""
+        """In the order in which they came; the order of a set would change from run to run."""
 
     async def produce(self, _: object, context: StreamContext) -> None:
         """One client's stream."""
@@ -263,11 +263,11 @@ class ProduceHandler:
         return len(self._streams)
 
     def on_mastership_lost(self, error: NotMaster) -> None:
-        """Tells every client where to go."""
+        """Sends every client to the new master."""
         for stream in self._streams:
             stream.fail(error)
 
     def on_level_raised(self) -> None:
-        """A client is told the level when it connects, so that it need not be told again."""
+        """Ends all streams: a client hears of the level when it connects."""
         for stream in self._streams:
             stream.fail(Unavailable("the broker group's feature level has risen; connect again"))

@@ -1,4 +1,4 @@
-"""One queue's part of a fetch reply: what is stored there from an offset on.
+"""One queue's part of a fetch reply: the stored batches from an offset on.
 
 How it works. Extents name the stored batches; the tail cache has the newest of them, the reader
 pool reads the others from disk. A fetch under a lock is checked against its fencing token, and
@@ -7,7 +7,8 @@ counts as a delivery for the lock's clock.
 Invariants
 1. Batches of a result are in offset order without a gap, and the first one contains `offset`.
 
-Not here: extents (`state/apply/queues.py`), bytes (`log/`), requests and replies (`fetch.py`).
+Not here: extents (`state/apply/queues.py`), bytes (`log/`), requests and replies
+(`server/fetch.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Found(NamedTuple):
     result: broker_pb2.FetchResult
     batches: list[Part]
     next_offset: int
-    """Behind the batches; where the queue was asked for, if there are none."""
+    """The offset behind the batches; the one that was asked for, if there are none."""
 
 
 class QueueReader:
@@ -69,7 +70,7 @@ class QueueReader:
         self._node = node
 
     def nothing_for(self, wanted: broker_pb2.FetchQueue, key: QueueKey) -> bool:
-        """The queue ends where it is to be read from, and it may yet grow for whoever asks."""
+        """The queue ends at the offset asked for, and may yet grow for this request."""
         queue = self._node.state.queues.get(key)
         return (
             queue is not None
@@ -81,8 +82,10 @@ class QueueReader:
     async def read(
         self, wanted: broker_pb2.FetchQueue, key: QueueKey, room: int, *, alone: bool
     ) -> Found | None:
-        """At most `room` bytes, but one batch at least if it stands `alone`; what is wrong with the
-        queue is part of the result. None when there is nothing new, or nothing that fits."""
+        """At most `room` bytes, but at least one batch if the reply holds nothing else (`alone`).
+
+        An error of the queue is part of the result. None if nothing is new, or nothing fits.
+        """
         queue = self._node.state.queues.get(key)
         try:
             if queue is None:
@@ -140,12 +143,12 @@ class QueueReader:
         return Found(result, batches, next_offset)
 
     def _token(self, group: str, key: QueueKey) -> int:
-        """Of the lock that a consumer group holds on the queue; 0 for none."""
+        """Token of the lock that a consumer group holds on the queue; 0 for none."""
         held = self._node.state.groups.lookup(group, key)
         return held.token if held is not None and held.owner else 0
 
     async def _stored(self, extents: Sequence[Extent]) -> list[Part]:
-        """Stored batches of the extents, from the cache or else all from disk in one job."""
+        """Stored batches of the extents: from the cache, or all from disk in one job."""
         log = self._node.log
         cached: list[Part] = []
         for extent in extents:

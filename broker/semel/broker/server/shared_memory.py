@@ -1,16 +1,17 @@
-"""Memory of clients on this machine, which replies are written to instead of being sent.
+"""Memory of clients on this machine, to which replies are written instead of being sent.
 
-How it works. A client offers a memfd by its process and descriptor; `/proc` opens it where both are
-on one machine, in one process namespace, and this node's user may. Its first bytes must be the
-secret that came with the offer: so nobody has a broker write to what is not his, whichever numbers
-he names. Batches are written by `pwritev`; nothing is mapped here, so whatever a client does with
-its memory cannot hurt this process.
+How it works. A client offers a memfd by its process and descriptor. `/proc` opens it if both sides
+are on one machine, in one process namespace, and this node's user may. Its first bytes must be the
+secret that came with the offer, so that no client can make a broker write to memory of somebody
+else, whichever numbers it names. Batches are written by `pwritev`; nothing is mapped here, so a
+client cannot hurt this process by what it does with its memory.
 
 Invariants
 1. Nothing is written outside the place that the poll named, which lies in the offered memory.
-2. What is offered takes at most `bytes_max` over all streams; the rest is sent, as ever.
+2. Offers of all streams take at most `bytes_max`; replies beyond that are sent as usual.
 
-Not here: what is written, and when (`fetch.py`), the client's side (`client/shared_memory.py`).
+Not here: what is written, and when (`server/fetch.py`), the client's side
+(`semel/client/reading/shared_memory.py`).
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ logger = logging.getLogger(__name__)
 _LINK: Final = f"/memfd:{MEMORY_NAME} (deleted)"
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _VECTORS_MAX: Final = 512
-"""Buffers of one write; the kernel takes 1,024."""
+"""Buffers in one write; the kernel takes 1,024."""
 
 
 class ClientMemory:
-    """What one stream's client has offered."""
+    """The memory that one stream's client has offered."""
 
     def __init__(self, pool: MemoryPool, descriptor: int, size: int) -> None:
         self.size = size
@@ -52,7 +53,7 @@ class ClientMemory:
         self._close = weakref.finalize(self, _give_back, pool, descriptor, size)
 
     def place(self, request: broker_pb2.FetchRequest) -> Place | None:
-        """Where the reply to a poll may be put; None if it is to be sent.
+        """The place for the reply to a poll; None if the reply is to be sent.
 
         Raises InvalidRequest.
         """
@@ -67,7 +68,7 @@ class ClientMemory:
         return Place(self, at, size)
 
     def write(self, at: int, pieces: Sequence[bytes | memoryview]) -> bool:
-        """Writes buffers one behind the other; False when that failed."""
+        """Writes buffers one behind the other; False if that failed."""
         if not self._close.alive:
             return False
         try:
@@ -84,12 +85,12 @@ class ClientMemory:
         return True
 
     def close(self) -> None:
-        """Gives it back; idempotent."""
+        """Gives the memory back; idempotent."""
         self._close()
 
 
 class Place:
-    """Where one reply may be put."""
+    """The place for one reply."""
 
     __slots__ = ("_at", "_memory", "_size")
 
@@ -99,19 +100,19 @@ class Place:
         self._size = size
 
     def put(self, parts: Sequence[bytes | memoryview]) -> bool:
-        """Writes stored batches, padded; False when they are to be sent."""
+        """Writes stored batches, padded; False if they are to be sent."""
         return padded_bytes(parts) <= self._size and self._memory.write(self._at, padded(parts))
 
 
 class MemoryPool:
-    """What all streams of a node were offered."""
+    """All memory that the streams of a node were offered."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
 
     def open(self, offer: broker_pb2.SharedMemory) -> ClientMemory | None:
-        """None when it cannot be opened here, or is not what it should be, or all is taken."""
+        """None if the memory cannot be opened here, lacks the secret, or exceeds the limit."""
         path = Path(f"/proc/{offer.pid}/fd/{offer.descriptor}")
         try:
             if len(offer.secret) != MEMORY_SECRET_BYTES or str(path.readlink()) != _LINK:

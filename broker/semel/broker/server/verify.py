@@ -1,13 +1,13 @@
-"""Recomputes queues and sequence tables from this node's own log, beside serving.
+"""Recomputes queues and sequence tables from this node's own log while the node serves.
 
-How it works. On the loop, in one step, the facts to check against are copied: each queue's extents
-up to the entry asked for, and the live table's digests. A reader thread then reads every stored
-batch and every entry from disk or cache and feeds the verifiers of `state/verify/verify.py`.
-Progress and finished queues stream back while it works.
+How it works. One step on the loop copies the facts to check against: each queue's extents up to the
+entry asked for, and the digests of the live table. A reader thread then reads every stored batch
+and every entry from disk or cache and feeds the verifiers of `state/verify/verify.py`. Progress and
+finished queues stream back while it works.
 
-Two tables are compared. The one as of the entry asked for is the same on every node, whatever came
-since; the caller compares it between nodes. The one as of the newest applied entry must equal the
-live table of this node.
+Two tables are compared. The table as of the entry asked for is the same on every node, whatever
+came since; the caller compares it between nodes. The table as of the newest applied entry must
+equal the live table of this node.
 
 Not here: the checks (`state/verify/verify.py`), comparing nodes (the client's admin).
 """
@@ -45,7 +45,7 @@ _FRAMES_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """One queue as it was when the check began."""
+    """A queue as it was when the check began."""
 
     key: QueueKey
     log_start_offset: int
@@ -53,9 +53,9 @@ class _Wanted:
     expired: Expired
     extents: tuple[Extent, ...]
     delayed: tuple[DelayedExtent, ...]
-    """Without offsets."""
+    """Batches without offsets."""
     inherited: dict[int, tuple[int, int]]
-    """Of a child: epoch and last sequence of each row that its parent ended with."""
+    """For a child: epoch and last sequence of each row that its parent ended with."""
     live_table_digest: bytes
 
 

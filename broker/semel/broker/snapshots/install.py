@@ -63,7 +63,7 @@ class CatchUp:
         self._running = False
         self._pulling: SnapshotPull | None = None
         self.bytes_pulled = 0
-        """Over all pulls of this life."""
+        """Bytes of all pulls since the start."""
 
     def on_offer(self, offer: Message) -> None:
         """Starts a pull unless one is under way."""
@@ -71,10 +71,10 @@ class CatchUp:
         self._start(offer.source, offer.snapshot.index, self._replica.core.begin_snapshot)
 
     def rebuild(self) -> None:
-        """Puts a peer's checkpoint in place of the whole own log, of which an entry cannot be read.
+        """Puts a peer's checkpoint in place of the whole log, which holds an unreadable entry.
 
-        Nothing unless this node follows a master and no pull is under way. The checkpoint covers
-        all that this node has acknowledged, so those who counted it still may.
+        Does nothing unless this node follows a master and no pull is under way. The checkpoint
+        covers all that this node has acknowledged, so the members that counted it still may.
         """
         master = self._replica.core.master_id
         if self._running or (least := self._replica.core.begin_rebuild()) is None:
@@ -157,7 +157,7 @@ class CatchUp:
         )
 
     def _sources(self, first: NodeId) -> list[tuple[NodeId, str]]:
-        """Members that may give: who offered, then the master of the moment, then the others."""
+        """Members to pull from: first the one that made the offer, then the present master."""
         replica = self._replica
         nodes = sorted(
             replica.peers.reachable.keys() - {replica.config.node_id},
@@ -173,7 +173,7 @@ class CatchUp:
         own_applied: int,
         loop: asyncio.AbstractEventLoop,
     ) -> Iterator[tuple[RecordRef, bytes]]:
-        """Runs in the thread that installs: local records are read, others pulled on the loop."""
+        """Runs in the installing thread; reads local records, and has the loop pull the others."""
         missing: list[RecordRef] = []
 
         def fetch() -> list[tuple[RecordRef, bytes]]:

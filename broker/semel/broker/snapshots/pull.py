@@ -1,15 +1,16 @@
 """Pulls a checkpoint and records from the group's members, and goes on where it was cut off.
 
 How it works. Any member that has applied as much can give the same bytes: a record's place in the
-log is the same on every node. So a stream that breaks, a node that hangs, is damaged or ends is no
-end of the pull: the next member is asked for what is still missing. A pull is given up only when
-nothing at all arrived from anybody for `_PATIENCE_S`.
+log is the same on every node. So a broken stream, or a node that hangs, is damaged or stops, does
+not end the pull: the next member is asked for the missing rest. A pull is given up only if nothing
+at all arrived from any member for `_PATIENCE_S`.
 
-All that arrives is counted against `bytes_per_second`, so that whoever gives goes on serving.
+All bytes that arrive count against `bytes_per_second`, so that the giver goes on serving.
 
 Invariants
 1. Nothing that arrived is asked for again, except a checkpoint whose giver has a newer one.
-2. "Gone" is believed only of a node that has applied the checkpoint's index: it was trimmed.
+2. "Gone" is believed only from a node that has applied the checkpoint's index: the record was
+   trimmed.
 
 Not here: what is pulled and where it goes (`snapshots/install.py`).
 """
@@ -38,14 +39,14 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 30.0
 _CHUNK_TIMEOUT_S = 15.0
-"""A giver writes its checkpoint first, if it has none that is new enough."""
+"""A giver first writes a checkpoint if it has none that is new enough."""
 _PAUSE_S = 0.2
 _REQUEST_BYTES_MAX = 4 << 20
 _CUT_OFF = (grpc.aio.AioRpcError, TimeoutError, CorruptSegment)
 
 
 class SnapshotPull:
-    """One pull; `close` it in any case."""
+    """One pull; call `close` in any case."""
 
     def __init__(
         self,
@@ -54,12 +55,12 @@ class SnapshotPull:
         *,
         bytes_per_second: int,
     ) -> None:
-        """`sources` gives the members and their addresses, whoever is to be asked first in front;
-        `caller` is what this node says of itself to one of them."""
+        """`sources` gives the members with their addresses, in the order in which to ask them;
+        `caller` is how this node introduces itself to one of them."""
         self._sources = sources
         self._caller = caller
         self._asked = NodeId(0)
-        """Whose turn it is."""
+        """The member that is asked now."""
         self._rate = bytes_per_second
         self._due = 0.0
         self._channel: grpc.aio.Channel | None = None
@@ -69,7 +70,7 @@ class SnapshotPull:
         self.bytes_received = 0
 
     async def close(self) -> None:
-        """Ends the pull, from wherever it is called: what is under way raises Unavailable."""
+        """Ends the pull from any task: calls under way raise Unavailable."""
         self._closed.set()
         await self._drop_channel()
 
@@ -133,8 +134,8 @@ class SnapshotPull:
         return found
 
     def _portion(self, refs: Sequence[RecordRef], start: int) -> Sequence[RecordRef]:
-        """What is asked for at once: so little that the rate holds at the giver as well, which
-        sends as fast as it can into buffers on the way."""
+        """The records to ask for at once: so few that the rate also holds at the giver, which sends
+        as fast as it can into buffers on the way."""
         room = min(_REQUEST_BYTES_MAX, self._rate // 4)
         end = start
         while end < len(refs) and (end == start or room >= refs[end].length):
@@ -143,7 +144,7 @@ class SnapshotPull:
         return refs[start:end]
 
     def _stub(self) -> Any:
-        """To the member whose turn it is. Raises Unavailable."""
+        """A stub for the member that is asked now. Raises Unavailable."""
         if self._closed.is_set():
             raise Unavailable("the pull was ended; it will be offered again")
         if self._channel is None:
@@ -168,7 +169,7 @@ class SnapshotPull:
             call.cancel()
 
     async def _cut_off(self, error: BaseException, at: str) -> None:
-        """The next member is asked, unless none gave anything for too long."""
+        """Turns to the next member. Raises Unavailable if no member gave anything for too long."""
         reason = error_from_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
         await self._drop_channel()
         self._failures += 1
