@@ -84,7 +84,7 @@ METRICS: Final = (
     _gauge(
         "disk_full", "0 or 1", "1 while there is no room for another segment, or for term and vote."
     ),
-    _gauge("damaged_entries", "entries", "Damaged here and not mended yet."),
+    _gauge("damaged_entries", "entries", "Damaged here and not repaired yet."),
     _gauge("lost_entries", "entries", "Damaged on every node: their messages are refused."),
     _counter("scrub_passes_total", "passes", "Passes over the whole disk in search of damage."),
     # Produce
@@ -101,8 +101,8 @@ METRICS: Final = (
         "From a batch's arrival to its acknowledgement, waiting for its predecessor included.",
     ),
     _gauge("produce_streams", "streams", "Produce streams that are open."),
-    _gauge("waiting_requests", "requests", "Requests not judged yet. Master only."),
-    _gauge("pending_bytes", "bytes", "Bytes of batches not judged yet. Master only."),
+    _gauge("waiting_requests", "requests", "Requests not admitted yet. Master only."),
+    _gauge("pending_bytes", "bytes", "Bytes of batches not admitted yet. Master only."),
     _gauge("unapplied_bytes", "bytes", "Bytes of entries not applied yet. Master only."),
     _gauge("parked_batches", "batches", "Batches that wait for their predecessor. Master only."),
     _gauge("parked_bytes", "bytes", "Bytes of those. Master only."),

@@ -31,7 +31,7 @@ class LockExpiry:
         self._replica = replica
 
     async def run(self) -> None:
-        """Proposes the release of locks whose time is over; the master's clock alone judges."""
+        """Proposes the release of locks whose time is over; the master's clock alone decides."""
         while True:
             await asyncio.sleep(_CHECK_S)
             clock = self._replica.lock_clock

@@ -15,8 +15,8 @@ performed at once (`_perform`), in this order:
    alike.
 4. Committed entries are applied, and only then clients are answered.
 
-Requests are not judged one by one: the first one of a loop turn schedules `_turn` for the end of
-the turn, which makes one entry of all that is pending.
+Requests are not admitted one by one: the first one of a loop turn schedules `_turn` for the end of
+the turn, which makes one entry of all pending requests.
 
 Invariants
 1. Everything here runs on one event loop; the core, the log's index, the state and the proposer are
@@ -378,7 +378,7 @@ class Driver:
     def append_alone(
         self, kind: RecordKind, payload: bytes = b"", members: Members | None = None
     ) -> tuple[int, int]:
-        """Appends an entry of one record that needs no judge; returns its index and term.
+        """Appends an entry of one record that needs no admission; returns its index and term.
 
         `members` are those of a membership record, in force at once; the core was asked whether
         they are allowed. Raises NotMaster.

@@ -5,7 +5,7 @@ state is all there is. A node that loses mastership, or stops, drops both object
 for an answer hears so.
 
 Invariants
-1. `proposer` exists only while the core is master of `term`; requests are judged by it alone.
+1. `proposer` exists only while the core is master of `term`; only it admits requests.
 2. A node that stops becomes no master again, although entries that are on their way to the disk are
    still applied.
 

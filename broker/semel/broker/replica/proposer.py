@@ -1,18 +1,21 @@
-"""Turns what clients ask for into log entries, and entries that were applied into answers.
+"""Turns requests of clients into log entries, and applied entries into answers.
 
-How it works. Requests wait in one queue. Once a loop turn, `next_entry` judges them in order and
-returns the records of one entry; whoever waits for a record is remembered under the entry's index.
-Applying the entry answers them (`on_applied`); losing mastership answers everybody (`on_lost`).
+How it works. Requests wait in one queue. Once a loop turn, `next_entry` asks the admission about
+them in order and returns the records of one entry. The requests behind the records are remembered
+under the entry's index. Applying the entry answers them (`on_applied`); losing mastership answers
+all requests (`on_lost`).
 
-The judge sees each request exactly when its record is put into an entry that is appended in the
+The admission sees each request exactly when its record is put into an entry that is appended in the
 same uninterrupted step, so that what it has accepted and what the log holds never differ.
 
 Invariants
 1. A request is answered exactly once.
-2. Records accepted by the judge = records appended: after `next_entry` the caller appends, or dies.
-3. A duplicate of an unapplied batch is answered after that batch, and as that batch was.
+2. Records accepted by the admission = records appended: after `next_entry` the caller appends, or
+   dies.
+3. A duplicate of an unapplied batch is answered after that batch, and with the same result.
 
-Not here: rules (`state/admission/admission.py`), durability and order of leaving (`driver.py`).
+Not here: rules (`state/admission/admission.py`), durability and order of leaving
+(`replica/driver.py`).
 """
 
 from __future__ import annotations
@@ -57,13 +60,13 @@ _EXPIRY_BYTES = 64
 _RELEASE_BYTES = 64
 _NEVER_MS = 1 << 40
 _BUSY_MS = 10_000
-"""Producers that wrote or fenced so lately keep their rows, however many there are: they would come
-back at once."""
+"""Producers that wrote or fenced within this time keep their rows, however many there are: they
+would come back at once."""
 _FULL_LOOK_US = 1_000_000
 
 
 class AckSink(Protocol):
-    """Where answers to batches go (`server/produce.py`)."""
+    """Receives the answers to batches (`server/produce.py`)."""
 
     def ack(
         self, header: BatchHeader, status: str, base_offset: int, append_time_us: int
@@ -95,7 +98,7 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Expiry:
-    """Nobody waits for it: what is not done now is done at the next look."""
+    """A look at the rows of a queue. Nobody waits for it; the next look does the rest."""
 
     queue_key: QueueKey
     now_us: int
@@ -107,14 +110,14 @@ class _Expiry:
 
 @dataclass(frozen=True, slots=True)
 class _Release:
-    """Delayed batches of a queue are due. Nobody waits for it, either."""
+    """Delayed batches of a queue are due. Nobody waits for it."""
 
     queue_key: QueueKey
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """A record that makes room for the one behind it. Nobody waits for it, either."""
+    """A record that makes room for the one behind it. Nobody waits for it."""
 
 
 _Item = _Batch | _Control | _Copy | _Expiry | _Release
@@ -141,22 +144,22 @@ class Proposer:
         self._duplicates: dict[BatchKey, list[tuple[_Batch, int]]] = {}
         self._parked: dict[ParkKey, _Batch] = {}
         self._releasing: set[QueueKey] = set()
-        """Queues whose release waits to be judged."""
+        """Queues whose release waits in the queue."""
         self._time_us = 0
-        """Of the entry being made."""
+        """Time of the entry being made."""
         self._full_until_us: dict[QueueKey, int] = {}
-        """When a queue with too many rows is looked at again."""
+        """Earliest time of the next look at a queue that had too many rows."""
         self._released = 0
         """Delayed batches that the entry being made releases."""
         self.pending_bytes = 0
-        """Bytes of batches that wait to be judged."""
+        """Bytes of batches that wait for the admission."""
         self.unapplied_bytes = 0
         """Bytes of entries that are appended and not applied."""
         self._sizes: dict[int, int] = {}
 
     @property
     def waiting(self) -> int:
-        """Requests that were not judged yet, batches and control records."""
+        """Requests that wait for the admission, batches and control records."""
         return len(self._queue)
 
     @property
@@ -166,7 +169,7 @@ class Proposer:
 
     @property
     def parked_bytes(self) -> int:
-        """What those hold together."""
+        """Bytes of those batches together."""
         return self._admission.parked_bytes
 
     @property
@@ -204,13 +207,13 @@ class Proposer:
         )
 
     def submit_release(self, queue_key: QueueKey) -> None:
-        """Gives offsets to what is due of a queue; asked again meanwhile, once."""
+        """Gives offsets to the due batches of a queue; does nothing while such a release waits."""
         if queue_key not in self._releasing:
             self._releasing.add(queue_key)
             self._queue.append(_Release(queue_key))
 
     def refuse_pending(self, error: SemelError) -> None:
-        """Answers all that was not judged yet; nothing of it is stored."""
+        """Refuses all requests that wait for the admission; none of them is stored."""
         waiting, self._queue = self._queue, deque()
         self._releasing.clear()
         self.pending_bytes = 0
@@ -220,7 +223,7 @@ class Proposer:
     def next_entry(
         self, index: int, term: int, time_us: int, now_ms: int, bytes_target: int
     ) -> Entry | None:
-        """Judges what waits, up to about `bytes_target` bytes; None when nothing was accepted."""
+        """One entry of about `bytes_target` bytes; None if no waiting request was accepted."""
         records: list[RecordParts] = []
         owners: list[_Item | _Room] = []
         size = self._released = 0
@@ -232,7 +235,7 @@ class Proposer:
             if records and size + length > bytes_target:
                 break
             if isinstance(item, _Release) and self._released >= RELEASE_BATCHES_MAX:
-                break  # the rest is the next entry's
+                break  # the next entry takes the rest
             queue.popleft()
             if isinstance(item, _Batch):
                 self.pending_bytes -= length
@@ -298,7 +301,7 @@ class Proposer:
         return None
 
     def _unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> None:
-        """A batch or a fence was accepted: what waited for it is judged next, in order."""
+        """A batch or a fence was accepted: batches that waited for it come next, in order."""
         ready: list[_Batch] = []
         while (key := self._admission.unpark(queue_key, producer_id)) is not None:
             ready.append(self._parked.pop(key))
@@ -349,8 +352,9 @@ class Proposer:
         return _control_parts(record)
 
     def _make_room(self, queue_key: QueueKey) -> None:
-        """Rows of a queue end as soon as there are too many: who looks now and then comes too late
-        for a queue to which ever new producers come. At most once a second: it reads all rows."""
+        """Ends rows of a queue as soon as there are too many: the regular look would come too late
+        for a queue that gets new producers all the time. At most once a second, because it reads
+        all rows."""
         if not self._admission.is_full(queue_key) or self._time_us < self._full_until_us.get(
             queue_key, 0
         ):
@@ -393,7 +397,7 @@ class Proposer:
         self._admission.on_applied(results)
         owners = self._entries.pop(index, None)
         if owners is None:
-            return  # an entry of an earlier term, or the no-op
+            return  # an entry of an earlier term, or one that nobody waits for
         self.unapplied_bytes -= self._sizes.pop(index)
         assert len(owners) == len(results), f"entry {index} has {len(results)} results"
         for item, result in zip(owners, results, strict=True):
@@ -424,7 +428,7 @@ class Proposer:
                 )
 
     def on_lost(self, error: Callable[[], SemelError]) -> None:
-        """Mastership is lost: everybody hears so. What was appended may still be committed."""
+        """Mastership is lost: all requests get `error`. Appended ones may still be committed."""
         waiting: list[_Item | _Room] = [*self._queue, *self._parked.values()]
         for owners in self._entries.values():
             waiting += owners
