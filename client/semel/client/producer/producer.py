@@ -16,8 +16,9 @@ Invariants
 3. With source positions the first failure ends the producer: messages after a hole must not be
    stored, or an exact resume would skip the hole.
 
-Not here: id and epoch (`producer/identity.py`), the API (`api/aio.py`). The file has more than 600
-lines because fences, routing and outcomes change the same few fields, one task at a time.
+Not here: id and epoch (`producer/identity.py`), the API (`api/aio.py`). It is one file of
+more than 600 lines because fences, routing and outcomes change the same few fields, one task at a
+time.
 """
 
 from __future__ import annotations
