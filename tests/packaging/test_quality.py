@@ -59,6 +59,8 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
         "broker": "from semel import client",
         "controller": "from semel.broker import raft",
         "spark_connector": "import semel.controller",
+        "broker/control_plane": "import semel.broker.server",
+        "broker/repair": "from semel.broker import node",
         "broker/raft": "import asyncio",
         "broker/state": "import semel.broker.raft",
         "broker/state/apply": "import semel.broker.state.admission",
