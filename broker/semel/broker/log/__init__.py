@@ -1,4 +1,4 @@
-"""Bytes on disk of one node: segments, checkpoints, kept files, hard state, identity."""
+"""One node's bytes on disk: segments, checkpoints, kept files, hard state, identity."""
 
 from semel.broker.log.checkpoint import Checkpoint
 from semel.broker.log.config import LogConfig

@@ -1,14 +1,16 @@
-"""The segment that takes what is written: its file, how far it is written, how far durable.
+"""The active segment, which takes new frames: its file, and how far it is written and durable.
 
-How it works. Frames for one segment become one vectored write, their IDs another; a sync makes both
-durable. Either the writer's thread does all that, or the event loop writes and the kernel syncs: it
-is the same file and the same count, which one of them has at a time (`writer.py`).
+How it works. The frames for one segment are written by one vectored write, and their IDs by
+another; one sync makes both durable. Either the writer's thread does all of this, or the event loop
+writes and the kernel syncs. Both use the same file and the same counts, one of them at a time
+(`writer.py`).
 
 Invariants
 1. Frames are written before their IDs, so that a killed process leaves no ID without its frame.
-2. A roll first syncs the old segment, then gives the new one its file, so that a segment's
-   existence proves that everything before it is durable.
-3. What a node writes that serves nobody does not stay in the page cache (`page_cached`).
+2. A roll first syncs the old segment and then gives the new one its file, so that the existence of
+   a segment proves that everything before it is durable.
+3. While no reader on this node uses the written bytes (`page_cached` is false), they do not stay in
+   the page cache.
 
 Not here: who writes and when (`writer.py`), where frames go (`index.py`), files (`keeper.py`).
 """
@@ -24,11 +26,11 @@ from semel.broker.log.segment import ID_BYTES, IDS_AT, LAG_MAX, Segment, encode_
 from semel.protos.metrics import Histogram
 
 _DROP_BYTES: Final = 4 << 20
-"""So much is written between two hints to the page cache."""
+"""Bytes that are written between two hints to the page cache."""
 
 
 class SegmentFiles(Protocol):
-    """What is needed of the keeper."""
+    """The part of the keeper that the active segment uses."""
 
     def activate(self, segment: Segment) -> File: ...
 
@@ -38,29 +40,31 @@ class SegmentFiles(Protocol):
 
 
 class ActiveSegment:
-    """Whoever may write calls it, one at a time."""
+    """Not thread-safe: its callers take turns (`writer.py`)."""
 
     def __init__(self, keeper: SegmentFiles, durable_index: int) -> None:
         self._keeper = keeper
         self.segment: Segment | None = None
-        """None, like `file`, before the first roll."""
+        """The active segment. Like `file`, it is None before the first roll."""
         self.file: File | None = None
         self.durable_index = durable_index
         self.written_index = durable_index
         self.dirty_since: float | None = None
-        """When the oldest write was made that is not synced."""
+        """Time of the oldest write that is not synced; None when everything is synced."""
         self.page_cached = True
-        """Whether what is written from now on is left in the page cache; any thread may set it."""
+        """True: bytes written from now on stay in the page cache. Any thread may set it."""
         self._written_to = self._dropped_to = 0
-        """Of the file: the end of the last write, and of what was dropped from the page cache."""
+        """File offsets: the end of the last write, and the end of the part that was dropped from
+        the page cache."""
         self.syncs = 0
         self.sync_seconds = Histogram()
-        """Of the syncs that succeeded."""
+        """Durations of the syncs that succeeded."""
         self.rolls = 0
         self.written_bytes = 0
 
     def write(self, writes: list[Write]) -> None:
-        """Writes of this segment: a truncation or a full segment has put a roll in between."""
+        """Writes frames and IDs. All `writes` are for the active segment and follow one another: a
+        truncation or a full segment puts a roll in between."""
         if not writes:
             return
         file, segment = self.file, self.segment
@@ -91,7 +95,7 @@ class ActiveSegment:
             self.dirty_since = time.monotonic()
 
     def sync(self) -> None:
-        """BLOCKING. Makes durable what is written."""
+        """BLOCKING. Makes everything written so far durable."""
         if self.dirty_since is not None:
             assert self.file is not None
             began = time.monotonic()
@@ -101,7 +105,7 @@ class ActiveSegment:
             self._drop()
 
     def on_synced(self, began: float) -> None:
-        """A sync that began then, after the last write, has succeeded."""
+        """Records the success of a sync that began at `began`, after the last write."""
         self.sync_seconds.observe(time.monotonic() - began)
         self.syncs += 1
         self.dirty_since = None
@@ -109,17 +113,17 @@ class ActiveSegment:
 
     @property
     def drop_due(self) -> bool:
-        """The page cache is to get a hint with the next sync."""
+        """True when the next sync should also give the page cache a hint."""
         return self._written_to - self._dropped_to >= _DROP_BYTES
 
     def _drop(self) -> None:
-        """Takes what is durable out of the page cache, unless somebody reads here."""
+        """Drops the durable bytes from the page cache, unless `page_cached` keeps them there."""
         if not self.page_cached and self.file is not None:
             self.file.drop_cached(self._dropped_to, self._written_to - self._dropped_to)
         self._dropped_to = self._written_to
 
     def roll(self, roll: Roll) -> None:
-        """BLOCKING. Syncs, and goes on in the next segment."""
+        """BLOCKING. Syncs the active segment and continues in the next one."""
         self.sync()
         self._drop()
         old = self.file

@@ -1,11 +1,11 @@
-"""Frames in memory: the newest ones of the log, and those read from disk lately.
+"""The caches of frames in memory: the newest frames of the log, and frames recently read from disk.
 
 Invariants
-1. A frame that is not yet durable is never evicted from the tail cache, whatever the bound: it may
+1. The tail cache never evicts a frame that is not yet durable, even above its bound: the frame may
    not be readable from disk yet.
 2. The tail cache holds the consecutive indexes [first, last] of the log, or nothing.
 
-Not here: when to read from disk (`reader.py`).
+Not here: when frames are read from disk (`reader.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import OrderedDict
 
 
 class TailCache:
-    """The newest frames. One thread changes it; `get` may be called from any."""
+    """The newest frames of the log. One thread changes it; any thread may call `get`."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -31,14 +31,14 @@ class TailCache:
         return self._frames.get(index)
 
     def range(self, lo: int, hi: int) -> list[bytes] | None:
-        """The frames [lo, hi), or None unless all of them are here."""
+        """The frames [lo, hi), or None unless all of them are cached."""
         if lo < self._first or hi > self._last + 1 or lo >= hi:
             return None
         frames = self._frames
         return [frames[index] for index in range(lo, hi)]
 
     def add(self, index: int, frame: bytes) -> None:
-        """Takes the frame behind the last one."""
+        """Adds the frame that follows the last one."""
         if not self._frames:
             self._first = index
         self._frames[index] = frame
@@ -46,13 +46,14 @@ class TailCache:
         self.bytes += len(frame)
 
     def evict(self, durable_index: int) -> None:
-        """Drops the oldest frames until the bound is kept, never one above `durable_index`."""
+        """Drops the oldest frames until the cache is within its bound, but no frame above
+        `durable_index`."""
         while self.bytes > self._bytes_max and self._first <= min(durable_index, self._last):
             self.bytes -= len(self._frames.pop(self._first))
             self._first += 1
 
     def cut(self, from_index: int) -> None:
-        """Drops the frames from `from_index` on."""
+        """Drops all frames at and above `from_index`."""
         while self._last >= from_index and self._frames:
             self.bytes -= len(self._frames.pop(self._last))
             self._last -= 1
@@ -64,7 +65,7 @@ class TailCache:
 
 
 class ReadCache:
-    """Frames read from disk, least recently used dropped first. Any thread."""
+    """An LRU cache of frames read from disk. Any thread may use it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -73,7 +74,8 @@ class ReadCache:
         self._bytes = 0
 
     def get(self, key: tuple[int, int]) -> bytes | None:
-        """`key`: (segment sequence, index), so that a truncated entry is never found again."""
+        """The cached frame, or None. `key` is (segment sequence, index), so that a truncated entry
+        is never found again."""
         with self._lock:
             frame = self._frames.get(key)
             if frame is not None:
@@ -81,7 +83,8 @@ class ReadCache:
             return frame
 
     def put(self, key: tuple[int, int], frame: bytes) -> None:
-        """Frames larger than half of the bound are not worth the others' places."""
+        """Caches the frame, unless it is larger than half of the bound: it would evict too many
+        others."""
         if len(frame) > self._bytes_max // 2:
             return
         with self._lock:

@@ -1,14 +1,15 @@
-"""Checkpoint files: the replicated state at one index.
+"""Checkpoint files, which hold the replicated state at one index.
 
 Format. `docs/formats/checkpoint.md`; a test compares its table with the struct below. A file is a
-64-byte header and the payload, whose meaning is the state machine's own.
+64-byte header and the payload, which only the state machine interprets.
 
-Crash cases. A checkpoint is written under a temporary name, synced, renamed, and its directory is
-synced: it stands whole or not at all. Older ones are removed only after that.
+Crash cases. A checkpoint is written under a temporary name, synced and renamed, and then its
+directory is synced: the file exists whole or not at all. Older checkpoints are removed only after
+that.
 
 Invariants
-1. `keep` checkpoints are kept, so that a damaged newest one costs only a longer replay; the log is
-   never compacted beyond the oldest of them.
+1. The newest `keep` checkpoints are kept, so that damage to the newest one costs only a longer
+   replay; the log is never compacted beyond the oldest of them.
 """
 
 from __future__ import annotations
@@ -36,20 +37,21 @@ _BODY_BYTES: Final = HEADER_BYTES - 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint file that was found good."""
+    """A checkpoint file that passed its checks."""
 
     index: int
     term: int
     length: int
-    """Bytes of the payload."""
+    """Size of the payload in bytes."""
     path: Path
     _files: FileLayer = field(repr=False, compare=False)
 
     @property
     def payload(self) -> bytes:
-        """BLOCKING: read and checked anew each time, so that no copy stays in memory.
+        """BLOCKING. The payload; each access reads and checks it again, so that no copy stays in
+        memory.
 
-        Raises CorruptSegment, also when newer checkpoints have replaced it.
+        Raises CorruptSegment, also when newer checkpoints have replaced this one.
         """
         try:
             file = self._files.open(self.path)
@@ -72,7 +74,7 @@ class Checkpoints:
         self.damaged: list[Path] = []
 
     def load(self) -> None:
-        """Checks every checkpoint. Raises DataDirectoryError for one of a newer version."""
+        """Checks every checkpoint. Raises DataDirectoryError when one has a newer version."""
         for name in self._files.names(self._directory):
             if not name.startswith(_PREFIX) or name.endswith(".tmp"):
                 continue
@@ -96,11 +98,12 @@ class Checkpoints:
         return self._good[-1] if self._good else None
 
     def all(self) -> list[Checkpoint]:
-        """The good ones, as far as is known; oldest first."""
+        """All checkpoints that are not known to be damaged, oldest first."""
         return list(self._good)
 
     def discard(self, checkpoint: Checkpoint) -> None:
-        """It was read and found damaged: it counts no more, and goes when the next one is saved."""
+        """Marks a checkpoint that was read and found damaged: it no longer counts, and the next
+        `save` removes it."""
         if checkpoint in self._good:
             self._good = [one for one in self._good if one != checkpoint]
             self.damaged = [*self.damaged, checkpoint.path]
@@ -111,11 +114,13 @@ class Checkpoints:
 
     @property
     def compact_limit(self) -> int:
-        """Entries up to here are in every checkpoint that a damaged newer one falls back to."""
+        """Highest index that compaction may pass: every kept checkpoint covers the entries up to
+        here, so damage to a newer one can fall back to an older one. 0 while there are fewer than
+        `keep` checkpoints."""
         return self._good[0].index if len(self._good) >= self._keep else 0
 
     def save(self, index: int, term: int, parts: Iterable[bytes]) -> Checkpoint:
-        """BLOCKING. Writes one, durably, and drops what is too old."""
+        """BLOCKING. Writes a checkpoint durably, then removes the old and the damaged ones."""
         path = self._directory / f"{_PREFIX}{index:020d}"
         temporary = path.with_name(path.name + ".tmp")
         with contextlib.suppress(FileNotFoundError):
@@ -162,7 +167,7 @@ def _write(file: File, index: int, term: int, parts: Iterable[bytes]) -> int:
 
 
 def _read(file: File, path: Path) -> tuple[int, int, bytes]:
-    """Index, term and payload. Raises CorruptSegment, DataDirectoryError."""
+    """The index, term and payload. Raises CorruptSegment, DataDirectoryError."""
     raw = file.read(HEADER_BYTES, 0)
     if (
         len(raw) < HEADER_BYTES

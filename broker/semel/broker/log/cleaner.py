@@ -1,16 +1,17 @@
-"""Compaction: old segments go, their live records stay.
+"""Compaction, which removes old segments and keeps their live records.
 
-How it works. Segment by segment, oldest first: the live records are copied to a kept file, which is
-durable before the log's first index advances past the segment and its file becomes a spare.
+How it works. The cleaner takes one segment at a time, oldest first. It copies the live records to a
+kept file and makes that durable; only then does the log's first index advance past the segment and
+the segment's file become a spare.
 
 Crash cases. After the copy and before the rename, a record exists twice, with the same bytes: in
 the kept file and in the segment, which is still the oldest one and is compacted again.
 
 Invariants
 1. A live record is readable at every moment, from its segment or from a kept file.
-2. The segments that are left are always consecutive: each removal is durable before the next.
+2. The remaining segments are always consecutive: each removal is durable before the next.
 
-Not here: which records are live, and how far to go (the node's retention).
+Not here: which records are live, and how far compaction goes (the node's retention).
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ Keep = Callable[[int, int], Iterable[RecordRef]]
 
 
 class Cleaner:
-    """Compacts one log directory; one call at a time."""
+    """Compacts one log directory. Callers make one call at a time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def compact(self, upto_index: int, keep: Keep) -> int:
-        """BLOCKING. Removes whole segments with last index < upto_index; the new first index.
+        """BLOCKING. Removes whole segments with last index < upto_index; returns the new first
+        index.
 
-        Raises DiskFull, DamagedEntry (a live record cannot be read): what was done so far stands.
+        Raises DiskFull, and DamagedEntry when a live record cannot be read. In both cases the work
+        done so far stands.
         """
         store = self._store
         index = store.index
@@ -57,7 +60,7 @@ class Cleaner:
         return index.first_index
 
     def _live(self, refs: Iterable[RecordRef]) -> Iterator[tuple[RecordRef, bytes]]:
-        """The records that are not kept already, frame by frame."""
+        """Yields the records that are not in a kept file yet, frame by frame."""
         kept = self._store.kept
         missing = sorted(ref for ref in refs if not kept.has(ref.index, ref.position))
         for index, group in groupby(missing, key=lambda ref: ref.index):

@@ -1,14 +1,16 @@
-"""Which of the log's directories is the live one, and the lock on all of them.
+"""The CURRENT file, which says which of the log's directories is the live one.
 
 How it works. The log lives in a numbered directory `log-N`; the file CURRENT names N. A snapshot
-is built beside it as `log-N+1`, whole and synced, before CURRENT is switched by a rename.
+is built beside it as `log-N+1`, whole and synced; then a rename switches CURRENT.
 
-Crash cases. Before the switch the old directory stands and the new one is rubbish; after it the
-reverse. Rubbish is removed when the log is opened, and only once the names that are found there are
-durable: a process that was killed leaves a switch that a failure of power would undo. A damaged
-CURRENT costs nothing as long as only one directory is there.
+Crash cases. Before the switch the old directory is live and the new one is rubbish; after the
+switch it is the reverse. Opening the log removes the rubbish, but only once the names found there
+are durable: a killed process can leave a switch that a power failure would undo. A damaged CURRENT
+costs nothing as long as there is only one directory.
 
 Format. `docs/formats/hard-state.md`.
+
+Not here: the lock on the data directory (`log.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _PREFIX: Final = "log-"
 
 
 class CurrentDirectory:
-    """The live directory below `root`."""
+    """The live log directory below `root`."""
 
     def __init__(self, files: FileLayer, root: Path) -> None:
         self._files = files
@@ -49,8 +51,8 @@ class CurrentDirectory:
         return [int(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX)]
 
     def open(self) -> None:
-        """Finds or creates the live directory, durable with all names in it. Raises CorruptSegment,
-        DataDirectoryError."""
+        """Finds or creates the live directory, and makes it and all names in it durable. Raises
+        CorruptSegment, DataDirectoryError."""
         self._files.make_directory(self._root)
         present = self._numbers()
         number = self._read(present)
@@ -68,7 +70,8 @@ class CurrentDirectory:
         self.remove_others()
 
     def _read(self, present: list[int]) -> int | None:
-        """The number in CURRENT; None when there is none, or a damaged one that does no harm."""
+        """The number in CURRENT; None when the file is missing, or damaged with at most one log
+        directory present, which is harmless."""
         path = self._root / _CURRENT
         raw = read_file(self._files, path)
         if raw is not None and len(raw) == CURRENT_STRUCT.size:
@@ -93,21 +96,21 @@ class CurrentDirectory:
         replace_file(self._files, self._root / _CURRENT, [body + crc])
 
     def stage(self) -> Path:
-        """An empty directory for the next state of the log."""
+        """Creates and returns an empty directory for the next state of the log."""
         number = self.number + 1
         self._remove(number)
         self._files.make_directory(self._directory(number))
         return self._directory(number)
 
     def adopt_staged(self) -> None:
-        """The staged directory, whose files are durable, becomes the live one."""
+        """Makes the staged directory, whose files are durable, the live one."""
         self._files.sync_directory(self._directory(self.number + 1))
         self._files.sync_directory(self._root)
         self._switch(self.number + 1)
         self.number += 1
 
     def remove_others(self) -> None:
-        """Removes what is not live."""
+        """Removes all log directories except the live one."""
         for number in self._numbers():
             if number != self.number:
                 self._remove(number)

@@ -1,16 +1,18 @@
-"""File descriptors kept back for the node's own files, for when connections have taken all others.
+"""A reserve of file descriptors for the node's own files, for when connections take all others.
 
 How it works. A node cannot refuse a connection before the kernel has given it a descriptor, and a
-log that cannot open its next segment has failed for good. So some descriptors are occupied from
-the start. When the process may open no more, one is let go and the file is opened in its place;
-closing a file puts its descriptor back under the same number, so that no connection can take it in
-between.
+log that cannot open its next segment has failed for good. So the reserve occupies some descriptors
+from the start. When the process may open no more files, the reserve releases one and the file is
+opened in its place. Closing a file puts its descriptor back under the same number, so that no
+connection can take it in between.
 
 Invariants
-1. At most `count` descriptors are kept back, and one that stands in for files.
-2. A descriptor that was let go is regained by the next file that is closed.
+1. The reserve holds at most `count` descriptors, plus one that is open on /dev/null and is
+   duplicated over each descriptor that returns.
+2. The next file that is closed returns a descriptor that was released.
 
-Not here: the limit itself, which the process raises as far as it may when it starts.
+Not here: the limit itself, which the process raises as far as it may when it starts
+(`__main__.py`).
 """
 
 from __future__ import annotations
@@ -24,18 +26,19 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 
 class Reserve:
-    """Opens and closes files. Any thread."""
+    """Opens and closes files. Any thread may use it."""
 
     def __init__(self, count: int = 0) -> None:
-        """Occupies `count` descriptors. Raises OSError when there are not so many."""
+        """Occupies `count` descriptors. Raises OSError when fewer are available."""
         self._count = count
         self._lock = threading.Lock()
         self._nothing = _occupy() if count else -1
-        """What stands in for a file; never let go."""
+        """The descriptor that `close` duplicates over a returning one; never released before
+        `release`."""
         self._kept = [_occupy() for _ in range(count)]
 
     def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
-        """As `os.open`; EMFILE and ENFILE only when nothing is kept back any more."""
+        """Works like `os.open`, but raises EMFILE and ENFILE only when the reserve is empty."""
         while True:
             try:
                 return os.open(path, flags, mode)
@@ -44,7 +47,7 @@ class Reserve:
                     raise
 
     def close(self, descriptor: int) -> None:
-        """As `os.close`, or keeps the descriptor back where one is missing."""
+        """Works like `os.close`, but keeps the descriptor while the reserve lacks one."""
         with self._lock:
             if len(self._kept) < self._count:
                 os.dup2(self._nothing, descriptor, inheritable=False)
@@ -53,7 +56,7 @@ class Reserve:
         os.close(descriptor)
 
     def release(self) -> None:
-        """Gives all back; files are opened and closed as without a reserve from now on."""
+        """Closes all reserved descriptors; from now on files open and close without a reserve."""
         with self._lock:
             for descriptor in self._kept:
                 os.close(descriptor)

@@ -1,16 +1,15 @@
-"""The seam to the file system: the few operations that the log is made of.
+"""The seam to the file system: the few file operations that the log needs.
 
-How it works. All of the log's I/O goes through a `FileLayer`, so that tests put a simulated disk in
-its place, one that forgets what was not synced, tears writes, fails and fills up. Nothing here
-retries: a failed write or sync is reported as it is.
+How it works. All of the log's I/O goes through a `FileLayer`, so that tests can put a simulated
+disk in its place, one that forgets what was not synced, tears writes, fails and fills up. Nothing
+here retries: a failed write or sync is reported as it is.
 
 Invariants
-1. What `write` wrote is durable after `sync` of the same file, and not before.
-2. A name that was created, renamed or removed is durable after `sync_directory`, not before.
-3. A full disk raises DiskFull, every other fault raises OSError, but for blocks that cannot be
-   read.
-
-4. A sync of `Syncs` is one like any: 1 holds for it when its result is there.
+1. Written bytes are durable after a `sync` of the same file, and not before.
+2. A created, renamed or removed name is durable after `sync_directory`, and not before.
+3. A full disk raises DiskFull; every other fault raises OSError, except for blocks that cannot be
+   read, which `File.read` returns as zeros.
+4. Invariant 1 also holds for a sync of `Syncs`, once its result is there.
 
 Not here: formats (`segment.py`, `kept.py`, `checkpoint.py`), how the kernel is asked to sync
 (`kernel_sync.py`).
@@ -41,27 +40,28 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class File(Protocol):
-    """An open file. `read` and `write` may be called from several threads."""
+    """An open file. Several threads may call `read` and `write`."""
 
     def write(self, parts: Sequence[bytes], offset: int) -> None:
-        """Writes all of `parts`, one behind the other, from `offset`."""
+        """Writes all of `parts`, one after the other, from `offset` on."""
 
     def read(self, length: int, offset: int) -> bytes:
-        """Up to `length` bytes; fewer only at the end of the file. Blocks that the disk cannot read
-        come as zeros, which the CRCs of all formats tell from data: they are damage like any."""
+        """Reads `length` bytes; fewer only at the end of the file. Blocks that the disk cannot read
+        are returned as zeros, which the CRCs of all formats tell from data, so they are handled
+        like any other damage."""
 
     def sync(self) -> None:
-        """Makes data and size durable (fdatasync)."""
+        """Makes the data and the size durable (fdatasync)."""
 
     def drop_cached(self, offset: int, length: int) -> None:
-        """A hint: what is synced of these bytes need not stay in memory, for nobody will read it
-        soon."""
+        """Hints that the synced part of these bytes need not stay in memory, because nobody will
+        read it soon."""
 
     def allocate(self, length: int) -> None:
-        """Makes the file at least `length` bytes long, with room on the disk for all of it."""
+        """Makes the file at least `length` bytes long, with disk space reserved for all of it."""
 
     def resize(self, length: int) -> None:
-        """Cuts the file, or extends it with zeros that take no room."""
+        """Cuts the file, or extends it with zeros that take no disk space."""
 
     def size(self) -> int: ...
 
@@ -69,50 +69,53 @@ class File(Protocol):
 
 
 class Syncs(Protocol):
-    """Syncs that take no thread: one at a time is under way. For one event loop and one log."""
+    """Syncs that need no thread, one at a time, for one event loop and one log."""
 
     def start(self, file: File, on_done: OnDone) -> None:
-        """On the loop. Begins to make durable what was written to a file of the same layer;
-        `on_done(error)` is called on the loop, later. Raises OSError: nothing is under way."""
+        """Called on the loop. Starts a sync of a file of the same layer; the loop calls
+        `on_done(error)` later. When it raises OSError, no sync was started."""
 
     def wait(self) -> OSError | None:
-        """BLOCKING, in another thread. The result of the newest one; whoever calls it does not
-        listen to `on_done` any more, which may be called or not."""
+        """BLOCKING, in another thread. Waits for the newest sync and returns its result. The caller
+        must ignore `on_done`, which may or may not be called."""
 
     def close(self) -> None:
-        """Any thread, once nothing is under way."""
+        """Any thread may call it, once no sync is under way."""
 
 
 class FileLayer(Protocol):
     """A file system."""
 
     def open(self, path: Path, *, create: bool = False) -> File:
-        """For reading and writing. Raises FileNotFoundError, and FileExistsError if `create`."""
+        """Opens a file for reading and writing. Raises FileNotFoundError, or, with `create`,
+        FileExistsError."""
 
     def lock(self, path: Path) -> File:
-        """Creates and locks the file until it is closed; DataDirectoryError when held."""
+        """Creates the file and locks it until it is closed. Raises DataDirectoryError when another
+        process holds the lock."""
 
     def names(self, directory: Path) -> list[str]:
-        """Names of what lies in the directory, sorted; empty when it does not exist."""
+        """The sorted names in the directory; empty when the directory does not exist."""
 
     def rename(self, source: Path, target: Path) -> None: ...
 
     def remove(self, path: Path) -> None: ...
 
     def make_directory(self, path: Path) -> None:
-        """With parents; an existing one is fine. It is durable when this returns, with all names in
-        it: also what a process that was killed has left without a sync."""
+        """Creates the directory and its parents; an existing one is fine. On return the directory
+        and all names in it are durable, including those that a killed process left unsynced."""
 
     def remove_directory(self, path: Path) -> None: ...
 
     def sync_directory(self, path: Path) -> None: ...
 
     def boot(self) -> int:
-        """A number of the machine's present boot; 0 when it is unknown. While it is the same, what
-        a killed process had written is all there, synced or not."""
+        """A number that identifies the machine's present boot; 0 when it is unknown. While it is
+        the same, everything that a killed process had written is still there, synced or not."""
 
     def syncs(self, loop: asyncio.AbstractEventLoop, file: File) -> Syncs | None:
-        """BLOCKING, for one sync of `file`; on the loop's thread. None: only `File.sync` does."""
+        """BLOCKING for one sync of `file`, on the loop's thread. None when only `File.sync`
+        works."""
 
 
 @contextlib.contextmanager
@@ -128,7 +131,7 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 class OsFile:
-    """A file of the operating system."""
+    """A file on the operating system's file system."""
 
     def __init__(self, path: Path, descriptor: int, reserve: Reserve) -> None:
         self._path = path
@@ -146,7 +149,7 @@ class OsFile:
                 offset += wanted
 
     def _write_rest(self, data: bytes, written: int, offset: int) -> None:
-        """A short write is legal (2 GiB limit, signals, a disk that is nearly full)."""
+        """Completes a short write, which is legal (2 GiB limit, signals, a nearly full disk)."""
         view = memoryview(data)
         while written < len(data):
             written += os.pwrite(self.descriptor, view[written:], offset + written)
@@ -160,7 +163,7 @@ class OsFile:
         return self._read_blocks(length, offset)
 
     def _read_blocks(self, length: int, offset: int) -> bytes:
-        """Block by block, with zeros for those that cannot be read."""
+        """Reads block by block and returns zeros for the blocks that cannot be read."""
         end = min(offset + length, self.size())
         parts = []
         unreadable = 0
@@ -217,7 +220,7 @@ class OsFile:
 
 
 class _OsSyncs:
-    """`Syncs` of files of the operating system."""
+    """`Syncs` for files of the operating system."""
 
     def __init__(self, below: KernelSyncs) -> None:
         self._below = below
@@ -233,7 +236,7 @@ class OsFiles:
     """The operating system's file system."""
 
     def __init__(self, reserve: Reserve | None = None) -> None:
-        """`reserve`: descriptors that stay free for files; none by default."""
+        """`reserve` holds descriptors that stay free for files; by default there are none."""
         self._reserve = reserve or Reserve()
 
     def open(self, path: Path, *, create: bool = False) -> OsFile:
@@ -256,7 +259,7 @@ class OsFiles:
                 f"{path.parent} is in use by another process (pid {holder or 'unknown'}); "
                 "stop it, or give this node a directory of its own"
             ) from None
-        with contextlib.suppress(OSError):  # it only tells an operator who holds the lock
+        with contextlib.suppress(OSError):  # the pid only tells an operator who holds the lock
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return OsFile(path, descriptor, self._reserve)
@@ -287,7 +290,7 @@ class OsFiles:
             except PermissionError:
                 if directory in changed:
                     raise
-                break  # one that this user may not read is not one that it has made
+                break  # This process did not create a directory that its user may not read.
             if directory.is_mount():
                 break
 
@@ -318,9 +321,10 @@ class OsFiles:
 
 
 def replace_file(files: FileLayer, path: Path, parts: Sequence[bytes]) -> None:
-    """Puts a file of `parts` at `path`, durably and whole or not at all.
+    """Replaces the file at `path` by one that consists of `parts`, durably and atomically.
 
-    Crash cases: a temporary file is left, which the next call replaces; or the new file stands.
+    Crash cases: either a temporary file is left, which the next call replaces, or the new file is
+    in place.
     """
     temporary = path.with_name(path.name + ".tmp")
     with contextlib.suppress(FileNotFoundError):
@@ -336,7 +340,7 @@ def replace_file(files: FileLayer, path: Path, parts: Sequence[bytes]) -> None:
 
 
 def read_file(files: FileLayer, path: Path) -> bytes | None:
-    """All bytes of the file; None when there is none."""
+    """All bytes of the file; None when the file does not exist."""
     try:
         file = files.open(path)
     except FileNotFoundError:

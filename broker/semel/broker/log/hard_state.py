@@ -1,23 +1,24 @@
-"""The term and the vote of a node: durable before any message of that term leaves.
+"""A node's term and vote, which are durable before any message of that term leaves the node.
 
-How it works. A small file with two slots, written in turn, in place: a full disk cannot stop a
-vote. A slot is the same numbered record twice, in blocks that are not neighbours. The good copy
-with the highest number counts.
+How it works. One small file has two slots, which are written in turn and in place, so that a full
+disk cannot stop a vote. A slot holds the same numbered record twice, in blocks that are not
+neighbours. The good copy with the highest number counts.
 
-What a process finds may be in the page cache only: the one before it was killed ahead of its sync,
-or its sync failed, after which the kernel calls the pages clean and syncs them no more. So the
-first `load` writes what it has found again, where it lay, and syncs it, before anybody counts on
-it. The other slot, which may hold the newest record that was promised, is not touched.
+A record that a process finds may be in the page cache only: the previous process was killed before
+its sync, or its sync failed, after which the kernel marks the pages clean and never syncs them
+again. So the first `load` writes the record it found again, in the same place, and syncs it before
+anybody relies on it. It does not touch the other slot, which may hold the newest record that was
+promised.
 
-Crash cases. A write that was torn leaves the other slot whole; of the new record nothing was
-promised yet, so it may count or not. The file itself is created under a temporary name.
+Crash cases. A torn write leaves the other slot whole. The new record was not promised to anybody
+yet, so it may count or not. The file itself is created under a temporary name.
 
-Damage. One damaged block never hides the newest record, because its other copy stands elsewhere.
-Without any good copy nothing is guessed: a forgotten vote could elect two masters in one term.
+Damage. One damaged block never hides the newest record, because the other copy lies elsewhere.
+Without any good copy the node does not guess: a forgotten vote could elect two masters in one term.
 
 Invariants
-1. The term never falls, and a vote once given in a term never changes (asserted).
-2. What `load` returns and what `save` has saved was synced by this process.
+1. The term never falls, and a vote given in a term never changes (asserted).
+2. This process has synced every record that `load` returns and `save` saves.
 
 Format. `docs/formats/hard-state.md`; a test compares its table with the struct below.
 """
@@ -39,7 +40,7 @@ MAGIC: Final = b"SMHS"
 VERSION: Final = 1
 BLOCK_BYTES: Final = 4096
 SLOT_BLOCKS: Final = ((0, 2), (1, 3))
-"""The blocks that hold the copies of each slot."""
+"""For each slot, the blocks that hold its two copies."""
 _BLOCKS: Final = 4
 _BODY_BYTES: Final = RECORD_STRUCT.size - 4
 
@@ -48,7 +49,7 @@ _State = tuple[int, int, NodeId | None]
 
 
 class HardStateFile:
-    """The hard state of one node, in a file of its own. BLOCKING; one thread at a time."""
+    """The file that holds one node's hard state. BLOCKING; one thread at a time."""
 
     def __init__(self, path: Path, files: FileLayer | None = None) -> None:
         self._path = path
@@ -56,10 +57,11 @@ class HardStateFile:
         self._last: _State | None = None
 
     def load(self) -> tuple[int, NodeId | None] | None:
-        """(term, voted for), or None when nothing was saved yet; durable. The file is read once.
+        """The durable (term, voted for), or None when nothing was saved yet. Only the first call
+        reads the file.
 
         Raises CorruptSegment when every copy is damaged, DataDirectoryError for a newer format,
-        DiskFull and OSError when what was found cannot be made durable.
+        DiskFull and OSError when the record cannot be made durable.
         """
         if self._last is not None:
             return self._last[1], self._last[2]
@@ -88,7 +90,8 @@ class HardStateFile:
         return newest[1], newest[2]
 
     def mend(self) -> bool:
-        """Writes the newest record anew when a copy of it is damaged; true when one was."""
+        """Writes the newest record again when one of its copies is damaged; returns whether one
+        was."""
         if self._last is None:
             return False
         file = self._files.open(self._path)
@@ -103,7 +106,8 @@ class HardStateFile:
         return damaged
 
     def save(self, term: int, voted_for: NodeId | None) -> None:
-        """Durable when it returns. Raises OSError: then either state may stand."""
+        """Saves the state durably. When it raises OSError, either the old or the new state may be
+        in the file."""
         if self.load() is None:
             first = (0, term, voted_for)
             block = _encode(first).ljust(BLOCK_BYTES, b"\0")

@@ -1,15 +1,15 @@
-"""Whose data directory this is, and to which founding of its group it belongs.
+"""The identity of a data directory: its node, and the founding of the group that it belongs to.
 
-A node that starts on another node's directory would vote with that node's vote; one of another
-cluster would replicate strange data; one of an ended founding has another history. The file
-IDENTITY is text, so that an operator can read it, and holds it twice, so that one damaged byte
-costs nothing. IDENTITY.copy is the same again: a write of the disk that lands on one of them leaves
-the other.
+A node that starts on another node's directory would vote with that node's vote; a directory of
+another cluster would bring foreign data into replication; a directory of an ended founding has
+another history. The file IDENTITY is text, so that an operator can read it, and contains the
+identity twice, so that one damaged byte costs nothing. IDENTITY.copy has the same content: a
+misdirected disk write that destroys one of the two files leaves the other.
 
-How it works. Cluster, group and node are written once, into an empty directory. The founding comes
-when the node learns it (`membership/founding.py`), and changes only when an operator begins the
-group anew. IDENTITY is written before its copy, so where the two name different foundings, it is
-right.
+How it works. The cluster, the group and the node are written once, into an empty directory. The
+founding is added when the node learns it (`membership/founding.py`), and changes only when an
+operator begins the group anew. IDENTITY is written before its copy, so where the two name different
+foundings, IDENTITY is right.
 
 Format. `docs/formats/hard-state.md`.
 """
@@ -27,10 +27,10 @@ from semel.protos.errors import DataDirectoryError, DiskFull
 
 FORMAT: Final = 2
 FORMAT_UNFOUNDED: Final = 1
-"""Of a directory that belongs to no founding: the one format that earlier programs know."""
+"""Format of a directory that belongs to no founding; the only one that earlier programs know."""
 _NAMES: Final = ("IDENTITY", "IDENTITY.copy")
 _COPIES: Final = 2
-"""In each file."""
+"""Copies of the identity in each file."""
 _FOUNDING: Final = "founding"
 
 
@@ -42,15 +42,15 @@ def check_identity(
     node_id: int,
     files: FileLayer | None = None,
 ) -> str:
-    """BLOCKING. Writes the identity into an empty directory, or compares it.
+    """BLOCKING. Writes the identity into an empty directory, or compares it with a directory's.
 
-    Returns the founding that the directory belongs to; empty for none. Raises DataDirectoryError,
-    which says what was found, what was expected, and what to do.
+    Returns the founding that the directory belongs to, or an empty string for none. Raises
+    DataDirectoryError, which says what was found, what was expected, and what to do.
     """
     files = files or OsFiles()
     paths = [directory / name for name in _NAMES]
     expected = _fields(cluster_id, group_id, node_id, "")
-    files.make_directory(directory)  # what a killed process left there is durable from now on
+    files.make_directory(directory)  # Makes durable what a killed process left there.
     raws = [read_file(files, path) for path in paths]
     if raws == [None, None]:
         others = [name for name in files.names(directory) if not name.endswith(".tmp")]
@@ -74,7 +74,7 @@ def check_identity(
     whole = _encode(_fields(cluster_id, group_id, node_id, founding)) * _COPIES
     for path, raw in zip(paths, raws, strict=True):
         if raw != whole:
-            with contextlib.suppress(DiskFull):  # a good copy still stands
+            with contextlib.suppress(DiskFull):  # There still is a good copy.
                 replace_file(files, path, [whole])
     return founding
 
@@ -88,9 +88,9 @@ def save_founding(
     node_id: int,
     files: FileLayer | None = None,
 ) -> None:
-    """BLOCKING. The directory belongs to `founding` from now on; durable when it returns.
+    """BLOCKING. Records durably that the directory belongs to `founding` from now on.
 
-    Raises DiskFull and OSError: either founding may stand then.
+    Raises DiskFull and OSError; then the directory may name the old or the new founding.
     """
     paths = [directory / name for name in _NAMES]
     _write(files or OsFiles(), paths, _fields(cluster_id, group_id, node_id, founding))
@@ -129,7 +129,7 @@ def _describe(identity: dict[str, str]) -> str:
 
 
 def _copies(raw: bytes) -> list[bytes]:
-    """Both copies, and the whole as the only one."""
+    """The two halves of the file as copies, and the whole file, in case it has only one copy."""
     half = len(raw) // _COPIES
     return [raw[:half], raw[half:], raw]
 
@@ -140,7 +140,7 @@ def _encode(identity: dict[str, str]) -> bytes:
 
 
 def _decode(raw: bytes) -> dict[str, str] | None:
-    """The fields; None when the CRC does not match."""
+    """The fields, or None when the CRC does not match."""
     text, mark, crc = raw.rpartition(b"crc32c=")
     if not mark or crc != f"{google_crc32c.value(text):08x}\n".encode():
         return None

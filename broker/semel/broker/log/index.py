@@ -1,15 +1,16 @@
-"""The log in memory: which entries there are, their terms, and where each frame lies.
+"""The index of the log in memory: its entries, their terms, and the place of each frame.
 
-How it works. Segments hold 4 bytes a frame (its place); terms are kept as runs, because they change
-only with the master. `place` decides where new frames go before any byte is written, so that the
-writer only carries out.
+How it works. A segment keeps 4 bytes per frame (its place). Terms are kept as runs, because they
+change only with the master. `place` decides where new frames go before any byte is written, so that
+the writer only carries the decision out.
 
 Invariants
 1. Entries first_index..last_index are consecutive over `segments`; last_index is first_index - 1
    when there are none.
 2. `segments` is a tuple that is replaced, never changed: other threads read it without a lock.
 3. After a truncation the next frame goes to a new segment. The new header's first index tells the
-   recovery that whatever an older segment holds from there on is void, so nothing is overwritten.
+   recovery that everything an older segment holds from there on is void, so nothing has to be
+   overwritten.
 
 Not here: the files (`keeper.py`, `writer.py`), what survives a crash (`recovery.py`).
 """
@@ -30,12 +31,12 @@ from semel.protos.values import value
 
 _FIRST_INDEX = attrgetter("first_index")
 _INDEX_TERM = struct.Struct("<8xQQ")
-"""In a frame's header."""
+"""The index and the term in a frame's header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A segment that gets no more frames, with what its seal says."""
+    """A segment that gets no more frames, with the content of its seal."""
 
     segment: Segment
     count: int
@@ -45,17 +46,18 @@ class Retired:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """From here on frames go to `segment`."""
+    """A writer step: the following frames go to `segment`."""
 
     segment: Segment
     retired: Retired | None
     void: tuple[Segment, ...]
-    """Truncated as a whole; their files go once `segment` is durable."""
+    """Segments that were truncated as a whole; their files are removed once `segment` is
+    durable."""
 
 
 @value
 class Write:
-    """Consecutive frames for one segment."""
+    """A writer step: consecutive frames for one segment."""
 
     segment: Segment
     first_index: int
@@ -63,7 +65,7 @@ class Write:
     frames: list[bytes]
     terms: list[int]
     era: int
-    """Number of truncations before it."""
+    """Number of truncations before this write."""
 
     @property
     def last_index(self) -> int:
@@ -71,7 +73,7 @@ class Write:
 
 
 class LogIndex:
-    """The owner's thread changes it, except `drop_before`."""
+    """Only the owner's thread changes it, except that `drop_before` runs in another thread."""
 
     def __init__(
         self,
@@ -84,7 +86,8 @@ class LogIndex:
         next_sequence: int = 1,
         boot: int = 0,
     ) -> None:
-        """`base_term`: of the entry before the first; `runs`: (first index, term), rising."""
+        """`base_term` is the term of the entry before the first one; `runs` are (first index,
+        term), rising."""
         self._config = config
         self._boot = boot
         self.first_index = first_index
@@ -96,7 +99,7 @@ class LogIndex:
         self._tail: Segment | None = None
         self._void: list[Segment] = []
         self._unsealed = segments[-1] if segments and not segments[-1].sealed else None
-        # A segment found without a seal gets no more frames: behind its end there may be frames
+        # A segment found without a seal gets no more frames: after its end there may be frames
         # that were written and never acknowledged.
 
     @property
@@ -104,13 +107,14 @@ class LogIndex:
         return self._run_term[-1]
 
     def term_at(self, index: int) -> int | None:
-        """The term of the entry; also for first_index - 1. None outside."""
+        """The term of the entry at `index`, which may be first_index - 1; None outside that
+        range."""
         if index > self.last_index or index < self.first_index - 1:
             return None
         return self._run_term[bisect_right(self._run_first, index) - 1]
 
     def locate(self, index: int) -> Segment:
-        """The segment that holds the entry. Raises IndexUnavailable."""
+        """The segment that holds the entry. Raises IndexUnavailable when there is none."""
         segments = self.segments
         found = bisect_right(segments, index, key=_FIRST_INDEX) - 1
         if found < 0 or index >= segments[found].end_index:
@@ -122,7 +126,8 @@ class LogIndex:
         return end - start
 
     def fit(self, lo: int, hi_max: int, max_bytes: int) -> int:
-        """The largest hi ≤ hi_max so that frames [lo, hi) take ≤ max_bytes, at least lo + 1."""
+        """The largest hi ≤ hi_max such that the frames [lo, hi) take ≤ max_bytes, but at least
+        lo + 1."""
         hi_max = min(hi_max, self.last_index + 1)
         hi = lo
         left = max_bytes
@@ -139,7 +144,7 @@ class LogIndex:
         return hi
 
     def needs_roll(self, count: int, length: int) -> bool:
-        """Whether appending `count` frames of `length` bytes in all takes a new segment."""
+        """Whether appending `count` frames of `length` bytes in all needs a new segment."""
         tail = self._tail
         if tail is None:
             return True
@@ -147,7 +152,7 @@ class LogIndex:
         return count > room or tail.end + length > tail.bytes_limit
 
     def terms_of(self, frames: Sequence[bytes]) -> list[int]:
-        """Terms of frames that are to follow; asserts that they do."""
+        """The terms of `frames`; asserts that the frames follow the last entry."""
         expected = self.last_index
         last_term = self.last_term
         terms = []
@@ -162,7 +167,7 @@ class LogIndex:
         return terms
 
     def place(self, frames: Sequence[bytes], terms: Sequence[int], era: int) -> list[Roll | Write]:
-        """Takes the frames behind the last entry; returns what the writer has to do for it."""
+        """Adds the frames after the last entry; returns the steps that the writer has to do."""
         steps: list[Roll | Write] = []
         write: Write | None = None
         for frame, term in zip(frames, terms, strict=True):
@@ -205,7 +210,7 @@ class LogIndex:
         self._next_sequence += 1
         self._unsealed = None
         void, self._void = tuple(self._void), []
-        # An empty segment holds nothing, and would shadow the new one.
+        # An empty segment holds nothing and would shadow the new one.
         empty = tuple(s for s in self.segments if s.first_index >= header.first_index)
         self.segments = (*(s for s in self.segments if s not in empty), self._tail)
         if retired is not None and retired.segment in empty:
@@ -213,7 +218,7 @@ class LogIndex:
         return Roll(self._tail, retired, (*void, *empty))
 
     def truncate(self, from_index: int) -> None:
-        """Drops the entries from `from_index` on."""
+        """Drops the entries at and above `from_index`."""
         assert self.first_index <= from_index <= self.last_index, (
             f"truncation at {from_index} of a log that holds {self.first_index}..{self.last_index}"
         )
@@ -231,15 +236,15 @@ class LogIndex:
             self._run_term.pop()
 
     def unsealed(self) -> Retired | None:
-        """What may be sealed now that nothing will be appended; None after a truncation, which
-        only a new segment makes durable."""
+        """The last segment, for sealing it once no more frames will be appended. None when it is
+        sealed already, and after a truncation, which only a new segment makes durable."""
         last = self._tail or self._unsealed
         if last is None or self._void or last.sealed:
             return None
         return Retired(last, last.count, last.end, self.last_term)
 
     def drop_before(self, segment: Segment) -> None:
-        """`segment`, the oldest, is no longer part of the log."""
+        """Removes `segment`, the oldest one, from the log."""
         assert self.segments[0] is segment
         assert segment is not self._tail
         first = segment.end_index

@@ -1,17 +1,18 @@
-"""Segment files around their use: made ahead of need, sealed after it, removed or kept as spares.
+"""The life of segment files: made before they are needed, then sealed, removed or kept as spares.
 
-How it works. One background thread keeps one allocated spare ready, so that a roll costs the writer
+How it works. One background thread keeps one allocated spare ready. So a roll costs the writer only
 a header and a rename, and a full disk is known before a frame is accepted that needs the room. Old
-segments come back as spares through `give`. A spare is filled while it waits, at a limited rate: a
-fresh one with zeros, because a sync of blocks that were written before needs no journal; one that
-was used before is read, because a write that begins or ends within a page which is not in the page
-cache waits until that was read. When there is no room it tries again every second, and whenever a
-segment is given back: the broker stops accepting and goes on by itself.
+segments come back as spares through `give`. While a spare waits, the thread prepares it at a
+limited rate. It fills a fresh spare with zeros, because a sync of blocks that were written before
+needs no journal. It reads a spare that was used before, because a write that begins or ends within
+a page that is not in the page cache waits until the page was read. When there is no room, the
+thread tries again every second and whenever a segment is given back: the broker stops accepting
+messages and resumes by itself.
 
 Invariants
 1. A spare is renamed to a segment only after its header is durable.
-2. A segment is sealed only after its frames are durable, and a void one is removed only after the
-   segment that makes it void is.
+2. A segment is sealed only after its frames are durable, and a void segment is removed only after
+   the segment that makes it void is durable.
 
 Not here: which segments are needed (`index.py`), which are old (`cleaner.py`).
 """
@@ -40,7 +41,7 @@ _RETRY_SECONDS: Final = 1.0
 _FILL_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(_FILL_BYTES)
 _TRIM_ABOVE: Final = 1 << 20
-"""A sealed segment gives back its unused room when it is more than this."""
+"""A sealed segment gives back its unused space when that is more than this."""
 
 
 @dataclass(slots=True)
@@ -50,14 +51,14 @@ class _Spare:
     path: Path
     file: File
     fresh: bool
-    """Its blocks were never written."""
+    """True: its blocks were never written."""
     unfilled_at: int
-    """From here to the end of a segment it is still to be filled."""
+    """The range from here to the end of a segment is not filled yet."""
     being_filled: bool = False
 
 
 class Keeper:
-    """Owns the spares of one log directory. Methods may be called from any thread."""
+    """Owns the spares of one log directory. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Keeper:
 
     @property
     def shortage(self) -> DiskFull | None:
-        """Set while there is neither a spare nor room for one."""
+        """The error, while there is neither a spare nor room for one; else None."""
         return self._shortage
 
     @property
@@ -98,13 +99,13 @@ class Keeper:
         self._thread.start()
 
     def give_up(self) -> None:
-        """From now on a shortage fails the waiting writer."""
+        """Makes a shortage from now on fail the waiting writer."""
         with self._changed:
             self._giving_up = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Finishes what is queued and stops the thread."""
+        """Finishes the queued work and stops the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -115,9 +116,10 @@ class Keeper:
             self._ready = None
 
     def activate(self, segment: Segment) -> File:
-        """Gives the segment its file, with a durable header, under its name.
+        """Turns a spare into the segment's file, with a durable header, under the segment's name.
 
-        Waits while the disk is full; raises Closed when the log is closed meanwhile.
+        Waits while the disk is full. Raises Closed when the log is closed meanwhile, and DiskFull
+        when it is closed during a shortage.
         """
         path, file = self._take(segment.bytes_limit)
         page = segment.header.encode()
@@ -144,11 +146,13 @@ class Keeper:
                 self._changed.wait()
 
     def retire(self, file: File | None, retired: Retired | None, void: tuple[Segment, ...]) -> None:
-        """Queues the sealing of a segment (whose open `file` it takes) and removal of `void`."""
+        """Queues the sealing of a segment, whose open `file` it takes over, and the removal of
+        the `void` segments."""
         self._queue(lambda: self._retire(file, retired, void))
 
     def give(self, path: Path) -> None:
-        """BLOCKING. Takes a segment file that is no longer needed or read: a spare, or removed."""
+        """BLOCKING. Takes a segment file that nobody needs or reads any more, and makes it a spare
+        or removes it."""
         with self._changed:
             reuse = len(self._spares) < self._config.recycle_max
             if reuse:
@@ -166,7 +170,7 @@ class Keeper:
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """BLOCKING. Returns when all that is queued now is done."""
+        """BLOCKING. Returns when all work that is queued now is done."""
         done = threading.Event()
         self._queue(done.set)
         while not done.wait(0.1) and self._thread.is_alive():
@@ -217,7 +221,7 @@ class Keeper:
         return self._unfilled() is not None and time.monotonic() >= self._fill_due
 
     def _pause(self) -> float | None:
-        """How long there is nothing to do, at most."""
+        """The longest time for which the thread may wait; None for no limit."""
         if self._shortage is not None:
             return max(0.0, self._retry_due - time.monotonic())
         if self._unfilled() is not None:
@@ -225,7 +229,7 @@ class Keeper:
         return None
 
     def _fill(self) -> None:
-        """Fills the next piece of the spare that waits; the writer never waits for more."""
+        """Fills the next piece of the waiting spare; the writer never waits for more than that."""
         with self._changed:
             spare = self._unfilled()
             if spare is None:
@@ -238,7 +242,7 @@ class Keeper:
                 spare.file.sync()
             else:
                 spare.file.read(length, spare.unfilled_at)
-        except DiskFull as error:  # its room was promised only
+        except DiskFull as error:  # Its space was only promised.
             with self._changed:
                 self._ready = None
             self._let_go(spare, error)
@@ -250,7 +254,7 @@ class Keeper:
             self._changed.notify_all()
 
     def _prepare(self) -> None:
-        """Makes a spare ready, or the ready one larger."""
+        """Makes a spare ready, or enlarges the ready one."""
         with self._changed:
             spare, self._ready = self._ready, None
             self._retry = False
@@ -279,7 +283,7 @@ class Keeper:
             self._changed.notify_all()
 
     def _let_go(self, spare: _Spare, error: DiskFull) -> None:
-        """There is no room for what it is to hold."""
+        """Removes a spare for which there is no room, and reports the shortage."""
         spare.file.close()
         self._files.remove(spare.path)
         self._report_shortage(error)
@@ -318,8 +322,8 @@ class Keeper:
             if segment.bytes_limit - retired.end > _TRIM_ABOVE:
                 file.resize((retired.end + PAGE - 1) // PAGE * PAGE)
             if not ids_hold(file, segment, retired.count):
-                # A seal would take what is rotten for what was written. Without one the IDs are
-                # judged one by one at the next start, and made anew from their frames.
+                # A seal would declare rotten IDs to be the written ones. Without a seal, the next
+                # start checks the IDs one by one and makes bad ones again from their frames.
                 _log.error("segment not sealed, its IDs are damaged file=%s", segment.file_name)
                 return
             write_seal(file, segment, retired.count, retired.end, retired.last_term)

@@ -1,22 +1,24 @@
-"""Kept files: live records of segments that were recycled.
+"""Kept files, which hold the live records of segments that were recycled.
 
-How it works. When the cleaner takes a segment away it first copies what is still needed (long
-retention, unreleased messages) byte for byte into a kept file. A kept file is written under a
-temporary name, synced and renamed; then it never changes, until none of its records is live.
-Records are found by (index, position), as they were in the segment.
+How it works. Before the cleaner takes a segment away, it copies the records that are still needed
+(long retention, unreleased messages) byte for byte into a kept file. A kept file is written under a
+temporary name, synced and renamed. After that it never changes, except that a damaged record is
+repaired in place, until none of its records is live. Records are found by (index, position), as in
+the segment.
 
 Format. `docs/formats/segment.md`; a test compares its tables with the structs below. A 64-byte
-header; records, each behind a 32-byte header of its own, padded to 8; a table of all records; a
-32-byte trailer. A damaged table or trailer is made up for by walking the records, and the reverse.
+header; the records, each after a 32-byte header of its own, padded to 8; a table of all records; a
+32-byte trailer. When the table or the trailer is damaged, the record headers replace it, and the
+reverse.
 
-Crash cases. A temporary file is left and removed at the next start; or the file stands whole, and
-its records may exist in a segment too: they are the same bytes.
+Crash cases. Either a temporary file is left, which the next start removes, or the file exists
+whole; then its records may exist in a segment too, with the same bytes.
 
 Invariants
 1. A record is in the index only when its file is durable.
-2. Only bytes whose CRC was checked are returned.
+2. Reads return only bytes whose CRC was checked.
 
-Not here: which records are live (the state machine says so through `keep` and `live`).
+Not here: which records are live (the state machine tells through `keep` and `live`).
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class _KeptFile:
 
 
 class KeptStore:
-    """The kept files of one log directory. Reads from any thread; one thread changes it."""
+    """The kept files of one log directory. Any thread may read; one thread changes them."""
 
     def __init__(
         self, files: FileLayer, directory: Path, open_files: OpenFiles, file_bytes_max: int
@@ -80,8 +82,8 @@ class KeptStore:
         self._kept: list[_KeptFile] = []
         self._next_number = 1
         self.damaged: set[RecordRef] = set()
-        """Records that failed their check, or should be here and are not, and were not mended
-        since. Replaced, never changed."""
+        """Records that failed their check or are missing, and were not repaired since. The set is
+        replaced, never changed."""
 
     @property
     def file_count(self) -> int:
@@ -117,7 +119,7 @@ class KeptStore:
             self._places.update(places)
 
     def refs(self) -> list[RecordRef]:
-        """All records, at this moment."""
+        """All records that are here at this moment."""
         with self._lock:
             return [RecordRef(*key, place.length) for key, place in self._places.items()]
 
@@ -125,7 +127,8 @@ class KeptStore:
         return (index, position) in self._places
 
     def read(self, index: int, position: int, length: int) -> bytes:
-        """BLOCKING. The record's payload. Raises IndexUnavailable, DamagedEntry."""
+        """BLOCKING. The record's payload, checked. Raises IndexUnavailable, DamagedEntry, and
+        InvalidRequest when the record has another length."""
         for _ in range(3):
             place = self._places.get((index, position))
             if place is None:
@@ -139,7 +142,7 @@ class KeptStore:
                 with self._open_files.use(place.path) as file:
                     data = file.read(length, place.offset)
             except FileNotFoundError:
-                continue  # Moved to another kept file meanwhile.
+                continue  # The record moved to another kept file meanwhile.
             if len(data) != length or google_crc32c.value(data) != place.crc:
                 with self._lock:
                     self.damaged = self.damaged | {RecordRef(index, position, length)}
@@ -152,13 +155,16 @@ class KeptStore:
         raise IndexUnavailable(index, 0, 0)
 
     def note_missing(self, refs: Iterable[RecordRef]) -> None:
-        """These are live; who is not here was in a file that is damaged beyond reading."""
+        """Takes the refs of live records; those that are not here were in a file that is damaged
+        beyond reading, and count as damaged."""
         with self._lock:
             missing = {ref for ref in refs if (ref.index, ref.position) not in self._places}
             self.damaged = self.damaged | missing
 
     def mend(self, ref: RecordRef, payload: bytes) -> None:
-        """BLOCKING. Puts a damaged record's payload, as a peer has it, back in place."""
+        """BLOCKING. Repairs a damaged record: writes its payload, as a peer has it, back in place.
+
+        Raises IndexUnavailable, and InvalidRequest when the payload is not the record's."""
         place = self._places.get((ref.index, ref.position))
         if place is None:
             raise IndexUnavailable(ref.index, 0, 0)
@@ -171,12 +177,12 @@ class KeptStore:
             self.damaged = self.damaged - {ref}
 
     def forget(self, ref: RecordRef) -> None:
-        """A damaged record is not live any more: nobody needs its bytes."""
+        """Drops a damaged record from `damaged`: it is not live any more and nobody needs it."""
         with self._lock:
             self.damaged = self.damaged - {ref}
 
     def add(self, records: Iterable[tuple[RecordRef, bytes]]) -> None:
-        """BLOCKING. Stores the records, durably when it returns."""
+        """BLOCKING. Stores the records durably."""
         writer: _KeptWriter | None = None
         try:
             for ref, payload in records:
@@ -197,8 +203,8 @@ class KeptStore:
                 writer.abandon()
 
     def drop(self, live: Callable[[int, int], bool]) -> int:
-        """BLOCKING. Removes files without live records, and moves the live ones out of files that
-        are mostly dead. Returns how many files were removed."""
+        """BLOCKING. Removes files without live records, and moves the live records out of files
+        that are mostly dead. Returns how many files were removed."""
         removed = 0
         for kept in list(self._kept):
             alive = [key for key in kept.records if self._is_at(key, kept.path) and live(*key)]
@@ -246,7 +252,7 @@ class _KeptWriter:
         self.size = HEADER_BYTES
 
     def add(self, ref: RecordRef, payload: bytes | memoryview) -> None:
-        payload = bytes(payload)  # a view would keep its whole frame in memory
+        payload = bytes(payload)  # A view would keep its whole frame in memory.
         crc = google_crc32c.value(payload)
         header = _with_crc(RECORD_STRUCT, ref.index, ref.position, ref.length, crc, 0, 0)
         offset = self.size + RECORD_BYTES
@@ -264,7 +270,7 @@ class _KeptWriter:
         self._parts_at = self.size
 
     def finish(self) -> tuple[Path, int, list[tuple[tuple[int, int], _Place]]]:
-        """Makes the file durable under its name."""
+        """Makes the file durable under its name; returns its path, its size and its records."""
         table = b"".join(self._entries)
         trailer = _with_crc(
             TRAILER_STRUCT,
@@ -291,7 +297,7 @@ class _KeptWriter:
 
 
 def _with_crc(layout: struct.Struct, *values: object) -> bytes:
-    """`values` packed, with the CRC of all before it in the last field."""
+    """Packs `values`, with the CRC of all bytes before it in the last field."""
     body = layout.pack(*values, 0)[:-4]
     return body + int(google_crc32c.value(body)).to_bytes(4, "little")
 
@@ -318,7 +324,7 @@ def _load(file: File, path: Path) -> Iterator[tuple[tuple[int, int], _Place]]:
 
 
 def _table(file: File) -> bytes | None:
-    """The table of all records; None when it is damaged."""
+    """The bytes of the record table; None when the table or the trailer is damaged."""
     size = file.size()
     trailer = file.read(TRAILER_BYTES, max(0, size - TRAILER_BYTES))
     if len(trailer) < TRAILER_BYTES or not _crc_holds(trailer):
@@ -331,7 +337,7 @@ def _table(file: File) -> bytes | None:
 
 
 def _walk(file: File, path: Path) -> Iterator[tuple[tuple[int, int], _Place]]:
-    """The records by their own headers, up to the table."""
+    """Yields the records by their own headers, up to the table."""
     at = HEADER_BYTES
     size = file.size()
     count = 0

@@ -1,18 +1,18 @@
-"""Syncs that the kernel carries out, started and heard of by the event loop: no thread is woken.
+"""Syncs that the kernel carries out for the event loop, without waking a thread.
 
 How it works. `IOCB_CMD_FDSYNC` of Linux AIO (4.18 and newer) hands an fdatasync to a work queue of
-the kernel and returns at once; an eventfd that the event loop watches tells when it is done. The
-library (caio) calls io_submit and io_getevents, the latter never waiting.
+the kernel and returns at once; an eventfd that the event loop watches signals its end. The library
+(caio) calls io_submit and io_getevents, the latter never waiting.
 
-Whether that works here is found out by one sync at the start (`KernelSyncs.open`): a sandbox may
-forbid it, the machine's contexts may be used up (fs.aio-max-nr), a file system may have no such
-operation. Then it is as if there were none, and the log's thread syncs all.
+One sync at the start (`KernelSyncs.open`) shows whether this works here: a sandbox may forbid it,
+the machine's contexts may be used up (fs.aio-max-nr), or a file system may lack the operation. In
+these cases there are no kernel syncs, and the log's thread does all syncs.
 
 Invariants
-1. One sync is under way at a time, and its result is never lost: `on_done` has it, or `wait`. The
-   kernel tells an error once for each open file, so a second sync would succeed.
+1. One sync is under way at a time, and its result is never lost: either `on_done` or `wait` gets
+   it. The kernel reports an error only once for each open file, so a second sync would succeed.
 
-Not here: who may be synced so, and when (`writer.py`); files (`files.py`).
+Not here: which writes are synced this way, and when (`writer.py`); files (`files.py`).
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ _log = logging.getLogger(__name__)
 _REQUESTS: Final = 2
 _LOOK_AGAIN_MS: Final = 10
 _ERRORS: Final = {OverflowError: errno.EAGAIN, ValueError: errno.EINVAL}
-"""By which caio tells some errnos of io_submit; others it tells as they are."""
+"""The exceptions that caio raises for some errnos of io_submit; it passes others on as they are."""
 
 OnDone = Callable[[OSError | None], None]
 
 
 class KernelSyncs:
-    """Fdatasyncs of one log, one after the other. Made by `open`."""
+    """The fdatasyncs of one log, one after the other. Create it with `open`."""
 
     def __init__(self, aio: Any, loop: asyncio.AbstractEventLoop) -> None:
-        """Raises SystemError when the kernel gives no context."""
+        """Raises SystemError when the kernel grants no AIO context."""
         self._aio = aio
         self._loop = loop
         self._context: Any = aio.Context(_REQUESTS)
         self._reaping = threading.Lock()
         self._result: int | None = 0
-        """Of the newest sync: 0, or an errno below zero; None while it is under way."""
+        """Result of the newest sync: 0, or a negative errno; None while it is under way."""
         self._on_done: OnDone | None = None
-        """Who is still to hear of it."""
+        """The callback that has not heard of the newest sync yet."""
 
     @classmethod
     def open(cls, loop: asyncio.AbstractEventLoop, descriptor: int) -> KernelSyncs | None:
-        """BLOCKING, for one sync of `descriptor`; on the loop's thread. None: not on this machine,
-        or not on this file system."""
+        """BLOCKING for one sync of `descriptor`, on the loop's thread. None when this machine or
+        this file system does not support it."""
         try:
-            # Not `from caio import`: without its extension the package has a None of that name.
+            # Not `from caio import`: the package without its extension defines this name as None.
             import caio.linux_aio as linux_aio
 
             syncs = cls(linux_aio, loop)
@@ -71,9 +71,9 @@ class KernelSyncs:
         return syncs
 
     def start(self, descriptor: int, on_done: OnDone) -> None:
-        """Begins to make durable what was written; `on_done` is called later, on the loop.
+        """Starts a sync of the file; the loop calls `on_done` later.
 
-        Raises OSError; then nothing is under way.
+        When it raises OSError, no sync was started.
         """
         assert self._result is not None
         operation = self._aio.Operation.fdsync(descriptor)
@@ -88,22 +88,23 @@ class KernelSyncs:
         assert taken == 1
 
     def wait(self) -> OSError | None:
-        """BLOCKING. The newest sync's result; `on_done` does not matter any more, called or not."""
+        """BLOCKING. Waits for the newest sync and returns its result. The caller must ignore
+        `on_done`, which may or may not be called."""
         done = select.poll()
         done.register(self._context.fileno, select.POLLIN)
         while self._result is None:
-            done.poll(_LOOK_AGAIN_MS)  # the loop may be quicker
+            done.poll(_LOOK_AGAIN_MS)  # The loop may reap the result first.
             self._reap()
         return self._error()
 
     def close(self) -> None:
-        """Any thread, once nothing is under way. The loop watches no more."""
-        with contextlib.suppress(RuntimeError):  # it is closed itself
+        """Makes the loop stop watching. Any thread may call it, once no sync is under way."""
+        with contextlib.suppress(RuntimeError):  # The loop itself is closed.
             self._loop.call_soon_threadsafe(self._detach)
 
     def _detach(self) -> None:
         self._loop.remove_reader(self._context.fileno)
-        self._context = None  # which closes it
+        self._context = None  # Dropping the context closes it.
 
     def _on_readable(self) -> None:
         self._reap()
@@ -120,11 +121,11 @@ class KernelSyncs:
                 return
             try:
                 self._context.process_events(_REQUESTS)
-            except SystemError as error:  # what became of it is unknown: as bad as failed
+            except SystemError as error:  # Its outcome is unknown, so it counts as failed.
                 self._result = -error.args[0]
 
     def _on_result(self, result: int) -> None:
-        """Called by the library, which takes the kernel's number for one without a sign."""
+        """The library calls it, with the kernel's signed result as an unsigned number."""
         self._result = result - (1 << 64) if result >> 63 else result
 
     def _error(self) -> OSError | None:

@@ -1,21 +1,21 @@
-"""The log of one node: the only door to its bytes on disk.
+"""The log of one node, which is the only access to its bytes on disk.
 
 How it works. `append` places frames in memory at once (index, terms, tail cache) and gives them to
-the writer, which syncs them in groups and reports (index, term) through `on_synced`.
-Reads come from the tail cache, or block in the caller's reader pool. Checkpoints, compaction and
-snapshots block in an executor beside serving.
+the writer, which syncs them in groups and reports (index, term) through `on_synced`. Reads come
+from the tail cache, or block in the caller's reader pool. Checkpoints, compaction and snapshots
+block in an executor while the node serves.
 
 Threads. The *owner* (one thread: the node's event loop) calls everything that is not marked
-BLOCKING; methods marked BLOCKING are for other threads, or, once its loop is `attach`ed, the owner
-would wait for what it is to hear itself. `save_checkpoint`, `compact`, `drop_kept`
-and `install_snapshot` exclude each other.
+BLOCKING. Methods marked BLOCKING are for other threads: once its loop is `attach`ed, the owner
+would wait for a completion that only its own loop can deliver. `save_checkpoint`, `compact`,
+`drop_kept` and `install_snapshot` exclude each other.
 
 Invariants
-1. What `on_synced` reported survives any crash, byte for byte.
+1. Every entry that `on_synced` reported survives any crash, byte for byte.
 2. first_index - 1 ≤ the index of every checkpoint kept ≤ synced_index.
-3. A failed write or sync ends the log: `on_failure` is called once, nothing is accepted afterwards.
+3. A failed write or sync ends the log: `on_failure` hears once, and nothing is accepted afterwards.
 
-Not here: what records mean (state), who may append (raft), in which order things leave (node).
+Not here: what records mean (`state/`), who may append (`raft/`), the order of sends (`replica/`).
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ from semel.protos.metrics import Histogram
 
 
 def _ignore_synced(index: int, term: int) -> None:
-    """Until the owner sets `on_synced`."""
+    """The callback until the owner sets `on_synced`."""
 
 
 def _ignore_failure(error: BaseException) -> None:
-    """Until the owner sets `on_failure`; `append` raises anyway."""
+    """The callback until the owner sets `on_failure`; `append` raises anyway."""
 
 
 class Log:
-    """Open it with `Log.open`, set the two callbacks, then append."""
+    """The log of one node. Open it with `Log.open`, set the two callbacks, then append."""
 
     on_synced: Callable[[int, int], None]
-    """(index, term): all up to it is durable. Called in the writer's thread, or on the loop that is
-    attached; must not block."""
+    """Hears (index, term) when everything up to it is durable; called in the writer's thread or on
+    the attached loop; must not block."""
 
     def __init__(self, directory: Path, config: LogConfig, files: FileLayer) -> None:
-        """BLOCKING. Use `open`."""
+        """BLOCKING. Use `open` instead."""
         self.on_synced = _ignore_synced
         self._on_failure: Callable[[BaseException], None] = _ignore_failure
         self._config = config
         self._files = files
         self._changed = threading.Condition()
-        # Guards what both the owner and the writer change: the next five fields.
+        # Guards the next five fields, which both the owner and the writer change.
         self._synced_index = 0
         self._failure: BaseException | None = None
         self._closed = False
         self._era = 0
         self._cuts: deque[tuple[int, int]] = deque()
-        # (era that began, truncated from), for eras the writer has not reached.
-        self._queued_ms: deque[int] = deque()  # of each write that is not durable
+        # (era that began, truncated from), for the eras that the writer has not reached yet.
+        self._queued_ms: deque[int] = deque()  # Arrival time of each write that is not durable.
         self._maintenance = threading.Lock()
         self._syncs: Syncs | None = None
         self._appended_bytes = 0
@@ -91,10 +91,10 @@ class Log:
     def open(
         cls, directory: Path, config: LogConfig | None = None, *, files: FileLayer | None = None
     ) -> Log:
-        """BLOCKING. Locks `directory` (created if missing) and recovers what is in it.
+        """BLOCKING. Locks `directory` (created if missing) and recovers the log in it.
 
-        Raises DataDirectoryError when another process holds it or the format is newer,
-        CorruptSegment when entries that were durable are lost here.
+        Raises DataDirectoryError when another process holds the directory or the format is newer,
+        and CorruptSegment when entries that were durable are lost here.
         """
         return cls(directory, config or LogConfig(), files or OsFiles())
 
@@ -112,8 +112,8 @@ class Log:
         return store
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """On the owner's loop, once: from now on the kernel syncs small writes, if it can, and no
-        thread is woken for them. BLOCKING for one sync."""
+        """Lets the kernel sync small writes from now on, if it can, so that no thread is woken for
+        them. Call it once, on the owner's loop. BLOCKING for one sync."""
         config = self._config
         if config.sync_by == "auto" and not config.sync_interval_ms:
             self._syncs = self._files.syncs(loop, self._lock_file)
@@ -121,8 +121,8 @@ class Log:
 
     @property
     def page_cached(self) -> bool:
-        """Whether what is written stays in the operating system's cache, for those who read it
-        here. True at the start."""
+        """Whether written bytes stay in the operating system's page cache, for readers on this
+        node. True at the start."""
         return self._page_cached
 
     @page_cached.setter
@@ -131,9 +131,9 @@ class Log:
 
     @property
     def on_failure(self) -> Callable[[BaseException], None]:
-        """Hears once that the log has failed for good, in the thread that failed.
+        """The callback that hears once that the log has failed for good, in the thread that failed.
 
-        A failure from before it was set is reported when it is set.
+        If the log failed before the callback was set, setting it reports the failure.
         """
         return self._on_failure
 
@@ -149,12 +149,12 @@ class Log:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The newest good one; its `payload` is read from disk when asked for (BLOCKING)."""
+        """The newest good checkpoint; access to its `payload` reads the disk (BLOCKING)."""
         return self._store.checkpoints.newest
 
     @property
     def first_index(self) -> int:
-        """The lowest index whose frame can be read whole."""
+        """The lowest index whose whole frame can be read."""
         return self._store.index.first_index
 
     @property
@@ -164,40 +164,40 @@ class Log:
 
     @property
     def last_term(self) -> int:
-        """The term of last_index; 0 in an empty log."""
+        """The term of the entry at last_index; 0 in an empty log."""
         return self._store.index.last_term
 
     @property
     def synced_index(self) -> int:
-        """Everything up to here is durable, and whole as far as it is known."""
+        """Every entry up to this index was durable here; only those above may be torn."""
         return self._synced_index
 
     @property
     def damaged(self) -> dict[int, Damage]:
-        """Entries to fetch from a peer and `mend`, by index; a copy.
+        """Damaged entries by index, to fetch from a peer and repair with `mend`; a copy.
 
-        The node may vote by their terms, and never stands for election until this is empty.
+        The node may vote by their terms, but never stands for election until this is empty.
         """
         with self._store.lock:
             return dict(self._store.damaged)
 
     @property
     def damaged_records(self) -> list[RecordRef]:
-        """Records below first_index to fetch from a peer and `mend_record`."""
+        """Damaged records below first_index, to fetch from a peer and give to `mend_record`."""
         return sorted(self._store.kept.damaged)
 
     @property
     def compact_limit(self) -> int:
-        """Index up to which the checkpoints let `compact` go; 0 before there are enough of them."""
+        """Index up to which the checkpoints allow `compact`; 0 while there are too few of them."""
         return self._store.checkpoints.compact_limit
 
     @property
     def checkpoints_damaged(self) -> bool:
-        """A checkpoint is damaged: save a new one."""
+        """True when a checkpoint is damaged, so that a new one should be saved."""
         return bool(self._store.checkpoints.damaged)
 
     def describe(self, index: int) -> str:
-        """Where an entry lies, for a person: its index, term, file and byte offset."""
+        """Describes an entry for a person: its index, term, file and byte offset."""
         store = self._store
         try:
             segment = store.index.locate(index)
@@ -208,18 +208,18 @@ class Log:
         return f"entry {index} of term {store.index.term_at(index)} in {path} at {start}"
 
     def term_at(self, index: int) -> int | None:
-        """The entry's term; also for first_index - 1. None below that and above last_index."""
+        """The entry's term, also for first_index - 1. None below that and above last_index."""
         return self._store.index.term_at(index)
 
     def fit(self, lo: int, hi_max: int, max_bytes: int) -> int:
-        """The largest hi ≤ hi_max with frames [lo, hi) ≤ max_bytes, but at least one frame.
+        """The largest hi ≤ hi_max such that frames [lo, hi) take ≤ max_bytes, at least one frame.
 
         Raises IndexUnavailable if `lo` is below first_index.
         """
         return self._store.index.fit(lo, hi_max, max_bytes)
 
     def size_of(self, index: int) -> int:
-        """Bytes of the entry's frame. Raises IndexUnavailable."""
+        """Size of the entry's frame in bytes. Raises IndexUnavailable."""
         return self._store.index.size_of(index)
 
     def stats(self) -> LogStats:
@@ -228,31 +228,31 @@ class Log:
 
     @property
     def sync_seconds(self) -> Histogram:
-        """How long the syncs took, since the start or the newest snapshot."""
+        """Durations of the syncs since the start or since the newest installed snapshot."""
         return self._store.writer.active.sync_seconds
 
     @property
     def disk_full(self) -> bool:
-        """True while there is neither a spare segment nor room for one: propose nothing."""
+        """True while there is neither a spare segment nor room for one: propose nothing then."""
         return self._store.keeper.shortage is not None
 
     def can_append(self, length: int, count: int = 1) -> bool:
-        """Whether `count` frames of `length` bytes in all can be taken: False only while the disk
-        is full and the newest segment has no room for them either."""
+        """Whether the log can take `count` frames of `length` bytes in all: False only while the
+        disk is full and the newest segment has no room for them either."""
         store = self._store
         return store.keeper.shortage is None or not store.index.needs_roll(count, length)
 
     # Writing.
 
     def append(self, frames: Sequence[bytes], *, wait_for_room: bool = False) -> None:
-        """Takes frames with the indexes from last_index + 1 on: all of them or none.
+        """Takes frames with the indexes from last_index + 1 on, either all of them or none.
 
-        When a new segment is needed and there is no room for one it raises DiskFull (nothing is
-        taken; it may be tried again), or, with `wait_for_room`, they wait in memory and are not
-        durable before there is. Raises Closed after a failure or `close`.
+        When the frames need a new segment and there is no room for one, it raises DiskFull and
+        takes nothing; the caller may try again. With `wait_for_room`, the frames wait in memory
+        instead and become durable once there is room. Raises Closed after a failure or `close`.
 
-        Asserts that no entry may be torn: what follows it would prove to the next recovery that it
-        was durable.
+        Asserts that no entry of the log may be torn: a following entry would prove to the next
+        recovery that the torn one was durable.
         """
         self._check_open()
         store = self._store
@@ -268,7 +268,7 @@ class Log:
         now_ms = time.monotonic_ns() // 1_000_000
         with store.lock:
             store.assert_whole()
-            # In the cache first: an entry that is in the index can be read.
+            # The cache comes first, because every entry in the index must be readable.
             for number, frame in enumerate(frames, index.last_index + 1):
                 store.tail.add(number, frame)
                 self._appended_bytes += len(frame)
@@ -279,18 +279,17 @@ class Log:
             store.writer.put(step)
 
     def hold_writes(self) -> None:
-        """What is appended from now on is not written before `release_writes`: something else is to
-        leave first."""
+        """Holds the writes of later frames until `release_writes`: something else leaves first."""
         self._store.writer.hold()
 
     def release_writes(self) -> None:
         self._store.writer.release()
 
     def truncate(self, from_index: int) -> None:
-        """Drops the entries from `from_index` on, which were not committed.
+        """Drops the entries at and above `from_index`, which were not committed.
 
-        It is durable before anything that is appended later is; a crash before that brings them
-        back. Asserts first_index ≤ from_index ≤ last_index.
+        The truncation is durable before any entry that is appended later; a crash before that
+        brings the dropped entries back. Asserts first_index ≤ from_index ≤ last_index.
         """
         self._check_open()
         store = self._store
@@ -304,11 +303,11 @@ class Log:
             self._synced_index = min(self._synced_index, from_index - 1)
 
     def cut_torn(self) -> int | None:
-        """For a group of one, which has no peer to ask, when it starts: truncates from the first
-        entry that may be a torn write, and returns its index; None when there is none.
+        """Truncates from the first entry that may be a torn write, and returns its index; None when
+        there is none. Only for the start of a group of one, which has no peer to ask.
 
-        In a larger group the entry may have been counted for a commit: fetch and `mend` it. Raises
-        CorruptSegment when the log's end is damaged and no failure of power explains it.
+        In a larger group the entry may have counted for a commit: fetch and `mend` it. Raises
+        CorruptSegment when the log's end is damaged and no power failure explains it.
         """
         for one in self.damaged.values():
             if not one.certain and not one.torn:
@@ -323,9 +322,9 @@ class Log:
         return min(torn)
 
     def oldest_unsynced_age_ms(self, now_ms: int | None = None) -> int:
-        """How long the oldest write has waited for its sync; 0 when none does.
+        """How long the oldest write has waited for its sync; 0 when none waits.
 
-        `now_ms`: time.monotonic_ns() // 1_000_000, the default.
+        `now_ms` is time.monotonic_ns() // 1_000_000, which is also the default.
         """
         try:
             oldest = self._queued_ms[0]
@@ -336,7 +335,7 @@ class Log:
         return max(0, now_ms - oldest)
 
     def wait_synced(self, index: int, timeout_s: float | None = None) -> bool:
-        """BLOCKING. Until `index` is durable; False after the timeout. Raises Closed."""
+        """BLOCKING. Waits until `index` is durable; False after the timeout. Raises Closed."""
         with self._changed:
             done = self._changed.wait_for(
                 lambda: self._synced_index >= index or self._failure or self._closed, timeout_s
@@ -348,7 +347,7 @@ class Log:
             return False
 
     def _on_durable(self, index: int, term: int, era: int, writes: int) -> None:
-        """In the writer's thread or on the loop: `writes` more are durable, up to that entry."""
+        """In the writer's thread or on the loop: `writes` more are durable, up to (index, term)."""
         for _ in range(writes):
             self._queued_ms.popleft()
         with self._changed:
@@ -358,7 +357,7 @@ class Log:
             self._raise_synced(reached, term if reached == index else None)
 
     def _raise_synced(self, index: int, term: int | None) -> None:
-        """Under `_changed`: everything up to `index` is durable."""
+        """Raises synced_index, under `_changed`: everything up to `index` is durable."""
         store = self._store
         with store.lock:
             if store.damaged:
@@ -389,25 +388,26 @@ class Log:
     # Reading.
 
     def cached_frames(self, lo: int, hi: int) -> list[bytes] | None:
-        """The frames [lo, hi) if all of them are in memory."""
+        """The frames [lo, hi) if all of them are in memory, else None."""
         return self._store.tail.range(lo, hi)
 
     def cached_record(self, index: int, position: int, length: int) -> memoryview | None:
-        """The payload of a record if its frame is in memory."""
+        """The payload of a record if its frame is in memory, else None."""
         frame = self._store.tail.get(index)
         return None if frame is None else record_of(frame, position, length)
 
     def read_frames(self, lo: int, hi: int) -> list[bytes]:
         """BLOCKING, any thread. The frames [lo, hi), checked.
 
-        Raises IndexUnavailable, DamagedEntry (which names file and index; a CorruptSegment).
+        Raises IndexUnavailable, and DamagedEntry (a CorruptSegment), which names file and index.
         """
         return self._store.reader.frames(lo, hi)
 
     def read_record(self, index: int, position: int, length: int) -> bytes | memoryview:
-        """BLOCKING, any thread. A record's payload, checked; also below first_index, if kept.
+        """BLOCKING, any thread. A record's payload, checked; also below first_index, if the record
+        is in a kept file.
 
-        Raises IndexUnavailable, DamagedEntry, InvalidRequest (there is no such record).
+        Raises IndexUnavailable, DamagedEntry, and InvalidRequest when there is no such record.
         """
         store = self._store
         if index >= store.index.first_index:
@@ -422,9 +422,9 @@ class Log:
         return store.kept.read(index, position, length)
 
     def replay(self, from_index: int) -> Iterator[bytes]:
-        """BLOCKING, at start. All frames from `from_index` to last_index, checked.
+        """BLOCKING, at start. Yields all frames from `from_index` to last_index, checked.
 
-        Raises IndexUnavailable, DamagedEntry at the damaged one.
+        Raises IndexUnavailable, and DamagedEntry when it reaches a damaged frame.
         """
         index = self._store.index
         lo = from_index
@@ -434,16 +434,17 @@ class Log:
             lo = hi
 
     def scrub(self) -> Iterator[int]:
-        """BLOCKING, any thread, one at a time: reads everything once from the disk, one piece with
-        each step, and yields its bytes. Fills `damaged`, `damaged_records`, `checkpoints_damaged`.
+        """BLOCKING, any thread, one at a time. Reads everything from the disk once, one piece per
+        step, and yields the number of bytes read. Fills `damaged`, `damaged_records` and
+        `checkpoints_damaged`.
         """
         return scrub(self._store, self._synced_index)
 
     def mend(self, frame: bytes) -> None:
-        """BLOCKING, any thread. Puts a damaged entry's frame, as a peer has it, back in place.
+        """BLOCKING, any thread. Writes a damaged entry's frame, as a peer has it, back in place.
 
-        Raises CorruptFrame when the frame is damaged itself, InvalidRequest when it is not the
-        entry that is missing here.
+        Raises CorruptFrame when the frame itself is damaged, and InvalidRequest when it is not the
+        entry that is damaged here.
         """
         index = check_frame(frame).index
         store = self._store
@@ -461,7 +462,7 @@ class Log:
                 self._raise_synced(reached, None)
 
     def mend_record(self, ref: RecordRef, payload: bytes) -> None:
-        """BLOCKING, any thread. The same for a damaged record below first_index."""
+        """BLOCKING, any thread. Repairs a damaged record below first_index with its payload."""
         if self.has_kept(ref):
             self._store.kept.mend(ref, payload)
         else:
@@ -469,22 +470,22 @@ class Log:
             self._store.kept.forget(ref)
 
     def note_missing(self, refs: Iterable[RecordRef]) -> None:
-        """These records below first_index are live: those without a copy here are damaged."""
+        """Names live records below first_index; those without a copy here count as damaged."""
         self._store.kept.note_missing(refs)
 
     def has_kept(self, ref: RecordRef) -> bool:
-        """The record has a copy of its own, beside its entry or instead of it."""
+        """Whether a kept file has the record, in addition to its entry or instead of it."""
         return self._store.kept.has(ref.index, ref.position)
 
     def keep_records(self, records: Sequence[tuple[RecordRef, bytes]]) -> None:
-        """BLOCKING, in an executor. Stores live records of a damaged entry whose frame no peer has
-        any more, durably when it returns. Raises DiskFull, Closed."""
+        """BLOCKING, in an executor. Durably stores the live records of a damaged entry whose frame
+        no peer has any more. Raises DiskFull, Closed."""
         with self._maintenance:
             self._check_open()
             self._store.kept.add(records)
 
     def forget_record(self, ref: RecordRef) -> None:
-        """A damaged record is not live any more: it need not be mended."""
+        """Drops a damaged record that is not live any more, so that it need not be repaired."""
         self._store.kept.forget(ref)
 
     # Checkpoints, compaction, snapshots.
@@ -492,7 +493,7 @@ class Log:
     def save_checkpoint(self, index: int, term: int, parts: Sequence[bytes]) -> None:
         """BLOCKING, in an executor. Stores the state at `index`, once that is durable here.
 
-        Raises DiskFull (the older ones stand), Closed.
+        Raises Closed, and DiskFull, after which the older checkpoints are still there.
         """
         self.wait_synced(index)
         with self._maintenance:
@@ -503,7 +504,7 @@ class Log:
 
     @property
     def incarnation(self) -> int:
-        """Rises when a snapshot replaces the log: what was decided about the old one is void."""
+        """Rises when a snapshot replaces the log; decisions about the old log are void then."""
         return self._current.number
 
     def compact(
@@ -515,11 +516,11 @@ class Log:
     ) -> int:
         """BLOCKING, in an executor. Recycles whole segments with last index < upto_index.
 
-        `keep(lo, hi)` names the live records of entries [lo, hi); they stay readable. It never
-        passes the oldest checkpoint, and does nothing before there are `checkpoint_keep` of them:
-        a damaged newest one must leave enough to replay. Nothing happens when `incarnation`, the
-        one that `keep` was made for, is over. Returns the new first_index. Raises DiskFull,
-        DamagedEntry (a live record is damaged: mend it), Closed.
+        `keep(lo, hi)` names the live records of entries [lo, hi); they stay readable. Compaction
+        never passes the oldest checkpoint, and does nothing before there are `checkpoint_keep`
+        checkpoints: when the newest is damaged, enough must be left to replay. Nothing happens when
+        `incarnation`, the one that `keep` was made for, is over. Returns the new first_index.
+        Raises DiskFull, Closed, and DamagedEntry when a live record is damaged and needs repair.
         """
         with self._maintenance:
             self._check_open()
@@ -530,9 +531,9 @@ class Log:
     def drop_kept(self, live: Callable[[int, int], bool], *, incarnation: int | None = None) -> int:
         """BLOCKING, in an executor. Removes kept files without live records.
 
-        `live(index, position)`. Live records of mostly dead files move to a new one. Nothing
-        happens when `incarnation`, the one that `live` was made for, is over. Returns how many
-        files were removed. Raises DiskFull, DamagedEntry, Closed.
+        `live(index, position)` tells whether a record is live. Live records of mostly dead files
+        move to a new file. Nothing happens when `incarnation`, the one that `live` was made for,
+        is over. Returns how many files were removed. Raises DiskFull, DamagedEntry, Closed.
         """
         with self._maintenance:
             self._check_open()
@@ -552,8 +553,8 @@ class Log:
         Until it returns the owner appends and truncates nothing; `kept_records` may read from this
         log. Afterwards first_index = index + 1, last_index = synced_index = index. A crash leaves
         all of the old log or all of the new one. Raises DiskFull, Closed, CorruptSegment when the
-        checkpoint is not where it was written, and whatever `kept_records` raises: then the old log
-        stands.
+        checkpoint cannot be read back, and whatever `kept_records` raises; in these cases the old
+        log stays in place.
         """
         with self._maintenance:
             self._check_open()
@@ -562,7 +563,7 @@ class Log:
             kept = KeptStore(self._files, staged, open_files, self._config.segment_bytes)
             kept.add(kept_records)
             checkpoint = Checkpoints(self._files, staged, 1).save(index, term, parts)
-            _ = checkpoint.payload  # read and checked: there will be no older one to fall back to
+            _ = checkpoint.payload  # Check it now: there is no older checkpoint to fall back to.
             old = self._store
             old.close()
             try:
@@ -580,9 +581,9 @@ class Log:
                 raise
 
     def close(self) -> None:
-        """BLOCKING. Writes and syncs what was appended, then lets go of the directory.
+        """BLOCKING. Writes and syncs the appended frames, then releases the directory.
 
-        What finds no room on a full disk goes to `on_failure`; it was never reported durable.
+        Frames without room on a full disk cause `on_failure`; they were never reported durable.
         """
         if self._closed:
             return

@@ -1,12 +1,12 @@
-"""Cold reads: frames and records from segment files, checked.
+"""Cold reads of frames and records from segment files, with all checks.
 
-How it works. Called from a pool of reader threads. Frames of one segment are read with one `pread`;
-a frame is always read and checked whole, because its CRC covers all its records, and stays in a
-small cache for the records that follow. Files are opened on first use and closed when too many are
+How it works. A pool of reader threads calls it. Frames of one segment are read with one `pread`. A
+frame is always read and checked whole, because its CRC covers all its records, and stays in a small
+cache for reads of its other records. Files are opened on first use and closed when too many are
 open; a file in use is neither closed nor recycled.
 
 Invariants
-1. Only bytes whose CRC was checked are returned, and only for the index asked for.
+1. Reads return only bytes whose CRC was checked, and only for the requested index.
 2. A segment is recycled only when no reader holds its file, and no reader opens it afterwards.
 
 Not here: records of segments that are gone (`kept.py`).
@@ -38,7 +38,7 @@ class _Open:
 
 
 class OpenFiles:
-    """Files held open for reading, by path. Any thread."""
+    """Files held open for reading, by path. Any thread may use it."""
 
     def __init__(self, files: FileLayer, open_max: int) -> None:
         self._files = files
@@ -50,7 +50,7 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def use(self, path: Path) -> Iterator[File]:
-        """The open file. Raises FileNotFoundError, also when it was forgotten."""
+        """Yields the open file. Raises FileNotFoundError, also after `forget` and `close`."""
         with self._changed:
             if self._closed or path in self._gone:
                 raise FileNotFoundError(path)
@@ -76,7 +76,7 @@ class OpenFiles:
                 self._open.pop(path).file.close()
 
     def forget(self, path: Path) -> None:
-        """BLOCKING. Waits until nobody uses the file; it is never opened again."""
+        """BLOCKING. Waits until nobody uses the file and closes it; it is never opened again."""
         with self._changed:
             self._gone.add(path)
             entry = self._open.pop(path, None)
@@ -86,7 +86,7 @@ class OpenFiles:
                 entry.file.close()
 
     def close(self) -> None:
-        """BLOCKING. Waits until nobody uses a file; none is opened any more."""
+        """BLOCKING. Waits until nobody uses any file and closes all; none is opened any more."""
         with self._changed:
             self._closed = True
             while any(entry.users for entry in self._open.values()):
@@ -97,7 +97,7 @@ class OpenFiles:
 
 
 class Reader:
-    """Reads of one log directory. Any thread; BLOCKING."""
+    """Reads the segments of one log directory. Any thread may use it; BLOCKING."""
 
     def __init__(
         self,
@@ -108,8 +108,8 @@ class Reader:
         read_cache: ReadCache,
         on_damage: Callable[[Segment, int, int, int], bool],
     ) -> None:
-        """`on_damage(segment, index, start, length)` hears of every frame that fails its check;
-        false if the entry does not lie there any more."""
+        """`on_damage(segment, index, start, length)` hears of every frame that fails its check; it
+        returns False if the entry is not at that place any more."""
         self._directory = directory
         self._index = index
         self._open_files = open_files
@@ -137,11 +137,13 @@ class Reader:
         return found
 
     def check(self, segment: Segment, lo: int, hi: int) -> None:
-        """Reads the frames [lo, hi) of one segment from the disk. Raises as `frames` does."""
+        """Reads the frames [lo, hi) of one segment from the disk. Raises the errors of
+        `frames`."""
         self._read(segment, lo, hi)
 
     def record(self, index: int, position: int, length: int) -> memoryview:
-        """The payload of a record, a view of its frame. Raises IndexUnavailable, DamagedEntry."""
+        """The payload of a record, as a view of its frame. Raises IndexUnavailable, DamagedEntry,
+        and InvalidRequest when there is no such record."""
         frame = self._tail.get(index)
         if frame is None:
             segment = self._index.locate(index)
@@ -161,7 +163,7 @@ class Reader:
             with self._open_files.use(path) as file:
                 data = file.read(places[-1][1] - start, start)
         except (IndexError, FileNotFoundError):
-            # Compacted or truncated between the look-up and the read.
+            # The entry was compacted or truncated between the look-up and the read.
             raise unavailable from None
         if hi == lo + 1:
             frames = [data]
@@ -179,7 +181,7 @@ class Reader:
             reason = "another entry lies there"
         except CorruptFrame as error:
             reason = error.message
-        # Truncated between the look-up and the read: its place may be gone from the file.
+        # An entry truncated between the look-up and the read may have lost its place in the file.
         if not self._on_damage(segment, index, place[0], place[1] - place[0]):
             raise IndexUnavailable(index, self._index.first_index, self._index.last_index)
         raise DamagedEntry(
@@ -189,7 +191,7 @@ class Reader:
         )
 
     def mend(self, damage: Damage, frame: bytes) -> None:
-        """Writes the frame over its damaged copy, durably. Raises FileNotFoundError."""
+        """Durably writes the frame over its damaged copy. Raises FileNotFoundError."""
         with self._open_files.use(self._directory / damage.file_name) as file:
             file.write([frame], damage.position)
             file.sync()

@@ -1,9 +1,10 @@
-"""What the log is after a crash, a power failure or damage: read when it is opened.
+"""Recovery, which finds out at opening what the log holds after a crash, power failure or damage.
 
-How it works. Segments are read newest first to find where each one ends: what an older segment
-holds from a newer one's first index on is void. Then, oldest first, the IDs of each are taken from
-its seal's CRC in one go, or walked one by one. Frames above the checkpoint are checked whole,
-because they are about to be replayed; older ones when they are read.
+How it works. Segments are read newest first to find where each one ends: entries of an older
+segment from a newer one's first index on are void. Then, oldest first, the IDs of each segment are
+either accepted together, when the CRC in its seal matches, or walked one by one. Frames above the
+checkpoint are checked whole, because they are about to be replayed; older frames are checked when
+they are read.
 
 Damage, entry by entry (design §3):
 
@@ -14,25 +15,28 @@ Damage, entry by entry (design §3):
     bad    bad     known to have been durable      halt: CorruptSegment
     bad    bad     not known to be                 never acknowledged: the log ends before it
 
-A damaged entry that is not known to have been durable may be a write that was torn, but only by a
-failure of power: a frame is written before its ID, so after a mere kill a good ID tells of a frame
-that was whole. Segments remember in which boot of the machine they were written.
+A damaged entry that is not known to have been durable may be a torn write, but only after a power
+failure: a frame is written before its ID, so after a mere kill a good ID proves that the frame was
+whole. A segment's header records in which boot of the machine the segment was written.
 
-What is found may be in the page cache only: the process before was killed ahead of its sync, or the
-sync failed, after which the kernel calls the pages clean and syncs them no more. So every entry
-that is not *known* to have been durable is written again, with its ID, and synced, before the log
-counts it. Those are the last ones only, what was on its way when the process ended.
+An entry that recovery finds may be in the page cache only: the previous process was killed before
+its sync, or the sync failed, after which the kernel marks the pages clean and never syncs them
+again. So recovery writes every entry that is not *known* to have been durable again, with its ID,
+and syncs it before the log counts it. These are only the last entries, which were under way when
+the process ended.
 
 An entry is known to have been durable when a newer segment exists (its predecessors were synced
 first), when the seal counts it, when a later good ID says so (`lag`), or when the checkpoint covers
 it.
 
 Invariants
-1. Nothing is cut that was reported durable, nothing torn is taken for an entry.
-2. After the end of a log that was not closed, frames may lie that were never acknowledged. They are
-   not overwritten in place: the next append opens a new segment, which makes them void for good.
-3. What it returns is durable: a sync that succeeded proves it, one of an earlier process, told by
-   what that wrote afterwards, or one of its own.
+1. Recovery never cuts an entry that was reported durable, and never takes a torn write for an
+   entry.
+2. After the end of a log that was not closed, there may be frames that were never acknowledged.
+   They are not overwritten in place: the next append opens a new segment, which makes them void for
+   good.
+3. Everything it returns is durable. A successful sync proves that: either an earlier process's,
+   which its later writes show, or recovery's own.
 
 Not here: checkpoints (`checkpoint.py`), kept records (`kept.py`).
 """
@@ -93,38 +97,39 @@ assert _ID_ROW.itemsize == ID_STRUCT.size
 
 @dataclass(slots=True)
 class Recovered:
-    """What was found."""
+    """The result of a recovery."""
 
     segments: tuple[Segment, ...] = ()
     first_index: int = 1
     base_term: int = 0
     runs: list[tuple[int, int]] = field(default_factory=list)
-    """(first index, term) wherever the term changes."""
+    """(first index, term) of every change of term."""
     damaged: dict[int, Damage] = field(default_factory=dict)
     spares: list[str] = field(default_factory=list)
     void: list[str] = field(default_factory=list)
     """Files to remove: leftovers of truncations and of crashes."""
     next_sequence: int = 1
     repaired: int = 0
-    """IDs written anew."""
+    """Number of IDs that were written again."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """One segment file while it is being judged."""
+    """One segment file during recovery."""
 
     path: Path
     header: SegmentHeader
     seal: Seal | None
     end_index: int | None
-    """First index of the next segment: everything before it was durable. None for the newest."""
+    """First index of the next segment, before which everything was durable; None for the newest
+    segment."""
 
 
 def recover(
     files: FileLayer, directory: Path, checkpoint_index: int, checkpoint_term: int
 ) -> Recovered:
-    """BLOCKING. The log in `directory`, whose names are durable; makes durable what it returns.
-    Beyond that only damaged IDs are written anew.
+    """BLOCKING. Recovers the log in `directory`, whose names are durable, and makes the returned
+    entries durable. Otherwise it only writes damaged IDs again and seals segments.
 
     `checkpoint_index` is 0 without a checkpoint. Raises CorruptSegment, DataDirectoryError, and
     DiskFull and OSError when something cannot be made durable.
@@ -181,7 +186,7 @@ def recover(
 
 
 def _open(files: FileLayer, path: Path) -> _Found:
-    """The header of a segment file, from either of its copies."""
+    """Reads the header of a segment file, from either of its copies."""
     file = files.open(path)
     try:
         pages = [file.read(PAGE, number * PAGE) for number in range(HEADER_PAGES)]
@@ -210,7 +215,8 @@ def _open(files: FileLayer, path: Path) -> _Found:
 
 
 def _without_void(found: list[_Found], result: Recovered) -> list[_Found]:
-    """The segments that still count, oldest first, with their ends."""
+    """The segments that still count, oldest first, with their ends; adds the others to
+    `result.void`."""
     live: list[_Found] = []
     limit: int | None = None
     for one in reversed(found):
@@ -225,7 +231,7 @@ def _without_void(found: list[_Found], result: Recovered) -> list[_Found]:
 
 
 class _Walk:
-    """Judges one segment's entries."""
+    """Decides for each entry of one segment which row of the module's table applies."""
 
     def __init__(
         self, file: File, found: _Found, checkpoint_index: int, boot: int, result: Recovered
@@ -243,9 +249,9 @@ class _Walk:
         self._places = array("I", [found.header.frames_at >> 3])
         self._term = result.runs[-1][1] if result.runs else result.base_term
         self._repairs: list[tuple[int, bytes]] = []
-        # (slot, ID) of entries that were durable.
+        # (slot, ID) to write again for entries that were durable.
         self._unproven: list[bytes] = []
-        # IDs of the last entries, which nothing proves to be durable.
+        # IDs of the last entries, which are not proven to be durable.
         self._proven_index = 0
 
     def run(self) -> Segment:
@@ -267,8 +273,8 @@ class _Walk:
         return segment
 
     def _settle(self) -> None:
-        """Makes durable what was found. Frames that nothing proves to be were written again as they
-        were judged; their IDs follow, as always."""
+        """Makes the found entries durable. `_entry` has already written the unproven frames again;
+        now their IDs follow, in the usual order."""
         segment = self._segment
         for slot, raw in self._repairs:
             self._file.write([raw], IDS_AT + slot * ID_BYTES)
@@ -280,7 +286,7 @@ class _Walk:
         if segment.count and all(
             one.certain for one in self._result.damaged.values() if one.index >= segment.first_index
         ):
-            # It gets no more frames, and all of these are durable from now on.
+            # The segment gets no more frames, and all its frames are durable from now on.
             try:
                 write_seal(self._file, segment, segment.count, segment.end, self._term)
             except UnreadableIds as error:
@@ -331,7 +337,7 @@ class _Walk:
                 self._note_damage(one, certain=True)
 
     def _frames(self, ids: list[FrameId]) -> Iterator[tuple[FrameId, memoryview]]:
-        """The bytes that the IDs point to, read in large pieces."""
+        """Yields each ID with the bytes that it points to, read in large pieces."""
         start = 0
         while start < len(ids):
             stop = start + 1
@@ -382,7 +388,7 @@ class _Walk:
         return one
 
     def _durable_through(self, ids: list[FrameId | None]) -> int:
-        """Everything up to this index is known to have been durable."""
+        """The index up to which everything is known to have been durable."""
         through = self._checkpoint_index
         if self._end_index is not None:
             through = max(through, self._end_index - 1)
@@ -391,7 +397,8 @@ class _Walk:
         return max([through, *(one.durable_before for one in ids if one is not None)])
 
     def _entry(self, index: int, position: int, one: FrameId | None) -> int | None:
-        """Judges one entry; where the next one begins, or None when there is none here."""
+        """Examines one entry; returns where the next one begins, or None when there is no entry at
+        this place."""
         proven = index <= self._proven_index
         if one is not None and (one.position != position or one.term < self._term):
             one = None
@@ -421,7 +428,8 @@ class _Walk:
         self._file.write([frame], position)
 
     def _from_frame(self, index: int, position: int) -> FrameId | None:
-        """An ID made from a good frame of this index at this position."""
+        """An ID made from the frame at this position, or None unless it is a good frame of this
+        index."""
         try:
             header = decode_frame_header(self._file.read(FRAME_HEADER_BYTES, position))
             if header.index != index or header.term < self._term:
@@ -431,7 +439,7 @@ class _Walk:
             raise
         except CorruptFrame:
             return None
-        lag = max(1, index - self._proven_index)  # no more than is known
+        lag = max(1, index - self._proven_index)  # Claims no more than is known.
         return FrameId(index, header.term, position, header.frame_length, min(lag, LAG_MAX))
 
 

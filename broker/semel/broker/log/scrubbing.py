@@ -1,15 +1,17 @@
-"""Reads all of a log directory once, a piece at a time, to find damage before it is met.
+"""One scrubbing pass over a log directory, which finds damage before a reader meets it.
 
-How it works. Segment by segment: the header pages and the IDs are compared with each other and with
-what is in memory, and written anew from there when they differ; the frames are read from the disk,
-never from a cache, and checked. Then the kept records, then the checkpoints. What cannot be written
-anew from memory is noted for the owner, who gets it from a peer.
+How it works. The pass reads everything once, a piece at a time. For each segment it compares the
+header pages and the IDs with each other and with the index in memory, and writes them again from
+memory when they differ; it reads the frames from the disk, never from a cache, and checks them.
+Then it checks the kept records, then the checkpoints. Damage that cannot be repaired from memory is
+noted for the owner, who fetches the bytes from a peer.
 
 Invariants
-1. Only sealed segments are written to, and only bytes that are proven to be wrong.
-2. A file that goes away meanwhile (cleaning, a snapshot) is passed over.
+1. The pass writes only to sealed segments, and only over bytes that are proven to be wrong.
+2. A file that goes away meanwhile (cleaning, a snapshot) is skipped.
 
-Not here: how fast, how often (`broker/scrub.py`), mending what was found (`broker/repair.py`).
+Not here: how fast and how often passes run (`repair/scrub.py`), repairing the damage from peers
+(`repair/repair.py`).
 """
 
 from __future__ import annotations
@@ -46,17 +48,18 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 def scrub(store: Store, synced_index: int) -> Iterator[int]:
-    """BLOCKING, any thread: reads one piece more with each step, and yields how many bytes."""
+    """BLOCKING, any thread. Reads one more piece per step, and yields the number of bytes read."""
     for segment in store.index.segments:
         try:
             yield _check_names(store, segment)
             yield from _check_frames(store, segment, synced_index)
         except (FileNotFoundError, IndexUnavailable, IndexError):
-            continue  # recycled or truncated meanwhile
-        except OSError as error:  # it cannot be written anew where it could not be read
+            continue  # The segment was recycled or truncated meanwhile.
+        except OSError as error:  # A block that cannot be read could not be written again either.
             _log.error("not mended, replace this disk file=%s error=%s", segment.file_name, error)
     for ref in store.kept.refs():
-        with contextlib.suppress(DamagedEntry, IndexUnavailable):  # noted, or dropped meanwhile
+        # A damaged record is noted by `read`; a missing one was dropped meanwhile.
+        with contextlib.suppress(DamagedEntry, IndexUnavailable):
             store.kept.read(ref.index, ref.position, ref.length)
         yield ref.length
     for checkpoint in store.checkpoints.all():
@@ -69,12 +72,13 @@ def scrub(store: Store, synced_index: int) -> Iterator[int]:
 
 
 def _check_names(store: Store, segment: Segment) -> int:
-    """Header pages, seal and IDs of a sealed segment; returns the bytes read."""
+    """Checks the header pages, the seal and the IDs of a sealed segment; returns the bytes
+    read."""
     with store.open_files.use(store.directory / segment.file_name) as file:
         pages = [file.read(PAGE, number * PAGE) for number in range(HEADER_PAGES)]
         seals = [decode_seal(page, segment.seed) for page in pages]
         if not segment.sealed or not any(seals):
-            return HEADER_PAGES * PAGE  # still being written
+            return HEADER_PAGES * PAGE  # The segment is still being written.
         wrong = [
             number for number, page in enumerate(pages) if decode_header(page) != segment.header
         ]
@@ -91,7 +95,8 @@ def _check_names(store: Store, segment: Segment) -> int:
 
 
 def _write_ids(store: Store, segment: Segment, file: File, count: int) -> None:
-    """From memory; what was cut off behind the segment's end stays as it is."""
+    """Writes the IDs again from memory, except those after the segment's end, which were cut
+    off."""
     count = min(count, segment.end_index - segment.first_index)
     ids = []
     for index in range(segment.first_index, segment.first_index + count):
@@ -111,6 +116,6 @@ def _check_frames(store: Store, segment: Segment, synced_index: int) -> Iterator
         try:
             store.reader.check(segment, lo, hi)
         except DamagedEntry as error:
-            hi = error.index + 1  # noted; what follows is read again
+            hi = error.index + 1  # The damage is noted; the frames after it are read again.
         yield stop - start
         lo = hi

@@ -1,10 +1,10 @@
-"""The segment file: header, ID area, frames; and what a node keeps of it in memory.
+"""The segment file (header, ID area, frames) and its representation in memory.
 
 How it works. A segment is preallocated, filled from the front, sealed and, when its entries are no
-longer needed, recycled: given a new random generation and filled again over its old bytes. An ID
-(32 bytes: index, term, place) per frame stands in an area of its own, so that a damaged frame still
-has a name and the place of the next one is known. The CRC of an ID is salted by the generation, so
-that IDs of an earlier life are no IDs.
+longer needed, recycled: it gets a new random generation and is filled again over its old bytes.
+Each frame has an ID (32 bytes: index, term, place and more) in an area of its own, so that a
+damaged frame still has a name and the place of the next frame is known. The CRC of an ID is salted
+with the generation, so that the IDs of an earlier life are not valid.
 
 Format. `docs/formats/segment.md`; a test compares its tables with the structs below.
 
@@ -14,8 +14,9 @@ Format. `docs/formats/segment.md`; a test compares its tables with the structs b
     ...     frames, without gaps, from a multiple of 4096
 
 Invariants
-1. A file under its segment name has a durable header: it is written and synced under a spare's name
-   first, and renamed. Two bad copies are damage, never a crash.
+1. A file with a segment's name has a durable header: the header is written and synced under a
+   spare's name before the file is renamed. So two bad copies are damage, never the result of a
+   crash.
 2. Everything below a segment's first index was durable before its header was.
 3. Frames of a segment are consecutive, in index and in place.
 
@@ -55,26 +56,27 @@ LAG_MAX: Final = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentHeader:
-    """What never changes during one life of a segment."""
+    """The fields that never change during one life of a segment."""
 
     sequence: int
-    """Rises with every segment of the log; in the file's name too."""
+    """Rises with every segment of the log; it is also in the file's name."""
     generation: int
-    """Random, 64 bits; another one after every recycling."""
+    """64 random bits, drawn again at every recycling."""
     first_index: int
     previous_term: int
     """Term of the entry before the first; 0 at the start of a log."""
     id_capacity: int
     boot: int = 0
-    """The machine's boot in which all of its frames are written (`FileLayer.boot`); 0: unknown."""
+    """The machine's boot in which all of its frames are written (`FileLayer.boot`); 0 means
+    unknown."""
 
     @property
     def frames_at(self) -> int:
-        """Where the first frame begins."""
+        """File offset of the first frame."""
         return frames_at(self.id_capacity)
 
     def encode(self) -> bytes:
-        """One page, without a seal."""
+        """Encodes one header page, without a seal."""
         body = HEADER_STRUCT.pack(
             HEADER_MAGIC,
             VERSION,
@@ -94,26 +96,26 @@ class SegmentHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """Written when a segment is full and synced: its IDs can be checked with one CRC."""
+    """Written when a segment is full and synced, so that one CRC can check all its IDs."""
 
     count: int
     end: int
-    """Where the last frame ends."""
+    """File offset of the end of the last frame."""
     last_term: int
     ids_crc: int
-    """CRC32C of the first `count` IDs as they lie in the file."""
+    """CRC32C of the first `count` IDs, as stored in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameId:
-    """One ID."""
+    """The ID of one frame."""
 
     index: int
     term: int
     position: int
     length: int
     lag: int
-    """When this ID was written, everything up to index - lag was durable here."""
+    """Everything up to index - lag was durable on this node when this ID was written."""
 
     @property
     def end(self) -> int:
@@ -125,12 +127,13 @@ class FrameId:
 
 
 def frames_at(id_capacity: int) -> int:
-    """Where frames begin in a segment with room for `id_capacity` IDs."""
+    """File offset of the first frame in a segment with room for `id_capacity` IDs."""
     return IDS_AT + (id_capacity * ID_BYTES + PAGE - 1) // PAGE * PAGE
 
 
 def decode_header(page: bytes) -> SegmentHeader | int | None:
-    """The header in one page; the version if it is not ours; None if the page is damaged."""
+    """The header in one page; the version number if this program does not know it; None if the page
+    is damaged."""
     raw = page[: HEADER_STRUCT.size]
     if len(raw) < HEADER_STRUCT.size:
         return None
@@ -152,7 +155,7 @@ def decode_header(page: bytes) -> SegmentHeader | int | None:
 
 
 def salt(generation: int) -> int:
-    """The CRC that every ID and seal of a generation continues from."""
+    """The CRC from which the CRC of every ID and seal of a generation continues."""
     return google_crc32c.value(generation.to_bytes(8, "little"))  # type: ignore[no-any-return]
 
 
@@ -164,7 +167,7 @@ def encode_seal(seal: Seal, seed: int) -> bytes:
 
 
 def decode_seal(page: bytes, seed: int) -> Seal | None:
-    """The seal in a header page; None when there is none, or a damaged one."""
+    """The seal in a header page; None when there is none or it is damaged."""
     raw = page[SEAL_AT : SEAL_AT + SEAL_STRUCT.size]
     if len(raw) < SEAL_STRUCT.size:
         return None
@@ -180,7 +183,7 @@ def encode_id(index: int, term: int, position: int, length: int, lag: int, seed:
 
 
 def decode_id(area: bytes, slot: int, seed: int) -> FrameId | None:
-    """The ID in a slot of the ID area; None when it is damaged or was never written."""
+    """The ID in a slot of the ID area; None when the ID is damaged or was never written."""
     at = slot * ID_BYTES
     body = area[at : at + _ID_BODY_BYTES]
     if len(body) < _ID_BODY_BYTES or len(area) < at + ID_BYTES:
@@ -192,7 +195,7 @@ def decode_id(area: bytes, slot: int, seed: int) -> FrameId | None:
 
 
 def ids_hold(file: File, segment: Segment, count: int) -> bool:
-    """Whether the first `count` IDs lie in the file as they were written."""
+    """Whether the first `count` IDs in the file are intact."""
     area = file.read(count * ID_BYTES, IDS_AT)
     first = segment.header.first_index
     return all(
@@ -202,7 +205,7 @@ def ids_hold(file: File, segment: Segment, count: int) -> bool:
 
 
 class UnreadableIds(OSError):
-    """A block of IDs reads as zeros: a seal over them would make zeros count."""
+    """A block of IDs reads as zeros, and a seal must not declare zeros to be IDs."""
 
 
 def write_seal(file: File, segment: Segment, count: int, end: int, last_term: int) -> None:
@@ -218,10 +221,10 @@ def write_seal(file: File, segment: Segment, count: int, end: int, last_term: in
 
 
 class Segment:
-    """One segment in memory: where each of its frames lies, 4 bytes a frame.
+    """One segment in memory, with the place of each frame in 4 bytes.
 
-    The owner's thread grows and cuts it; others read it. `header.generation` and `path_name` are
-    set before the first byte is written.
+    The owner's thread grows and cuts it; other threads read it. The header, and so the file name,
+    is fixed before the first byte is written.
     """
 
     __slots__ = ("_places", "bytes_limit", "header", "on_disk", "sealed", "seed")
@@ -232,11 +235,11 @@ class Segment:
         """Frames must end at or before this offset."""
         self.seed = salt(header.generation)
         self.on_disk = False
-        """Its file stands under its name."""
+        """True once the file has the segment's name."""
         self.sealed = False
-        """No further frame comes."""
+        """True once the segment gets no more frames."""
         self._places = array("I", [header.frames_at >> 3])
-        # Invariant: _places[k] is the place of frame k in units of 8; the last element is the end.
+        # Invariant: _places[k] is the offset of frame k in units of 8; the last element is the end.
 
     @property
     def file_name(self) -> str:
@@ -248,7 +251,7 @@ class Segment:
 
     @property
     def end_index(self) -> int:
-        """One past the last frame's index."""
+        """The index after the last frame's."""
         return self.header.first_index + len(self._places) - 1
 
     @property
@@ -257,7 +260,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """Where the last frame ends in the file."""
+        """File offset of the end of the last frame."""
         return self._places[-1] << 3
 
     def has_room(self, length: int) -> bool:
@@ -268,20 +271,21 @@ class Segment:
         )
 
     def add(self, length: int) -> None:
-        """A frame of `length` bytes behind the last one."""
+        """Adds a frame of `length` bytes after the last one."""
         self._places.append(self._places[-1] + (length >> 3))
 
     def load(self, places: array[int]) -> None:
-        """Replaces all places; `places` has one element more than there are frames."""
+        """Replaces all places. `places` has one element more than there are frames."""
         self._places = places
 
     def cut(self, from_index: int) -> None:
-        """Drops the frames from `from_index` on; no further frame comes."""
+        """Drops the frames at and above `from_index`; the segment gets no more frames."""
         self.sealed = True
         del self._places[from_index - self.first_index + 1 :]
 
     def place(self, index: int) -> tuple[int, int]:
-        """Start and end of the frame in the file. Raises IndexError when it is not here."""
+        """The frame's start and end in the file. Raises IndexError when it is not in this
+        segment."""
         slot = index - self.header.first_index
         if slot < 0:
             raise IndexError(index)
@@ -289,7 +293,8 @@ class Segment:
         return places[slot] << 3, places[slot + 1] << 3
 
     def fit(self, lo: int, hi_max: int, max_bytes: int) -> int:
-        """The largest hi ≤ hi_max so that frames [lo, hi) of this segment take ≤ max_bytes."""
+        """The largest hi ≤ hi_max such that the frames [lo, hi) of this segment take ≤
+        max_bytes."""
         slot = lo - self.header.first_index
         places = self._places
         found = bisect_right(places, places[slot] + (max_bytes >> 3), slot) - 1

@@ -1,7 +1,8 @@
-"""All parts that work on one log directory; a snapshot replaces them together.
+"""The components that work on one log directory, which a snapshot replaces together.
 
-How it works. Opening loads the checkpoints, recovers the segments, finds the kept records, removes
-what crashes have left, and starts nothing: `start` runs the two threads, `close` ends them.
+How it works. Opening loads the checkpoints, recovers the segments, finds the kept records and
+removes the leftovers of crashes. It starts no thread: `start` runs the two threads, `close` ends
+them.
 
 Not here: which directory is the live one (`current.py`), the interface (`log.py`).
 """
@@ -30,7 +31,7 @@ from semel.protos.frames import decode_frame_header
 
 
 class Store:
-    """One log directory, open. Raises CorruptSegment, DataDirectoryError."""
+    """One open log directory. Opening raises CorruptSegment, DataDirectoryError."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Store:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.lock = threading.Lock()
-        """Held for every change of `index`, `damaged` and the tail cache."""
+        """Guards every change of `index`, `damaged` and the tail cache."""
         self.checkpoints = Checkpoints(files, directory, config.checkpoint_keep)
         self.checkpoints.load()
         newest = self.checkpoints.newest
@@ -84,7 +85,8 @@ class Store:
         self.writer.start()
 
     def close(self) -> None:
-        """BLOCKING. Writes and syncs what is queued; seals, so that the next start is quick."""
+        """BLOCKING. Writes and syncs everything queued, and seals the last segment, so that the
+        next start is quick."""
         self.keeper.give_up()
         self.writer.close()
         last = self.index.unsealed()
@@ -97,21 +99,23 @@ class Store:
 
     @property
     def acknowledgeable(self) -> int:
-        """Nothing above this may be reported durable: a frame that may be torn is missing there.
+        """The highest index that may be reported durable: the entry after it may be torn, or does
+        not exist.
 
-        Under `lock`, because those who mend and who read change what is damaged.
+        The caller holds `lock`, because repairs and reads change `damaged`.
         """
         torn = [one.index for one in self.damaged.values() if not one.certain]
         return min(torn) - 1 if torn else self.index.last_index
 
     def sync_through(self, index: int) -> None:
-        """BLOCKING. Makes durable what was reported before its sync, up to `index`: a checkpoint
-        says that it is. What lies in segments before that was synced when the writer left them."""
+        """BLOCKING. Syncs the entries up to `index` that were reported before their sync, because
+        a checkpoint asserts that they are durable. Earlier segments need nothing: the writer synced
+        them when it left them."""
         with self.open_files.use(self.directory / self.index.locate(index).file_name) as file:
             file.sync()
 
     def assert_whole(self) -> None:
-        """Under `lock`: fails while the log ends with an entry that may be torn."""
+        """Asserts that no entry may be torn. The caller holds `lock`."""
         if self.damaged:
             whole = self.acknowledgeable
             assert whole == self.index.last_index, (
@@ -119,11 +123,12 @@ class Store:
             )
 
     def write_again(self, frame: bytes) -> Damage | None:
-        """BLOCKING. Writes a damaged entry's frame where it lies; which damage that was, None if
-        there is none any more. Raises InvalidRequest when it is another entry's frame.
+        """BLOCKING. Writes a damaged entry's frame in its place again. Returns the repaired damage,
+        or None if the entry is not damaged any more. Raises InvalidRequest when the frame is
+        another entry's.
 
-        The entry may be truncated and replaced at any time, meanwhile too. But its place is its own
-        for ever: what is written there strikes nothing else.
+        The entry may be truncated and replaced at any time, also during the write. But its place
+        never belongs to another entry, so the write damages nothing else.
         """
         header = decode_frame_header(frame)
         with self.lock:
@@ -138,7 +143,7 @@ class Store:
         try:
             self.reader.mend(known, frame)
         except FileNotFoundError:
-            return None  # its segment is gone, and so is the entry
+            return None  # The segment is gone, and with it the entry.
         return known
 
     def stats(self, synced_index: int, appended_bytes: int) -> LogStats:
@@ -165,8 +170,8 @@ class Store:
         )
 
     def _note_damage(self, segment: Segment, index: int, start: int, length: int) -> bool:
-        """A reader met a damaged frame. False if the entry is not there any more: then it is
-        another one that has its index, or none."""
+        """Notes a damaged frame that a reader met. Returns False if the entry is not at that place
+        any more, because its index now belongs to another entry or to none."""
         with self.lock:
             try:
                 there = self.index.locate(index) is segment
@@ -189,7 +194,7 @@ class Store:
 
 
 def _tidy(files: FileLayer, directory: Path, config: LogConfig, found: Recovered) -> list[str]:
-    """Removes leftovers; returns the names of the spares that stay."""
+    """Removes leftovers and surplus spares; returns the names of the spares that stay."""
     spares = config.recycle_max + 1
     rubbish = [*found.void, *found.spares[spares:]]
     if rubbish:

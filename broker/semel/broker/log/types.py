@@ -1,4 +1,4 @@
-"""Small types of the log's interface."""
+"""The small types of the log's interface: references, damage, figures, errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from semel.protos.errors import CorruptSegment
 
 @dataclass(frozen=True, slots=True, order=True)
 class RecordRef:
-    """A record by its entry's index and its place in the frame."""
+    """A reference to a record by its entry's index and its position in the frame."""
 
     index: int
     position: int
@@ -20,32 +20,34 @@ class RecordRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """An entry whose ID is good and whose frame is not: its name is known, a peer has its bytes."""
+    """An entry with a good ID and a damaged frame: its index and term are known, and a peer has its
+    bytes."""
 
     index: int
     term: int
     length: int
-    """Bytes of the frame."""
+    """Size of the frame in bytes."""
     file_name: str
-    """The segment in which it lies, and no other entry ever will at that place: one that replaces
-    it goes to another segment."""
+    """The segment file that holds the frame. No other entry is ever written at that place: an
+    entry that replaces this one goes to another segment."""
     position: int
-    """Byte offset of the frame in it."""
+    """Byte offset of the frame in the segment file."""
     certain: bool
-    """True: the entry was durable here. False: nothing proves that, so it is not acknowledged
-    before it is mended."""
+    """True: the entry was durable here. False: that is not proven, so the entry is not acknowledged
+    before it is repaired."""
     torn: bool
-    """True: not certain, and the machine has been started anew since, so it may be a write that was
-    torn when power failed, never acknowledged. A killed process tears nothing."""
+    """True: the entry is not certain, and the machine may have restarted since, so it may be a
+    write that a power failure tore and that was never acknowledged. A killed process tears no
+    write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStats:
-    """A snapshot of figures for metrics; counters rise from the opening of the log."""
+    """Figures for metrics at one moment; counters count from the opening of the log."""
 
     segments: int
     segment_bytes: int
-    """Bytes on disk in segments, spares not counted."""
+    """Bytes of frames in segments, without spares."""
     spares: int
     kept_files: int
     kept_bytes: int
@@ -64,7 +66,7 @@ class LogStats:
 
 
 class DamagedEntry(CorruptSegment):
-    """Raised by reads: the entry at `index` (or a record of it) is damaged on this node only.
+    """Reads raise it when the entry at `index`, or a record of it, is damaged on this node.
 
     Fetch its frame from a peer and call `Log.mend`.
     """
@@ -75,7 +77,8 @@ class DamagedEntry(CorruptSegment):
 
 
 class IndexUnavailable(LookupError):
-    """The index is below the first kept entry, or past the last; never leaves the node."""
+    """The index is below the first entry of the log or above the last. This error never leaves the
+    node."""
 
     def __init__(self, index: int, first_index: int, last_index: int) -> None:
         super().__init__(

@@ -1,26 +1,28 @@
-"""The writer: puts frames on disk, in order, many with one sync, and reports what is durable.
+"""The writer, which puts frames on disk in order, many per sync, and reports what is durable.
 
-How it works. It has a thread, which takes all that is queued, writes it, and makes it durable with
-one fdatasync (group commit: while a sync runs, the next group gathers); then it reports the last
-(index, term). To wake that thread and to be woken by it costs more than a small write does. So,
-once it was given `Syncs`, small writes do without: the owner's thread, the event loop, writes them
-to the page cache itself, the kernel syncs them, and the loop hears when it has.
+How it works. The writer has a thread, which takes everything queued, writes it, and makes it
+durable with one fdatasync (group commit: while a sync runs, the next group gathers); then it
+reports the last (index, term). Waking that thread and being woken by it costs more than a small
+write. So once the writer has `Syncs`, small writes do not use the thread: the owner's thread, the
+event loop, writes them to the page cache itself, the kernel syncs them, and the loop hears when
+that is done.
 
-Who has the segment. The loop, while the thread has performed all that it was given; else the
-thread. `put` and the end of a kernel sync decide by one rule (`_are_for_the_kernel`): a small group
-for the segment that is open, and nothing due beside the sync. All else goes to the thread: rolls,
-large groups, hints to the page cache, delayed syncs, and what is left at the end. While a kernel
-sync is under way everything gathers, so the loop never writes to a disk that is known to hang, and
-a node with such a disk is not silent. A write that blocks by itself, in the page cache, stops the
-loop: that is like a short stop of the process, which its group survives.
+Ownership of the segment. The loop has the segment while the thread has performed all steps that it
+was given; otherwise the thread has it. `put` and the end of a kernel sync decide by one rule
+(`_are_for_the_kernel`): the loop writes a small group for the open segment when nothing but the
+sync is due. Everything else goes to the thread: rolls, large groups, hints to the page cache,
+delayed syncs, and the remaining steps at the end. While a kernel sync is under way all new steps
+gather, so the loop never writes to a disk that is known to hang, and a node with such a disk still
+answers. A write that itself blocks in the page cache stops the loop; that is like a short stop of
+the process, which its group survives.
 
 Invariants
-1. Completions are reported in the order of the queue, each once and with (index, term, era): an
-   entry that was truncated meanwhile is not mistaken for its successor at the same index.
-2. A failed write or sync, whoever made it, ends everything and is reported once; it is never tried
-   again, because the kernel may have dropped the pages (fsyncgate). So a kernel sync that is under
-   way at the end is waited for, not made once more.
-3. Loop and thread never have the segment at the same time.
+1. Completions are reported in the order of the queue, each once and with (index, term, era), so
+   that an entry that was truncated meanwhile is not mistaken for its successor at the same index.
+2. A failed write or sync, on the loop or in the thread, ends the writer and is reported once. It is
+   never tried again, because the kernel may have dropped the pages (fsyncgate). For the same reason
+   `close` waits for a kernel sync that is under way, and does not sync again.
+3. The loop and the thread never have the segment at the same time.
 4. Nothing is written to a segment while a sync of it is under way.
 
 Not here: how a segment is written and synced (`active.py`), where frames go (`index.py`).
@@ -47,7 +49,7 @@ class _Stop:
 
 @dataclass(frozen=True, slots=True)
 class _TakenOver:
-    """The thread is to wait for a kernel sync, and to report its group."""
+    """A step that makes the thread wait for a kernel sync and report its group."""
 
     group: list[Write]
     began: float
@@ -57,11 +59,11 @@ class _TakenOver:
 Step = Roll | Write | _TakenOver | _Stop
 _STOP: Final = _Stop()
 _SMALL_BYTES: Final = 64 << 10
-"""The loop copies no more than this to the page cache, which takes 10 µs."""
+"""The loop copies at most this many bytes to the page cache, which takes 10 µs."""
 
 
 class Writer:
-    """Runs from `start` to `close`; `put` is called by the owner's thread."""
+    """Runs from `start` to `close`; the owner's thread calls `put`."""
 
     def __init__(
         self,
@@ -72,8 +74,8 @@ class Writer:
         on_durable: Callable[[int, int, int, int], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """Both are called in the thread, or on the loop that had the segment:
-        `on_durable(index, term, era, number of writes)`, `on_failure(error)`."""
+        """Both callbacks, `on_durable(index, term, era, number of writes)` and `on_failure(error)`,
+        are called where the segment is: in the thread or on the loop."""
         self.active = ActiveSegment(keeper, durable_index)
         self._interval_s = sync_interval_ms / 1000
         self._on_durable = on_durable
@@ -81,25 +83,25 @@ class Writer:
         self._queue: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self.failed = False
         self._hands = threading.RLock()
-        # Held while steps change hands, and by the loop while it has the segment. The thread needs
-        # no lock: what it was given is its own until it has counted it as performed.
+        # Held while steps change owners, and by the loop while it uses the segment. The thread
+        # needs no lock: a step belongs to the thread until the thread counts it as performed.
         self._given = 0
         self._performed = 0
-        # Steps; the second is the thread's, and raised when all that belongs to them is done.
+        # Numbers of steps. Only the thread raises the second, once the steps are completely done.
         self._syncs: Syncs | None = None
         self._under_way: list[Write] | None = None
-        # The group that the kernel syncs, or that is being reported on the loop.
+        # The group that the kernel is syncing or that the loop is reporting.
         self._began = 0.0
         self._held = False
         self._gathered: list[Roll | Write] = []
-        # Steps that came meanwhile.
+        # Steps that arrived while a group was under way or while writes were held.
         self._thread = threading.Thread(target=self._run, name="semel-log-writer", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def attach(self, syncs: Syncs | None) -> None:
-        """From now on small writes go without the thread, unless their syncs are delayed."""
+        """Makes small writes bypass the thread from now on, unless their syncs are delayed."""
         with self._hands:
             self._syncs = None if self._interval_s else syncs
 
@@ -111,18 +113,18 @@ class Writer:
                 self._go_on([step])
 
     def hold(self) -> None:
-        """What is put from now on waits for `release`, or for the end."""
+        """Makes steps that are put from now on wait for `release` or `close`."""
         self._held = True
 
     def release(self) -> None:
-        """Of what was not held nothing is, and that is fine."""
+        """Lets held steps go on. Without a prior `hold()` this is a no-op."""
         with self._hands:
             self._held = False
             if self._under_way is None and self._gathered and not self.failed:
                 self._go_on(self._take_gathered())
 
     def close(self) -> None:
-        """BLOCKING. Writes and syncs what is queued, then ends. Any thread."""
+        """BLOCKING. Writes and syncs everything queued, then ends. Any thread may call it."""
         with self._hands:
             syncs, self._syncs = self._syncs, None
             group, self._under_way = self._under_way, None
@@ -135,10 +137,10 @@ class Writer:
         if self._thread.is_alive():
             self._thread.join()
 
-    # With `_hands`: on the loop, but for `close`.
+    # The next methods are called with `_hands` held: on the loop, except from `close`.
 
     def _give(self, step: Step) -> None:
-        """To the thread."""
+        """Gives the step to the thread."""
         self._given += 1
         self._queue.put(step)
 
@@ -147,7 +149,7 @@ class Writer:
         return steps
 
     def _go_on(self, steps: list[Roll | Write]) -> None:
-        """Nothing is under way: the steps go to the kernel or to the thread."""
+        """Sends the steps to the kernel or to the thread; no group is under way."""
         if self._are_for_the_kernel(steps):
             error = self._begin(steps)
             if error is not None:
@@ -157,7 +159,7 @@ class Writer:
                 self._give(step)
 
     def _are_for_the_kernel(self, steps: list[Roll | Write]) -> TypeGuard[list[Write]]:
-        """Whether the loop has the segment and is to write all of these."""
+        """Whether the loop has the segment and should write all of these steps."""
         active = self.active
         if self._syncs is None or self._given != self._performed or active.drop_due:
             return False
@@ -169,7 +171,7 @@ class Writer:
         return size <= _SMALL_BYTES
 
     def _begin(self, group: list[Write]) -> BaseException | None:
-        """Writes, and has the kernel sync it."""
+        """Writes the group and starts its sync by the kernel; returns the error, if any."""
         active = self.active
         assert self._syncs is not None and active.file is not None
         self._under_way = group
@@ -182,10 +184,10 @@ class Writer:
         return None
 
     def _on_kernel_synced(self, group: list[Write], error: OSError | None) -> None:
-        """A callback of the loop."""
+        """The loop calls it when the kernel sync of `group` has ended."""
         with self._hands:
             if self._under_way is not group:
-                return  # the thread has it
+                return  # `close` gave the group to the thread.
             try:
                 if error is not None:
                     raise error
@@ -194,8 +196,9 @@ class Writer:
                 self._fail(failure)
 
     def _report_and_go_on(self, group: list[Write]) -> None:
-        """The next group first, so that the disk does not wait; but what goes to the thread is not
-        to be reported before this. What the report leads to gathers meanwhile."""
+        """Starts the next group before it reports this one, so that the disk does not wait. But a
+        next group for the thread starts after the report, because the thread must not report it
+        first. Steps that the report causes gather meanwhile."""
         self.active.on_synced(self._began)
         if self._gathered and self._are_for_the_kernel(self._gathered):
             error = self._begin(self._gathered)
@@ -230,7 +233,7 @@ class Writer:
             self.active.close()
 
     def _gather(self) -> list[Step]:
-        """All that is queued; waits for the first step, or until a delayed sync is due."""
+        """Takes all queued steps; waits for the first one, or until a delayed sync is due."""
         take = self._queue.get
         due = self._sync_due()
         try:
@@ -249,7 +252,7 @@ class Writer:
         return None if since is None else since + self._interval_s
 
     def _perform(self, steps: list[Step]) -> bool:
-        """Carries the steps out, as few writes as possible; False when it is time to stop."""
+        """Performs the steps with as few writes as possible; False when the thread should stop."""
         active = self.active
         writes: list[Write] = []
         reached: list[Write] = []
@@ -276,7 +279,7 @@ class Writer:
         return not stop
 
     def _wait_for_kernel(self, step: _TakenOver) -> None:
-        """Of what the loop had begun when it ended."""
+        """Waits for the kernel sync that the loop had started before `close`."""
         error = step.syncs.wait()
         if error is not None:
             raise error
@@ -284,6 +287,6 @@ class Writer:
         self._report(step.group)
 
     def _report(self, group: list[Write]) -> None:
-        """Once they are durable, or need not be."""
+        """Reports the group; its writes are durable, or need not be yet (`sync_interval_ms`)."""
         last = group[-1]
         self._on_durable(last.last_index, last.terms[-1], last.era, len(group))
