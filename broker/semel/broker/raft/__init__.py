@@ -1,7 +1,7 @@
-"""The sans-IO Raft core: how a broker group agrees on one log.
+"""The sans-IO Raft core, by which a broker group agrees on one log.
 
-Not here: bytes and disks (`semel.broker.log`), what entries mean (`semel.broker.state`), wiring
-(`semel.broker.node`).
+Not here: bytes and disks (`semel.broker.log`), what entries mean (`semel.broker.state`), the shell
+that performs the core's decisions (`semel.broker.replica`).
 """
 
 from semel.broker.raft.config import RaftConfig

@@ -1,6 +1,6 @@
 """Settings of the Raft core: its timing and its limits.
 
-The timing assumes a local network, and a shell that calls `tick` at least every `tick_ms`.
+The timing assumes a local network and a shell that calls `tick` at least every `tick_ms`.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""The door of the Raft core: inputs come in as calls, decisions leave as a `Ready`.
+"""The interface of the Raft core: inputs are method calls, and decisions leave it as a `Ready`.
 
 How it works. The shell calls `tick` (at least every `tick_ms`), `step` for every message, and the
-`on_*` methods when its disks are done; after each call, or a few of them, it takes `ready()` and
-performs it (`ready.py` says in which order). The core decides at once and does nothing itself: no
-I/O, no clock, no randomness but the generator it was given, so a run can be repeated exactly.
+`on_*` methods when its disks are done. After each call, or a few of them, it takes `ready()` and
+performs it (`ready.py` says in which order). The core only decides: it uses no I/O, no clock, and
+no randomness except the generator it was given, so a run can be repeated exactly.
 
-After stepping an APPEND, `ready()` must be taken and its entries written to the log before the
-next input: their bytes belong to that message, and the core reads the log to judge the next one.
+After stepping an APPEND, the shell must take `ready()` and write its entries to the log before the
+next input: the entries' bytes belong to that message, and the core reads the log to handle the next
+one.
 
 The algorithm is Ongaro's (Raft paper; dissertation §4 membership, §6.4 reads, §9.6 pre-vote, §3.10
 transfer), with the progress states and hints of etcd/raft.
 
-Not here: the rules themselves (`electing.py`, `following.py`, `replicating.py`) and the variables
-they share (`state.py`).
+Not here: the rules themselves (`raft/electing.py`, `raft/following.py`, `raft/replicating.py`) and
+the variables they share (`raft/state.py`).
 """
 
 from __future__ import annotations
@@ -34,16 +35,18 @@ _ELECTIONS = frozenset({MessageKind.PRE_VOTE, MessageKind.VOTE, MessageKind.TIME
 class RaftCore(Following, Electing):
     """One replica of one group.
 
-    `membership` is the one in force at `applied_index`, the checkpoint's index; later changes are
-    read from the log. What was recovered must be synced at the start, but for entries that may be
-    torn: they are neither acknowledged nor counted before they are mended. A checkpoint may only
-    be taken up to `synced_index`: a follower may apply what a majority without it has made durable.
+    `membership` is the one in force at `applied_index`, the checkpoint's index; the core reads
+    later changes from the log. At the start, all recovered entries must be synced, except those
+    that may be torn: they are neither acknowledged nor counted before they are repaired. A
+    checkpoint may only cover entries up to `synced_index`, because a follower may apply entries
+    that are durable on a majority but not yet on itself.
     """
 
     # --- inputs
 
     def tick(self, now_ms: int) -> None:
-        """Time has gone by: beat, stand, step down, give up."""
+        """Reacts to the time: sends heartbeats, stands for election, steps down, or gives up a
+        transfer."""
         self._assert_performed()
         self._observe(now_ms)
         if self.role is not Role.MASTER:
@@ -58,7 +61,7 @@ class RaftCore(Following, Electing):
             self._beat()
 
     def step(self, message: Message, now_ms: int) -> None:
-        """A message has arrived; anything may be lost, repeated, late or out of order."""
+        """Handles a message. Messages may be lost, repeated, late or out of order."""
         self._assert_performed()
         assert message.target == self.node_id
         assert message.source != self.node_id
@@ -100,11 +103,12 @@ class RaftCore(Following, Electing):
                 assert_never(message.kind)
 
     def _reconcile_term(self, message: Message) -> bool:
-        """The message's term is not the own one; true when it is to be looked at further."""
+        """Handles a message of another term; returns whether the message should be processed
+        further."""
         kind = message.kind
         if message.term < self.term:
-            # A master or candidate that was left behind learns so, and steps down or stands
-            # again; without this a node with a higher term could never be brought back.
+            # The rejection tells a master or candidate of an old term to step down or stand again.
+            # Without it a node with a higher term could never rejoin the group.
             if kind in _FROM_MASTER:
                 self._reply(message, MessageKind.HEARTBEAT_REPLY, rejected=True)
             elif kind is MessageKind.PRE_VOTE:
@@ -130,7 +134,8 @@ class RaftCore(Following, Electing):
         self._reset_election_deadline()
 
     def _hear_peer(self, message: Message) -> Progress | None:
-        """The sender's progress; None for a stranger, and for news that is void."""
+        """The sender's progress; None when the sender is no member or its message does not count
+        yet."""
         progress = self.progress.get(message.source)
         if progress is None:
             return None
@@ -148,11 +153,11 @@ class RaftCore(Following, Electing):
         return progress if self.role is Role.MASTER else None
 
     def on_synced(self, index: int, term: int, now_ms: int) -> None:
-        """A write has completed: the log was durable up to (index, term) when it was started.
+        """Handles a completed write: the log that existed at its start is durable to (index, term).
 
         Entries may have been replaced since. A completion counts only while the log still has
-        that entry, and never beyond what the log itself calls synced: the same (index, term) may
-        have been written, truncated, and be on its way to the disk again.
+        that entry, and never beyond the log's own synced_index: the same (index, term) may have
+        been written, truncated, and be on its way to the disk again.
         """
         self._assert_performed()
         self._observe(now_ms)
@@ -171,7 +176,7 @@ class RaftCore(Following, Electing):
             self._acknowledge_synced()
 
     def on_hard_state_synced(self, hard_state: HardState) -> None:
-        """A hard state handed out before is durable."""
+        """Handles that a hard state, handed out before, is durable."""
         self._assert_performed()
         if self._hard_state_durable or hard_state != self.hard_state:
             return
@@ -182,7 +187,7 @@ class RaftCore(Following, Electing):
             self._on_own_vote_durable()
 
     def on_log_stalled(self, oldest_unsynced_age_ms: int) -> None:
-        """How long the oldest unsynced write has waited; call it before every tick."""
+        """Takes the time that the oldest unsynced write has waited. Call it before every tick."""
         stalled = oldest_unsynced_age_ms > self.config.log_stall_ms
         if self._stalled and not stalled:
             self._due.update(self.progress)
@@ -190,30 +195,34 @@ class RaftCore(Following, Electing):
 
     @property
     def muted(self) -> bool:
-        """See `set_muted`."""
+        """True while this node is a non-counting member (see `set_muted`)."""
         return self._muted
 
     def set_muted(self, muted: bool) -> None:
-        """True while this node may have lost what it once promised: its directory was empty.
+        """Makes this node a non-counting member while it may have lost entries and votes that it
+        once promised, because its directory was empty.
 
-        It takes entries and says how far it is, but gives no vote, never stands, and tells
-        the master not to count it. The shell ends that when all that was committed is here again.
+        A non-counting member takes entries and reports its progress, but gives no vote, never
+        stands, and tells the master not to count it. The shell ends that when all committed entries
+        are here again.
         """
         self._muted = muted
 
     def set_electable(self, electable: bool) -> None:
-        """False while entries of the own log are damaged: it still votes, but never stands."""
+        """False while entries of this node's log are damaged: it still votes, but never stands."""
         self._electable = electable
 
     def resign(self, now_ms: int) -> None:
-        """A master that cannot give out its own log lets somebody else stand."""
+        """Makes a master step down because it cannot read its own log, so that another node can
+        stand."""
         self._assert_performed()
         self._observe(now_ms)
         if self.role is Role.MASTER:
             self._become_follower(self.term, None)
 
     def on_peer_unreachable(self, peer: NodeId, now_ms: int) -> None:
-        """Its stream broke, and connecting again was refused: its process is gone."""
+        """Handles that the peer's process is gone: its stream broke, and a reconnect was
+        refused."""
         self._assert_performed()
         self._observe(now_ms)
         if self.role is Role.MASTER:
@@ -224,7 +233,8 @@ class RaftCore(Following, Electing):
             self._election_deadline_ms = min(self._election_deadline_ms, self._now_ms + wait_ms)
 
     def read_index(self, context: int, now_ms: int) -> None:
-        """Ends as a ReadState in Ready.reads, or as `context` in Ready.reads_failed."""
+        """Requests a read index. `context` returns in a ReadState in Ready.reads, or in
+        Ready.reads_failed."""
         self._assert_performed()
         self._observe(now_ms)
         if self.role is not Role.MASTER:
@@ -253,7 +263,7 @@ class RaftCore(Following, Electing):
         )
 
     def ready(self) -> Ready:
-        """What to do now; everything is handed out exactly once."""
+        """The pending decisions; each is handed out exactly once."""
         if self.role is Role.MASTER:
             if self._reads.wants_round:
                 self._beat()
@@ -295,7 +305,7 @@ class RaftCore(Following, Electing):
         return ready
 
     def status(self) -> RaftStatus:
-        """A look at the core, for status pages and tests; changes nothing."""
+        """The core's present state, for status pages and tests; changes nothing."""
         oldest_ms = self._now_ms - self.config.check_quorum_ms
         return RaftStatus(
             node_id=self.node_id,

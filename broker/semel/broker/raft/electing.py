@@ -1,17 +1,18 @@
-"""Who may become master: votes, and asking before them.
+"""Elections of a master: pre-votes and votes.
 
 How it works. A node that has not heard its master for a while first asks whether a quorum *would*
-vote for it (pre-vote), without touching its term; only then does it raise its term and stand. So
-a node that comes back from behind a partition disturbs nobody, and a node that hears its master
-protects it by refusing (`_in_lease`). A master that hands over orders its successor to stand at
-once, with `force`, which overrides that protection.
+vote for it (pre-vote), without changing its term. Only when a quorum agrees does it raise its term
+and stand. So a node that returns from a partition disturbs nobody, and a node that hears its master
+protects the master by refusing (`_in_lease`). A master that hands over orders its successor to
+stand at once, with `force`, which overrides that protection.
 
 Invariants
-1. One vote per term, durable before anyone learns of it: also the candidate's own.
-2. A vote goes only to a log that is at least as new as the own, unsynced entries included.
-3. A node whose log is damaged, stalled or being replaced never stands; nor does one that is no
+1. A node gives one vote per term, and makes it durable before anyone learns of it; this includes a
+   candidate's vote for itself.
+2. A node votes only for a log that is at least as new as its own, unsynced entries included.
+3. A node whose log is damaged, stalled or being replaced never stands. Nor does a node that is no
    voter, unless the entry that removes it may still be uncommitted.
-4. Answers count for the campaign that asked (`context`), and only from voters.
+4. Answers count only for the campaign that asked (`context`), and only from voters.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from semel.broker.raft.replicating import Replicating
 
 
 class Electing(Replicating):
-    """Inputs of elections; the winner goes on as a replicating master."""
+    """The inputs of elections; the winner continues as a replicating master."""
 
     # --- standing
 
@@ -69,7 +70,7 @@ class Electing(Replicating):
         if verdict is True and self._may_stand:
             self._stand(force=False)
         elif verdict is not None:
-            # Refused, or the disk has stalled since the question was asked.
+            # The quorum refused, or the disk has stalled since this node asked.
             self._become_follower(self.term, None)
 
     def _on_vote_reply(self, message: Message) -> None:
@@ -93,7 +94,8 @@ class Electing(Replicating):
             self._become_follower(self.term, None)
 
     def _tally(self) -> bool | None:
-        """True when a quorum of the voters said yes, False when it cannot any more."""
+        """True when a quorum of the voters said yes, False when that is no longer possible, else
+        None."""
         voters = self.membership.voters
         said_yes = sum(1 for node in voters if self._votes.get(node) is True)
         said_no = sum(1 for node in voters if self._votes.get(node) is False)
@@ -130,7 +132,7 @@ class Electing(Replicating):
     def _is_new_enough(self, message: Message) -> bool:
         return (message.log_term, message.log_index) >= (self.log.last_term, self.log.last_index)
 
-    # --- the master's last word
+    # --- hand-over by the master
 
     def _on_timeout_now(self, message: Message) -> None:
         if self.role is Role.FOLLOWER and self.master_id == message.source and self._may_stand:

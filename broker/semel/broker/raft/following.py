@@ -1,20 +1,21 @@
-"""A follower's side: taking entries from the master, and saying what is durable.
+"""The follower's side of replication: taking entries from the master, and acknowledging them.
 
-How it works. An APPEND names the entry before its own. If that one is here, the logs agree up to
-there (log matching), and the new entries follow; those that are here already are skipped, so
-duplicates, reordered and shortened APPENDs change nothing. Only an entry of *another term* at
-the same index is a conflict, and then everything from it on goes. Acknowledgements are
-cumulative and name what is both matched and synced: an APPEND that brings news is answered when
-the disk is done (`RaftCore.on_synced`), one that brings none at once.
+How it works. An APPEND names the entry before its own entries. If the follower has that entry, the
+logs agree up to there (log matching), and the new entries follow. The follower skips entries that
+it already has, so duplicate, reordered and shortened APPENDs change nothing. Only an entry of
+*another term* at the same index is a conflict; then the follower truncates its log from that entry
+on. Acknowledgements are cumulative and name the last index that is both matched and synced. An
+APPEND with new entries is answered when the disk is done (`RaftCore.on_synced`), any other APPEND
+at once.
 
 Invariants
 1. Nothing at or below commit_index is ever truncated.
-2. An acknowledged index is durable, and equal to the master's log.
-3. Nothing is appended behind an entry that may be torn, before that is mended or cut: whatever
-   follows an entry says to the next recovery that it was durable.
+2. An acknowledged index is durable, and the log equals the master's up to there.
+3. Nothing is appended after an entry that may be torn, before that entry is repaired or cut: an
+   entry that follows it would prove to the next recovery that it was durable.
 4. commit_index follows the master's, clamped to the last entry known to match.
 
-Not here: where the master sends from (`replicating.py`).
+Not here: from which index the master sends (`raft/replicating.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from semel.broker.raft.state import RaftState, last_at_most
 
 
 class Following(RaftState):
-    """Inputs from the master of this term."""
+    """The inputs from the master of this term."""
 
     def _on_append(self, message: Message) -> None:
         if self._installing:
@@ -34,7 +35,7 @@ class Following(RaftState):
         last_new = previous + len(entries)
         commit_index = self.commit_index
         if previous < commit_index:
-            # What is committed matches any master's log: go on from there.
+            # Committed entries match any master's log, so only the entries after them matter.
             known = entries[: commit_index - previous]
             assert not known or self.log.term_at(known[-1].index) in (None, known[-1].term), (
                 f"entry {known[-1].index} is committed, and the master has another"
@@ -52,9 +53,9 @@ class Following(RaftState):
             self._reply(message, MessageKind.APPEND_REPLY, log_index=self._durable_match)
 
     def _take(self, entries: tuple[EntryMeta, ...]) -> bool:
-        """Entries whose predecessor is here: keep what is known, take what is not.
+        """Takes the unknown ones of `entries`, whose predecessor is in the log.
 
-        False when they are not all here then.
+        Returns False when entries must wait for the repair of a possibly torn one.
         """
         log = self.log
         last_index = log.last_index
@@ -67,7 +68,7 @@ class Following(RaftState):
                 break
             at += 1
         if at < len(entries) and self._awaits_mending:
-            return False  # they are sent again
+            return False  # The master sends them again.
         self._append = entries[at:]
         for entry in self._append:
             if entry.membership is not None:
@@ -82,8 +83,8 @@ class Following(RaftState):
         self._history.truncate(from_index)
 
     def cut_torn(self, from_index: int, now_ms: int) -> bool:
-        """The whole group has said that nobody holds `from_index`, which may be a torn write here:
-        it was never committed, so it goes, with all behind it. False when it is not the time."""
+        """Truncates the log from `from_index`, a possibly torn write here that no node of the group
+        holds, so that it was never committed. Returns False when this node cannot truncate now."""
         self._assert_performed()
         self._observe(now_ms)
         assert from_index > self.synced_index, f"entry {from_index} is durable"
@@ -94,7 +95,8 @@ class Following(RaftState):
         return True
 
     def _reject(self, message: Message) -> None:
-        """The entry before is missing or of another term: say where to try next."""
+        """Rejects an APPEND whose previous entry is missing or of another term, and hints where the
+        logs may agree."""
         hint_index, hint_term = last_at_most(self.log, message.log_index, message.log_term)
         if hint_index < self.commit_index:
             hint_index = self.commit_index
@@ -136,7 +138,7 @@ class Following(RaftState):
             self._snapshot_wanted = message
 
     def _acknowledge_synced(self) -> None:
-        """The disk has done more: say so to the master, if there is one."""
+        """Acknowledges newly synced entries to the master, if there is one."""
         durable = self._durable_match
         if (
             self.role is Role.FOLLOWER
@@ -163,9 +165,9 @@ class Following(RaftState):
     # --- snapshots
 
     def begin_snapshot(self, mark: SnapshotMark) -> bool:
-        """The shell has pulled a whole snapshot, and wants to put it in place of the log.
+        """Asks whether the shell should replace the log by the whole snapshot that it has pulled.
 
-        False: it is not needed any more, throw it away. True: do it; until
+        False: the snapshot is not needed any more and can be discarded. True: install it; until
         `on_snapshot_installed` or `on_snapshot_failed` the core takes and acknowledges nothing.
         """
         assert not self._installing, "one snapshot at a time"
@@ -180,12 +182,12 @@ class Following(RaftState):
         return True
 
     def begin_rebuild(self) -> int | None:
-        """The own log has an entry that cannot be read here and is given by nobody: the shell is
-        going to pull a snapshot and put it in place of the whole log.
+        """Begins to replace the whole log by a snapshot, because this node's log has an entry that
+        it cannot read and no peer provides.
 
-        The lowest index that the snapshot may have, so that nothing acknowledged is forgotten;
-        None: not now. From here to `on_snapshot_installed` or `on_snapshot_failed` the core takes
-        and acknowledges nothing.
+        Returns the lowest index that the snapshot may have, so that no acknowledged entry is lost,
+        or None when the rebuild cannot begin now. Until `on_snapshot_installed` or
+        `on_snapshot_failed` the core takes and acknowledges nothing.
         """
         self._assert_performed()
         if self.role is not Role.FOLLOWER or self.master_id is None or self._installing:
@@ -195,7 +197,8 @@ class Following(RaftState):
         return self.log.last_index
 
     def on_snapshot_installed(self, mark: SnapshotMark, now_ms: int) -> None:
-        """The log now starts behind `mark` and is empty, durably; the state is the mark's."""
+        """Handles that the snapshot is installed: durably, the log is empty and starts after
+        `mark`, and the state is the snapshot's."""
         assert self._installing, "begin_snapshot or begin_rebuild comes first"
         assert self.log.first_index == mark.index + 1
         assert self.log.last_index == mark.index
@@ -210,7 +213,8 @@ class Following(RaftState):
             self._tell_master(MessageKind.SNAPSHOT_REPLY, mark.index)
 
     def on_snapshot_failed(self, now_ms: int) -> None:
-        """The pull or the switch was given up, and the old log stands. It is offered again."""
+        """Handles that the pull or the switch was given up, so that the old log remains. The master
+        will offer a snapshot again."""
         self._installing = False
         self._offered = None
         self._observe(now_ms)
@@ -218,6 +222,7 @@ class Following(RaftState):
             self._tell_master(MessageKind.SNAPSHOT_REPLY, self._durable_match, rejected=True)
 
     def _assert_performed(self) -> None:
-        """The log must show what the last Ready asked for before it is looked at again."""
+        """Asserts that the shell has taken the last Ready: the core reads the log only after its
+        appends and truncation were performed."""
         performed = not self._append and self._truncate_from is None
         assert performed, "take ready() after each APPEND"

@@ -1,17 +1,17 @@
-"""Who belongs to a broker group, and how that may change.
+"""The membership of a broker group, and its allowed changes.
 
 How it works. A membership is an entry of the log and takes effect when it is *appended*, not
-when it is committed; truncating the entry brings the one before it back. A node joins as a
+when it is committed; truncating the entry restores the membership before it. A node joins as a
 learner (it gets entries, but does not count), becomes a voter when it has caught up, and leaves
 in one step. One node changes at a time, so any two consecutive quorums share a node.
 
 Invariants
 1. Voters and learners are disjoint, and there is always a voter.
-2. A step changes the standing of exactly one node (`check_step`).
-3. `MembershipHistory` is never empty; its entries rise by index; everything above the first one
-   stands in the log and may still be truncated.
+2. A step changes the membership status of exactly one node (`check_step`).
+3. `MembershipHistory` is never empty; its entries rise by index; all entries except the first are
+   in the log and may still be truncated.
 
-Not here: when a change may be proposed (`core.RaftCore.propose_membership_allowed`).
+Not here: when a change may be proposed (`propose_membership_allowed` in `raft/replicating.py`).
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ class Membership:
 
     @property
     def quorum(self) -> int:
-        """Number of voters that any decision needs."""
+        """Number of voters that a decision needs."""
         return len(self.voters) // 2 + 1
 
 
 def add_learner(old: Membership, node: NodeId) -> Membership:
-    """`node` joins and gets entries. Raises InvalidRequest when it is a member."""
+    """Adds `node` as a learner. Raises InvalidRequest when it is a member already."""
     if node in old.nodes:
         raise InvalidRequest(f"node {node} is already a member of the group")
     return Membership(voters=old.voters, learners=old.learners | {node})
 
 
 def promote(old: Membership, node: NodeId) -> Membership:
-    """Learner `node` becomes a voter. Raises InvalidRequest when it is no learner."""
+    """Makes learner `node` a voter. Raises InvalidRequest when it is no learner."""
     if node not in old.learners:
         raise InvalidRequest(f"node {node} is no learner of the group; add it as one first")
     return Membership(voters=old.voters | {node}, learners=old.learners - {node})
 
 
 def remove(old: Membership, node: NodeId) -> Membership:
-    """`node` leaves. Raises InvalidRequest when it is no member, or the last voter."""
+    """Removes `node`. Raises InvalidRequest when it is no member, or the last voter."""
     if node not in old.nodes:
         raise InvalidRequest(f"node {node} is no member of the group")
     return Membership(voters=old.voters - {node}, learners=old.learners - {node})
@@ -81,7 +81,7 @@ def check_step(old: Membership, new: Membership) -> None:
 
 
 class MembershipHistory:
-    """The membership in force, and those that truncation may bring back."""
+    """The membership in force, and those that a truncation may restore."""
 
     __slots__ = ("_entries",)
 
@@ -94,7 +94,7 @@ class MembershipHistory:
 
     @property
     def index(self) -> int:
-        """Index of the entry that brought the current membership."""
+        """Index of the entry that holds the current membership."""
         return self._entries[-1][0]
 
     def at(self, index: int) -> Membership:
@@ -105,7 +105,7 @@ class MembershipHistory:
         return self._entries[0][1]
 
     def may_be_voter(self, node: NodeId) -> bool:
-        """True for a voter of the membership in force at the commit index, or of a later one.
+        """Whether `node` is a voter in the membership at the commit index or in a later one.
 
         A node that an *uncommitted* entry removes must still be able to stand: it may be the only
         one whose log is long enough (dissertation §4.2.2).
@@ -117,13 +117,14 @@ class MembershipHistory:
         self._entries.append((index, membership))
 
     def truncate(self, from_index: int) -> bool:
-        """Forget what stood at `from_index` and above; true when the current one changed."""
+        """Forgets the memberships at and above `from_index`; returns whether the current one
+        changed."""
         before = len(self._entries)
         while len(self._entries) > 1 and self._entries[-1][0] >= from_index:
             self._entries.pop()
         return len(self._entries) != before
 
     def commit(self, index: int) -> None:
-        """Entries up to `index` cannot be truncated any more: the base moves up."""
+        """Moves the base up, because entries up to `index` cannot be truncated any more."""
         while len(self._entries) > 1 and self._entries[1][0] <= index:
             self._entries.pop(0)

@@ -1,4 +1,4 @@
-"""What the nodes of a group say to each other, and what a node must remember.
+"""The messages between the nodes of a group, and the hard state that a node must remember.
 
 One flat class carries every kind of message: the fields that a kind does not use keep their
 defaults. Terms and indexes are plain integers here, because the core adds and compares them all
@@ -6,11 +6,11 @@ the time; they are the `Term` and `Index` of `semel.protos.ids`.
 
     kind             log_index, log_term     other fields in use
     PRE_VOTE         the last entry          term (asked for), context (campaign), force
-    PRE_VOTE_REPLY                           term (asked for; the own one if rejected), context,
+    PRE_VOTE_REPLY                           term (asked for; the sender's if rejected), context,
                                              rejected
     VOTE             the last entry          context (campaign), force
     VOTE_REPLY                               context, rejected, hint_index (the voter's wall clock
-                                             in microseconds, set by the shell; 0: not told)
+                                             in microseconds, set by the shell; 0: unknown)
     APPEND           the entry before        entries, commit_index
     APPEND_REPLY     durable and matched     rejected: log_index is the refused APPEND's, with
                                              hint_index, hint_term
@@ -20,7 +20,7 @@ the time; they are the `Term` and `Index` of `semel.protos.ids`.
     SNAPSHOT_REPLY   durable and matched     rejected (the pull failed)
     TIMEOUT_NOW
 
-Not here: bytes (`wire.py`), and what is done with a message (`core.py`).
+Not here: the encoding (`raft/wire.py`), and how messages are handled (`raft/core.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from semel.protos.values import value
 
 
 class MessageKind(IntEnum):
-    """Numbers are the wire's; never reuse one."""
+    """The kinds of messages. The numbers are part of the wire format; never reuse one."""
 
     PRE_VOTE = 1
     PRE_VOTE_REPLY = 2
@@ -51,19 +51,19 @@ class MessageKind(IntEnum):
 
 @value
 class EntryMeta:
-    """All that the core knows of an entry; the bytes are the shell's business."""
+    """Everything that the core knows of an entry; only the shell handles its bytes."""
 
     index: int
     term: int
     size: int
-    """Bytes of the whole frame; windows and batching count them."""
+    """Size of the whole frame in bytes, which windows and batching count."""
     membership: Membership | None = None
-    """Set for a membership entry, and for no other."""
+    """Set only for a membership entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardState:
-    """What must be durable before any message of this term leaves."""
+    """The term and the vote, which must be durable before any message of this term leaves."""
 
     term: int = 0
     voted_for: NodeId | None = None
@@ -71,7 +71,7 @@ class HardState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotMark:
-    """A snapshot stands for the entries up to `index`, which is committed."""
+    """A snapshot that replaces the entries up to `index`, which is committed."""
 
     index: int
     term: int
@@ -81,7 +81,7 @@ class SnapshotMark:
 
 @value
 class Message:
-    """One message from `source` to `target`; the table above says which fields count."""
+    """One message from `source` to `target`; the module's table says which fields count."""
 
     kind: MessageKind
     source: NodeId
@@ -91,13 +91,14 @@ class Message:
     log_term: int = 0
     commit_index: int = 0
     entries: tuple[EntryMeta, ...] = ()
-    """Consecutive from log_index + 1, with terms that never fall."""
+    """Entries that are consecutive from log_index + 1, with terms that never fall."""
     rejected: bool = False
     hint_index: int = 0
     hint_term: int = 0
     context: int = 0
     snapshot: SnapshotMark | None = None
     force: bool = False
-    """The election was ordered by the master: grant even while it is alive."""
+    """The master ordered this election, so a voter grants it even while the master is alive."""
     muted: bool = False
-    """Any kind: the sender may have lost what it once acknowledged; it must not be counted."""
+    """For any kind: the sender is a non-counting member, because it may have lost entries that it
+    acknowledged."""

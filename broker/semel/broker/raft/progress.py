@@ -1,16 +1,18 @@
-"""What a master knows of one peer's log, and how much it may have on its way there.
+"""A peer's progress: what the master knows of the peer's log, and how much may be in flight to it.
 
-How it works. Three states, as in etcd/raft:
+How it works. A peer is in one of three states, as in etcd/raft:
 
     PROBE      the master guesses next_index; one APPEND at a time until the peer accepts
     REPLICATE  the guess was right; APPENDs are pipelined within a window of bytes and messages
-    SNAPSHOT   the peer needs entries that are gone; nothing but offers until it has caught up
+    SNAPSHOT   the peer needs entries that are gone; only offers are sent until it has caught up
 
     PROBE -> REPLICATE      an acknowledgement at or above next_index - 1
     REPLICATE -> PROBE      a rejection, or a broken stream
     PROBE, REPLICATE -> SNAPSHOT   the entry before next_index is gone
-    SNAPSHOT -> REPLICATE   an acknowledgement from which entries can go on
+    SNAPSHOT -> REPLICATE   an acknowledgement after which the master has the next entries
     SNAPSHOT -> PROBE       the peer gave its pull up
+
+The first message with the `muted` flag also leads to PROBE, from any state.
 
 Invariants
 1. match_index < next_index, and match_index falls only when the peer says that its disk was lost.
@@ -26,7 +28,7 @@ from semel.broker.raft.config import RaftConfig
 
 
 class ProgressState(IntEnum):
-    """The three states of the table above."""
+    """The three states of the module's table."""
 
     PROBE = 0
     REPLICATE = 1
@@ -34,7 +36,7 @@ class ProgressState(IntEnum):
 
 
 class Progress:
-    """One peer, as seen by the master of one term."""
+    """One peer, as the master of one term sees it."""
 
     __slots__ = (
         "acked_round",
@@ -52,36 +54,38 @@ class Progress:
     def __init__(self, *, next_index: int, now_ms: int) -> None:
         self.state = ProgressState.PROBE
         self.match_index = 0
-        """Durable at the peer, and equal to the master's log up to there."""
+        """The peer's log is durable, and equal to the master's, up to this index."""
         self.next_index = next_index
         """First index of the next APPEND."""
         self.probe_sent = False
-        """PROBE: an APPEND is out, and no other is sent before an answer."""
+        """PROBE: an APPEND is under way, and no other is sent before its answer."""
         self.inflight: deque[tuple[int, int]] = deque()
-        """Last index and bytes of every unacknowledged APPEND."""
+        """Last index and size in bytes of every unacknowledged APPEND."""
         self.inflight_bytes = 0
         self.last_contact_ms = now_ms
         self.acked_round = 0
         """Highest read round that the peer has answered."""
         self.counts = True
-        """False from a muted message on: the peer is fed, but no quorum counts it."""
+        """False for a non-counting member: the peer gets entries, but no quorum counts it. A
+        message with the `muted` flag sets it to False."""
         self.muted_round = 0
-        """The read round under way when the peer last said that it is muted."""
+        """The read round under way when the peer last sent a message with the `muted` flag."""
 
     @property
     def counted_match(self) -> int:
-        """match_index, for a quorum that commits."""
+        """match_index for a quorum that commits; 0 for a non-counting member."""
         return self.match_index if self.counts else 0
 
     @property
     def counted_round(self) -> int:
-        """acked_round, for a quorum that confirms."""
+        """acked_round for a quorum that confirms reads; 0 for a non-counting member."""
         return self.acked_round if self.counts else 0
 
     def on_muted(self, read_round: int, last_index: int) -> bool:
-        """The peer says that it may have lost what it acknowledged; true when that is news.
+        """Handles a message that says that the peer may have lost acknowledged entries; returns
+        whether that is news.
 
-        Nothing that it said before is believed any more: it is probed from the log's end.
+        The master discards everything that the peer said before, and probes from the log's end.
         """
         self.muted_round = read_round
         if not self.counts:
@@ -93,15 +97,17 @@ class Progress:
         return True
 
     def forget(self) -> None:
-        """What the muted peer acknowledged is not there (any more); nobody has counted on it."""
+        """Resets match_index: a non-counting peer does not have the entries that it acknowledged.
+        No quorum has counted them."""
         assert not self.counts
         self.match_index = 0
 
     def on_not_muted(self, answered_round: int) -> bool:
-        """A message without the flag, of a peer that had it; true when it counts again.
+        """Handles a message without the `muted` flag from a non-counting peer; returns whether the
+        peer counts again.
 
-        A message of before the loss may still be on its way. Only the answer to a round that began
-        after the last muted message proves that the peer has caught up since.
+        A message from before the loss may still be on its way. Only the answer to a round that
+        began after the last message with the flag proves that the peer has caught up since.
         """
         self.counts = answered_round > self.muted_round
         return self.counts
@@ -116,7 +122,7 @@ class Progress:
         return self.state is ProgressState.PROBE and not self.probe_sent
 
     def on_sent(self, last_index: int, size: int) -> None:
-        """An APPEND with entries up to `last_index` leaves."""
+        """Records that an APPEND with entries up to `last_index` leaves."""
         assert self.state is not ProgressState.SNAPSHOT
         if self.state is ProgressState.PROBE:
             self.probe_sent = True
@@ -127,7 +133,8 @@ class Progress:
         self.next_index = last_index + 1
 
     def on_acknowledged(self, index: int) -> bool:
-        """The peer has everything up to `index`, durably; true when that is news."""
+        """Records that the peer durably has everything up to `index`; returns whether that is
+        news."""
         if index <= self.match_index:
             return False
         self.match_index = index

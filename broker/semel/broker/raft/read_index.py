@@ -1,15 +1,15 @@
-"""Reads that must see every acknowledged write, without an entry of their own.
+"""The pending linearizable reads of a master, which see every acknowledged write without an entry.
 
-How it works (Raft dissertation §6.4). A read notes the commit index of its arrival and waits for
-a round of heartbeats that *starts later* and that a quorum answers: no newer master can have
-committed anything by then. Every round has a number, carried as the heartbeat's context; a round
-confirms all reads that wait for it or an earlier one. Reads that come while a round is out share
-the next one. A new master knows the commit index only once an entry of its own term is
-committed; reads wait for that first.
+How it works (Raft dissertation §6.4). A read notes the commit index at its arrival and waits for
+a round of heartbeats that *starts later* and that a quorum answers: this proves that no newer
+master had committed anything when the read arrived. Every round has a number, carried as the
+heartbeat's context; a round confirms all reads that wait for it or an earlier one. Reads that
+arrive while a round is under way share the next one. A new master knows the commit index only once
+an entry of its own term is committed; its reads wait for that first.
 
 Invariants
-1. A read that came after round n was sent waits for round n + 1 or later.
-2. `take` gives reads in the order of their rounds, each once; `fail` gives all others.
+1. A read that arrives after round n was sent waits for round n + 1 or later.
+2. `take` returns reads in the order of their rounds, each once; `fail` returns all others.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ class ReadIndex:
 
     def __init__(self) -> None:
         self.round = 0
-        """Number of the newest round that was sent; never falls, over all terms."""
+        """Number of the newest round that was sent; it never falls, also across terms."""
         self._early: list[int] = []
         self._pending: deque[tuple[int, ReadState]] = deque()
 
     def add(self, context: int, commit_index: int | None) -> None:
-        """A read arrives; commit_index is None while none of this term is known."""
+        """Adds a read. `commit_index` is None while no entry of this term is committed."""
         if commit_index is None:
             self._early.append(context)
         else:
             self._pending.append((self.round + 1, ReadState(context=context, index=commit_index)))
 
     def on_own_commit(self, commit_index: int) -> None:
-        """An entry of the own term is committed: early reads get their index."""
+        """Gives early reads their index, because an entry of the master's term is committed."""
         early, self._early = self._early, []
         for context in early:
             self.add(context, commit_index)
 
     @property
     def wants_round(self) -> bool:
-        """True when a read waits for a round, and none is out that reads wait for."""
+        """True when reads wait only for a round that was not sent yet."""
         pending = self._pending
         return bool(pending) and pending[0][0] > self.round
 
@@ -54,7 +54,8 @@ class ReadIndex:
         return self.round
 
     def take(self, confirmed_round: int) -> list[ReadState]:
-        """A quorum has answered `confirmed_round`."""
+        """Removes and returns the reads that are confirmed, because a quorum has answered
+        `confirmed_round`."""
         done = []
         pending = self._pending
         while pending and pending[0][0] <= confirmed_round:
@@ -62,12 +63,12 @@ class ReadIndex:
         return done
 
     def distrust(self) -> None:
-        """Answers so far do not count any more: all reads wait for a round yet to be sent."""
+        """Discards the answers so far: all reads wait for a round that is not sent yet."""
         following = self.round + 1
         self._pending = deque((following, read) for _, read in self._pending)
 
     def fail(self) -> list[int]:
-        """Mastership is lost: the contexts of all pending reads, which are forgotten."""
+        """Forgets all pending reads, because mastership is lost; returns their contexts."""
         contexts = self._early + [read.context for _, read in self._pending]
         self._early = []
         self._pending.clear()

@@ -1,14 +1,16 @@
-"""What enters and leaves the core besides messages: the log it reads, and what it decides.
+"""The core's interface besides messages: the log that it reads, and the decisions that it returns.
 
-`Ready` is handed out once: what stands in it will not be handed out again. The shell performs it
-in this order, without awaiting between 1 and 3:
+Every decision is handed out once, in one `Ready`. The shell performs a `Ready` in this order,
+without awaiting between 1 and 3:
 
-1. truncate_from, then append: the frames come from the APPEND that was stepped just before.
-2. append_noop: build a NOOP frame at `core.next_index()` and `core.term`, append it, `proposed`.
-3. hard_state goes to its writer. `messages_after_hard_state` leave once *it* is durable, and
-   `on_hard_state_synced` is called then; hard states are saved in the order handed out.
-4. messages leave at once, per target and kind in order.
-5. entries up to commit_index may be applied, reads answered once commit is applied so far.
+1. `truncate_from`, then `append`: the frames come from the APPEND that was stepped just before.
+2. `append_noop`: build a NOOP frame at `core.next_index()` and `core.term`, append it, and call
+   `proposed`.
+3. `hard_state` goes to its writer. `messages_after_hard_state` leave once *it* is durable;
+   `on_hard_state_synced` is called then. Hard states are saved in the order handed out.
+4. `messages` leave at once, in order per target and kind.
+5. Entries up to `commit_index` may be applied, and each read in `reads` may be answered once its
+   index is applied.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from semel.protos.values import value
 
 
 class LogView(Protocol):
-    """The node's log as the core reads it: cheap, synchronous, unsynced entries included."""
+    """The node's log as the core reads it, including unsynced entries. All reads are cheap and
+    synchronous."""
 
     @property
     def first_index(self) -> int:
@@ -34,7 +37,7 @@ class LogView(Protocol):
 
     @property
     def last_index(self) -> int:
-        """Highest index appended, synced or not."""
+        """Highest appended index, synced or not."""
         ...
 
     @property
@@ -44,10 +47,10 @@ class LogView(Protocol):
 
     @property
     def synced_index(self) -> int:
-        """Everything up to here *of the log as it is now* is durable.
+        """Index up to which *the log as it is now* is durable.
 
-        A write that completes after its entries were truncated and replaced never raises it
-        over the replaced part, even when the same (index, term) was written again since.
+        A write that completes after its entries were truncated and replaced never raises this
+        index over the replaced part, even when the same (index, term) was written again since.
         """
         ...
 
@@ -56,7 +59,8 @@ class LogView(Protocol):
         ...
 
     def fit(self, lo: int, hi_max: int, max_bytes: int) -> int:
-        """The largest hi in (lo, hi_max] whose entries [lo, hi) fit; at least one entry."""
+        """The largest hi in (lo, hi_max] such that the entries [lo, hi) fit, but at least one
+        entry."""
         ...
 
     def meta(self, index: int) -> EntryMeta:
@@ -65,7 +69,7 @@ class LogView(Protocol):
 
 
 class Role(IntEnum):
-    """A learner is a follower that never stands."""
+    """The role of a node. A learner is a follower that never stands."""
 
     FOLLOWER = 0
     PRE_CANDIDATE = 1
@@ -83,27 +87,27 @@ class ReadState:
 
 @value
 class Ready:
-    """What to do now. Everything in it is new since the last one but the four standing facts: role,
-    master, term and commit index."""
+    """The core's decisions. Everything is new since the last `Ready`, except role, master, term and
+    commit index, which are always set."""
 
     role: Role
     master_id: NodeId | None
     term: int
     commit_index: int
     role_changed: bool = False
-    """Role, term or master differ from the last Ready."""
+    """True when role, term or master differ from the last Ready."""
     hard_state: HardState | None = None
     truncate_from: int | None = None
     append: tuple[EntryMeta, ...] = ()
     append_noop: bool = False
     messages: tuple[Message, ...] = ()
     messages_after_hard_state: tuple[Message, ...] = ()
-    """Only ever set together with hard_state."""
+    """Not empty only together with `hard_state`."""
     reads: tuple[ReadState, ...] = ()
     reads_failed: tuple[int, ...] = ()
-    """Contexts of reads that will not be confirmed here: mastership was lost."""
+    """Contexts of reads that this node cannot confirm, because it is not master (any more)."""
     snapshot_wanted: Message | None = None
-    """Follower: pull a snapshot at least as new as this SNAPSHOT_OFFER."""
+    """Follower: the SNAPSHOT_OFFER for which the shell should pull a snapshot, at least as new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +120,12 @@ class PeerProgress:
     inflight_bytes: int
     recently_active: bool
     counts: bool
-    """False while the peer is muted."""
+    """False while the peer is a non-counting member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftStatus:
-    """A look at one core; changes nothing."""
+    """The present state of one core."""
 
     node_id: NodeId
     role: Role
@@ -135,4 +139,4 @@ class RaftStatus:
     progress: Mapping[NodeId, PeerProgress]
     """Empty unless this node is the master."""
     stale_completions: int
-    """Completed writes that no longer counted, since the start."""
+    """Number of completed writes since the start that no longer counted."""

@@ -1,20 +1,21 @@
-"""A master's side: sending entries, counting what is durable, proving that it still is master.
+"""The master's side of replication: sending entries, committing them, confirming mastership.
 
 How it works. Proposals and acknowledgements only mark peers as due; `_replicate` sends when the
-shell takes its Ready, so all that happened in one turn of the loop leaves in one APPEND per peer.
-Nothing is retransmitted on a timer of its own: a heartbeat's answer from a peer that is behind
-draws an empty APPEND just after the last one sent. If something was lost on the way, the peer
-rejects that, and the master goes back to where the logs agree.
+shell takes its Ready, so all entries of one turn of the loop leave in one APPEND per peer. There is
+no retransmission timer. Instead, when a peer that is behind answers a heartbeat, the master sends
+an empty APPEND that follows the last one sent. If a message was lost on the way, the peer rejects
+the empty APPEND, and the master goes back to where the logs agree.
 
 Invariants
-1. Only an entry of the own term is committed by counting (Raft paper §5.4.2); older ones are
-   committed with it.
-2. The master counts itself like any other voter: for what is synced here.
-3. Nothing with entries leaves before the no-op stands in the log.
-4. A muted peer is fed like any other, and counted nowhere.
-5. With a stalled disk nothing leaves at all, so that another node can take over.
+1. The master commits only an entry of its own term by counting (Raft paper §5.4.2); older entries
+   are committed with it.
+2. The master counts itself like any other voter: by its synced_index.
+3. No message with entries leaves before the no-op is in the log.
+4. A non-counting member gets entries like any other peer, and no quorum counts it.
+5. With a stalled disk the master sends neither heartbeats nor entries, so that another node can
+   take over.
 
-Not here: what a peer may have in flight (`progress.py`), reads (`read_index.py`).
+Not here: what a peer may have in flight (`raft/progress.py`), reads (`raft/read_index.py`).
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ class _Run(NamedTuple):
     """Consecutive entries for one APPEND."""
 
     previous_term: int
-    """Of the entry before them."""
+    """Term of the entry before them."""
     entries: tuple[EntryMeta, ...]
     size: int
-    """Of their frames, in bytes."""
+    """Size of their frames in bytes."""
 
 
 class Replicating(RaftState):
-    """Inputs of a master, and the messages that it sends unasked."""
+    """The inputs of a master, and the messages that it initiates."""
 
     # --- proposals
 
     @property
     def accepts_proposals(self) -> bool:
-        """True for a master whose no-op stands in the log, with a working disk, not leaving."""
+        """True for a master whose no-op is in the log, whose disk is not stalled, and that is not
+        handing over."""
         return (
             self.role is Role.MASTER
             and not self._noop_missing
@@ -56,7 +58,8 @@ class Replicating(RaftState):
         )
 
     def next_index(self) -> int:
-        """The index of the next proposal, whose term is `term`. Raises NotMaster."""
+        """The index of the next proposal, whose term is `term`. Raises NotMaster when this node
+        takes no proposals."""
         is_noop = self._noop_missing and not self._noop_due
         if not self.accepts_proposals and not is_noop:
             known = self.master_id if self.role is not Role.MASTER else None
@@ -69,7 +72,8 @@ class Replicating(RaftState):
         return self.log.last_index + 1
 
     def proposed(self, meta: EntryMeta) -> None:
-        """The entry of `next_index()` and `term` stands in the log, not necessarily synced."""
+        """Handles that the entry of `next_index()` and `term` is in the log, not necessarily
+        synced."""
         assert self.role is Role.MASTER, "next_index() comes first"
         assert meta.term == self.term, "next_index() comes first"
         assert meta.index == self.log.last_index, "append to the log, then call proposed()"
@@ -82,10 +86,11 @@ class Replicating(RaftState):
         self._due.update(self.progress)
 
     def propose_membership_allowed(self, membership: Membership) -> None:
-        """Raises NotMaster, InvalidRequest saying why not, or Throttled saying why not yet.
+        """Checks whether the change may be proposed. Raises NotMaster, InvalidRequest when it is
+        not allowed, or Throttled when it is not allowed yet.
 
-        An entry of the own term must be committed before: without that two masters could each
-        change a different node on top of the same membership, with quorums that do not meet.
+        An entry of the master's term must be committed before a change. Otherwise two masters could
+        each change a different node on top of the same membership, with quorums that do not meet.
         """
         if self.role is not Role.MASTER:
             raise NotMaster(f"node {self.node_id} is not the master", master_id=self.master_id or 0)
@@ -103,7 +108,8 @@ class Replicating(RaftState):
         check_step(self.membership, membership)
 
     def _on_membership_changed(self) -> None:
-        """The last entry has changed the membership; it is the first that a new peer gets."""
+        """Updates the peers after the last entry has changed the membership; a new peer gets that
+        entry first."""
         members = self.membership.nodes
         for node in [node for node in self.progress if node not in members]:
             del self.progress[node]
@@ -124,8 +130,8 @@ class Replicating(RaftState):
             self._replicate_to(node, self.progress[node], runs)
 
     def _replicate_to(self, node: NodeId, progress: Progress, runs: dict[int, _Run]) -> None:
-        """`runs` holds, by their first index, those that other peers were sent just now: peers that
-        keep up get the same."""
+        """`runs` holds, by first index, the runs that were just sent to other peers, because peers
+        that keep up get the same runs."""
         config, end = self.config, self.log.last_index + 1
         while progress.next_index < end and progress.may_send(config):
             first = progress.next_index
@@ -138,7 +144,7 @@ class Replicating(RaftState):
             progress.on_sent(first + len(run.entries) - 1, run.size)
 
     def _run(self, first: int, end: int) -> _Run | None:
-        """What one APPEND may carry of the entries [first, end); None when they are gone."""
+        """The entries of [first, end) that one APPEND may carry; None when `first` is gone."""
         log = self.log
         previous_term = log.term_at(first - 1)
         if first < log.first_index or previous_term is None:
@@ -168,7 +174,8 @@ class Replicating(RaftState):
         )
 
     def _poke(self, node: NodeId, progress: Progress) -> None:
-        """The peer is behind: an empty APPEND behind the last one shows whether that was lost."""
+        """Sends a peer that is behind an empty APPEND after the last one, which shows whether that
+        was lost."""
         previous = progress.next_index - 1
         previous_term = self.log.term_at(previous)
         if previous_term is None or previous < self.log.first_index - 1:
@@ -177,7 +184,8 @@ class Replicating(RaftState):
             self._send_append(node, previous, previous_term, ())
 
     def _offer_snapshot(self, node: NodeId, progress: Progress) -> None:
-        """The mark is the oldest snapshot that helps; the peer pulls the newest there is."""
+        """Offers the peer a snapshot. The mark is the oldest snapshot that helps; the peer pulls
+        the newest one that exists."""
         if progress.state is not ProgressState.SNAPSHOT:
             progress.become_snapshot()
         index = self.log.first_index - 1
@@ -196,7 +204,8 @@ class Replicating(RaftState):
         )
 
     def _beat(self) -> None:
-        """One round of heartbeats: mastership, commit index, and a question."""
+        """Sends one round of heartbeats: they assert mastership, carry the commit index, and ask
+        for an answer to the read round."""
         self._heartbeat_due_ms = self._now_ms + self.config.heartbeat_ms
         if self._stalled:
             return
@@ -257,7 +266,7 @@ class Replicating(RaftState):
 
     def _on_heartbeat_reply(self, message: Message, progress: Progress) -> None:
         if message.muted and message.log_index < progress.match_index:
-            # It has lost its disk once more; nobody has counted what it had meanwhile.
+            # The peer lost its disk once more; no quorum has counted its entries meanwhile.
             progress.forget()
             progress.become_probe(max(self.log.last_index, 1))
             self._due.add(message.source)
@@ -280,7 +289,7 @@ class Replicating(RaftState):
         self._on_match(message.source, progress, message.log_index)
 
     def _on_stream_broken(self, node: NodeId) -> None:
-        """What was in flight is lost."""
+        """Goes back to match_index for this peer, because everything in flight to it is lost."""
         progress = self.progress.get(node)
         if progress is not None and progress.state is not ProgressState.SNAPSHOT:
             progress.become_probe(progress.match_index + 1)
@@ -289,7 +298,7 @@ class Replicating(RaftState):
     # --- counting
 
     def _maybe_commit(self) -> None:
-        """Commit what a quorum has synced, if it is of this term."""
+        """Commits the entries that a quorum has synced, if the last of them is of this term."""
         progress, own = self.progress, self.node_id
         matches = sorted(
             [
@@ -334,9 +343,10 @@ class Replicating(RaftState):
     # --- handing over
 
     def transfer_leadership(self, target: NodeId, now_ms: int) -> None:
-        """Take no more proposals, bring `target` up to date, and tell it to stand.
+        """Starts a transfer: takes no more proposals, brings `target` up to date, tells it to
+        stand.
 
-        Given up after transfer_ms. Raises NotMaster, InvalidRequest, Throttled.
+        The transfer is given up after transfer_ms. Raises NotMaster, InvalidRequest, Throttled.
         """
         self._observe(now_ms)
         if self.role is not Role.MASTER:

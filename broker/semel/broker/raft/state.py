@@ -1,23 +1,24 @@
-"""The variables of one replica, its outbox, and its changes of role.
+"""The Raft variables of one replica, its outbox, and its changes of role.
 
-How it works. `RaftState` is the common ground of the rules: `following.py`, `electing.py` and
-`replicating.py` add the inputs of one concern each, and `core.py` joins them. Only the
-`become_*` methods change the role.
+How it works. `RaftState` is the common base of the rules: `following.py`, `electing.py` and
+`replicating.py` each add the inputs of one concern, and `core.py` joins them. Only the
+`_become_*` methods change the role.
 
     any -> FOLLOWER            a higher term; a master of this term; a lost election
     MASTER -> FOLLOWER         no quorum heard; removed from the group
     FOLLOWER -> PRE_CANDIDATE  election timeout
     PRE_CANDIDATE -> CANDIDATE a quorum would vote
-    FOLLOWER -> CANDIDATE      the master handed over (TIMEOUT_NOW), or nobody to ask first
-    CANDIDATE -> MASTER        a quorum voted, the own durable vote included
+    FOLLOWER -> CANDIDATE      the master handed over (TIMEOUT_NOW), or there is no other voter
+    CANDIDATE -> MASTER        a quorum voted for it, including its own durable vote
 
 Invariants
-1. Nothing leaves while (term, voted_for) is not durable: messages are held back (`send`).
-2. commit_index never falls, and never passes what is known to match the master's log.
+1. No message leaves while (term, voted_for) is not durable; messages are held back (`_send`).
+2. commit_index never falls, and never passes the last entry known to match the master's log.
 3. matched_index counts for this term only; commit_index is always matched.
 4. Everything up to synced_index is durable in the log as it is now.
 
-Not here: anything that looks at a message's fields.
+Not here: handling the fields of messages (`raft/following.py`, `raft/electing.py`,
+`raft/replicating.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LONG_AGO = -(1 << 62)
 
 
 class RaftState:
-    """What the rules share. Fields without an underscore may be read from outside."""
+    """The state that the rules share. Fields without an underscore may be read from outside."""
 
     def __init__(
         self,
@@ -66,9 +67,10 @@ class RaftState:
         self.commit_index = applied_index
         self.synced_index = log.synced_index
         self._torn_through = log.last_index
-        """What the log held at the start may be torn above synced_index, up to here."""
+        """Entries above synced_index up to this index were in the log at the start and may be
+        torn."""
         self.matched_index = 0
-        """Follower: the log equals the master's up to here; see invariant 3."""
+        """Follower: the log equals the master's up to this index; see invariant 3."""
         self._acked_index = 0
         """Follower: highest index acknowledged to the master of this term."""
         self._history = MembershipHistory(membership, applied_index)
@@ -84,20 +86,21 @@ class RaftState:
         self._electable = True
         self._muted = False
         self._installing = False
-        """Between begin_snapshot and its end: entries are neither taken nor acknowledged."""
+        """True from begin_snapshot or begin_rebuild to its end: entries are neither taken nor
+        acknowledged."""
         self._offered: tuple[NodeId, int, int] | None = None
-        """Source, term and index of the snapshot offer that the shell knows of."""
+        """Source, term and index of the snapshot offer that the shell knows."""
 
         self._campaign = 0
-        """Number of the newest campaign, pre-votes included; answers carry it."""
+        """Number of the newest campaign, including pre-votes; answers carry it."""
         self.elections = 0
-        """Elections, pre-votes aside, in which this node stood since it started."""
+        """Number of elections, without pre-votes, in which this node stood since its start."""
         self._votes: dict[NodeId, bool] = {}
 
         self.progress: dict[NodeId, Progress] = {}
-        """Master: every other member."""
+        """Master: the progress of every other member."""
         self._term_start = 0
-        """Master: index of the no-op, the first entry of the own term."""
+        """Master: index of the no-op, the first entry of its term."""
         self._heartbeat_due_ms = 0
         self._transferee: NodeId | None = None
         self._transfer_deadline_ms = 0
@@ -115,7 +118,7 @@ class RaftState:
         self._append: tuple[EntryMeta, ...] = ()
         self._noop_due = False
         self._noop_missing = False
-        """Master: the no-op does not stand in the log yet."""
+        """Master: the no-op is not in the log yet."""
         self._read_states: list[ReadState] = []
         self._failed_reads: list[int] = []
         self._snapshot_wanted: Message | None = None
@@ -124,7 +127,7 @@ class RaftState:
         self._told_standing: tuple[Role, int, NodeId | None] | None = None
 
         if log.last_term > self.term:
-            # The log was synced, the hard state was not: entries of a term prove the term.
+            # The log was synced but the hard state was not; an entry of a term proves the term.
             self._set_hard_state(log.last_term, None)
         self._reset_election_deadline()
 
@@ -161,7 +164,7 @@ class RaftState:
 
     @property
     def _in_lease(self) -> bool:
-        """True while this node has good reason to believe in its master."""
+        """True while this node is master or has heard its master within election_min_ms."""
         if self.role is Role.MASTER:
             return True
         heard_ms = self._now_ms - self._last_master_contact_ms
@@ -169,7 +172,8 @@ class RaftState:
 
     @property
     def _durable_match(self) -> int:
-        """What may be acknowledged: durable here, and equal to the master's log."""
+        """The highest index that may be acknowledged: the log is durable here, and equal to the
+        master's, up to it."""
         return min(max(self.matched_index, self.commit_index), self.synced_index)
 
     # --- outbox
@@ -220,8 +224,8 @@ class RaftState:
     # --- time
 
     def _observe(self, now_ms: int) -> None:
-        """Every input that knows the time passes here. Time that went by while the process stood
-        still proves nothing about the others, who may have acted meanwhile."""
+        """Takes the time; every input that knows the time calls it. A time during which this
+        process was stopped proves nothing about the other nodes, which may have acted meanwhile."""
         gap_ms = now_ms - self._now_ms
         if gap_ms <= 0:
             return
@@ -244,7 +248,7 @@ class RaftState:
     # --- commit
 
     def _commit_to(self, index: int) -> None:
-        """Entries up to `index` are committed; the caller knows that they match."""
+        """Commits the entries up to `index`; the caller knows that they match the master's log."""
         if index > self.commit_index:
             self.commit_index = index
             self._history.commit(index)
@@ -278,7 +282,8 @@ class RaftState:
         self._reset_election_deadline()
 
     def _become_candidate(self) -> None:
-        """The own vote counts once it is durable (`RaftCore.on_hard_state_synced`)."""
+        """Stands for election. This node's own vote counts once it is durable
+        (`RaftCore.on_hard_state_synced`)."""
         assert self.role is not Role.MASTER
         assert self._may_stand
         self._set_hard_state(self.term + 1, self.node_id)
@@ -308,10 +313,10 @@ class RaftState:
 
 
 def last_at_most(log: LogView, index: int, term: int) -> tuple[int, int]:
-    """The largest (index, term) of the log at or below both; where two logs may still agree.
+    """The last (index, term) of the log at or below both, which is where two logs may still agree.
 
-    Terms never fall along a log, so this is a binary search. With no such entry left in the log:
-    (first_index - 2, 0), whose term nobody knows.
+    Terms never fall along a log, so this is a binary search. When the log has no such entry left,
+    it returns (first_index - 2, 0), whose term is unknown.
     """
     low = log.first_index - 1
     high = min(index, log.last_index)

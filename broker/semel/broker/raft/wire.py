@@ -1,4 +1,4 @@
-"""The bytes of a Raft message: one fixed envelope, and a snapshot's mark behind it.
+"""The encoding of a Raft message: one fixed envelope, followed by a snapshot's mark, if any.
 
 Format (little-endian; docs/formats/raft-messages.md has the table, and a test compares them)
 
@@ -10,13 +10,13 @@ Format (little-endian; docs/formats/raft-messages.md has the table, and a test c
        voters first
 
 An APPEND is followed by its entries' frames, whole and in order. Their metas are not encoded: the
-receiver finds the frames at `envelope_length`, reads their headers, and hands the metas back to
-`decode_message`. Nothing may follow any other kind.
+receiver finds the frames at `envelope_length`, reads their headers, and passes the metas to
+`decode_message`. No bytes may follow a message of another kind.
 
 Invariants
-1. `decode_message` raises InvalidRequest for whatever `encode_message` cannot have made.
-2. A decoded APPEND has entries that are consecutive from log_index + 1, of rising terms that are
-   neither below log_term nor above the message's term.
+1. `decode_message` raises InvalidRequest for bytes that `encode_message` cannot have made.
+2. A decoded APPEND has entries that are consecutive from log_index + 1. Their terms never fall, and
+   are neither below log_term nor above the message's term.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENVELOPE: Final = Struct("<BBBBIIIQQQQQQQII")
 SNAPSHOT: Final = Struct("<QQII")
 ENVELOPE_BYTES: Final = ENVELOPE.size
 ENTRIES_MAX: Final = 1 << 20
-"""More entries in one message, or nodes in one group, are taken for damage."""
+"""More entries in one message, or more nodes in one group, count as damage."""
 
 FLAG_REJECTED: Final = 1
 FLAG_FORCE: Final = 2
@@ -52,7 +52,7 @@ _KINDS: Final = {kind.value: kind for kind in MessageKind}
 
 
 def encode_message(message: Message) -> bytes:
-    """The envelope (and snapshot section); an APPEND's frames are the caller's to send behind."""
+    """The envelope and the snapshot section; the caller sends an APPEND's frames after it."""
     mark = message.snapshot
     section = b"" if mark is None else _encode_mark(mark)
     flags = (
@@ -85,9 +85,9 @@ def encode_message(message: Message) -> bytes:
 
 
 def envelope_length(data: bytes | memoryview) -> int:
-    """Bytes of the envelope and its snapshot section: where an APPEND's frames begin.
+    """Length of the envelope and its snapshot section in bytes, where an APPEND's frames begin.
 
-    Unchecked but for the bounds; `decode_message` checks the rest. Raises InvalidRequest.
+    Only the bounds are checked; `decode_message` checks the rest. Raises InvalidRequest.
     """
     if len(data) < ENVELOPE_BYTES:
         raise InvalidRequest(f"a Raft message has {ENVELOPE_BYTES} bytes or more, not {len(data)}")
@@ -99,9 +99,9 @@ def envelope_length(data: bytes | memoryview) -> int:
 
 
 def decode_message(data: bytes | memoryview, metas: Sequence[EntryMeta] = ()) -> Message:
-    """The message in `data`; `metas` are those of the frames behind an APPEND's envelope.
+    """The message in `data`; `metas` are those of the frames after an APPEND's envelope.
 
-    Raises InvalidRequest when the bytes are damaged, or do not fit the metas.
+    Raises InvalidRequest when the bytes are damaged or do not match the metas.
     """
     length = envelope_length(data)
     (
@@ -140,7 +140,7 @@ def decode_message(data: bytes | memoryview, metas: Sequence[EntryMeta] = ()) ->
     has_mark = bool(flags & FLAG_SNAPSHOT)
     if has_mark != (length > ENVELOPE_BYTES) or has_mark != (kind is MessageKind.SNAPSHOT_OFFER):
         raise InvalidRequest(f"{kind.name} with a snapshot section of {length - ENVELOPE_BYTES}")
-    return Message(  # by keywords it would take three times as long
+    return Message(  # Keyword arguments would take three times as long.
         kind,
         source,
         target,
