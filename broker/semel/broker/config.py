@@ -1,6 +1,6 @@
 """Settings of one broker node, validated at construction.
 
-The documentation below a field is also the help of its flag, if it has one, and its entry in
+The text below a field is also the help of its flag, if it has one, and its entry in
 docs/reference.md.
 
 Not here: which fields have a flag (`__main__.py`), settings of the log (`log/config.py`) and of the
@@ -271,9 +271,9 @@ class BrokerConfig:
 
 
 def _on_one_machine(members: Mapping[NodeId, str]) -> list[NodeId]:
-    """Two nodes whose addresses are on one host, if there are any.
+    """Two nodes whose addresses are on one host, or an empty list.
 
-    Loopback does not count: there people try things out.
+    Loopback addresses do not count, because people use them for trials.
     """
     hosts: dict[str, NodeId] = {}
     for node_id, address in members.items():

@@ -1,15 +1,15 @@
-"""Who this node is, and whether another one belongs with it.
+"""The identity of this node, and the check whether another node belongs to the same group.
 
-How it works. Cluster, group and node come from the configuration and are compared with the data
-directory at the start. The *founding* is the group's birth: its name is random, and a group that an
-operator begins anew after a majority of disks was lost gets another one, so nodes of two histories
-never take each other for members of one group. A node with an empty directory belongs to no
-founding until it learns of it (`membership/status.py`); until then it answers nobody who speaks for
-one.
+How it works. The cluster, the group and the node come from the configuration and are compared with
+the data directory at the start. The *founding* identifies one history of the group. An operator who
+begins the group anew, after a majority of disks was lost, gives it another founding, so nodes of
+two histories never take each other for members of one group. A node with an empty directory belongs
+to no founding until it learns the group's (`membership/status.py`); until then it answers no node
+that belongs to one.
 
-Every call between nodes of a group says who calls whom, and whoever is called checks all of it: an
-address may lead to another machine today than yesterday. Who asks a node for its status checks the
-answer in the same way.
+Every call between nodes of a group names the caller and the called node. The called node checks all
+of it, because an address may lead to another machine today than yesterday. A node that asks another
+one for its status checks the answer in the same way.
 
 Invariants
 1. `founding` is what the disk says: it is durable before anybody is told.
@@ -30,11 +30,12 @@ from semel.protos.ids import NodeId
 from semel.protos.v1 import broker_pb2, raft_pb2
 
 BEFORE_FOUNDINGS: Final = "first"
-"""Founding of a group with a history that began before foundings had names."""
+"""The founding of a group whose history began before foundings had names."""
 
 
 class Caller(Protocol):
-    """What every request between nodes of a group says of who calls whom."""
+    """The fields of every request between nodes of a group that name the caller and the called
+    node."""
 
     @property
     def cluster_id(self) -> str: ...
@@ -53,7 +54,8 @@ class Caller(Protocol):
 
 
 class NodeIdentity:
-    """Of one node; `open` first. Its methods but `open`, `check_disk` and `found` are quick."""
+    """The identity of one node. Call `open` first. All methods except `open`, `check_disk` and
+    `found` are quick."""
 
     def __init__(self, config: BrokerConfig, files: FileLayer) -> None:
         self._config = config
@@ -65,21 +67,21 @@ class NodeIdentity:
         self.address = config.members.get(config.node_id, config.listen)
         """HOST:PORT at which the other nodes of the group reach this one."""
         self.founding = ""
-        """What the node's group was founded as; empty while it belongs to none."""
+        """The founding to which this node belongs; empty for none."""
         self.prepared = ""
-        """Founding in which this node has promised to take part, durably; empty for none."""
+        """The founding in which this node has durably promised to take part; empty for none."""
         self.on_founded_caller: Callable[[str, NodeId, str], None] = lambda *_: None
-        """A node of this group that belongs to a founding calls, and this one belongs to none: the
-        founding, the caller, and its address."""
+        """Hears (founding, caller, address) when a node of this group that belongs to a founding
+        calls this node while it belongs to none."""
 
     # --- the disk
 
     def open(self) -> None:
-        """BLOCKING. Reads or makes the identity. Raises DataDirectoryError."""
+        """BLOCKING. Reads or creates the identity. Raises DataDirectoryError."""
         self.founding = self.check_disk()
 
     def check_disk(self) -> str:
-        """BLOCKING. The founding that the directory names; mends a damaged copy.
+        """BLOCKING. Returns the founding that the directory names, and repairs a damaged copy.
 
         Raises DataDirectoryError.
         """
@@ -94,7 +96,7 @@ class NodeIdentity:
             )
 
     def found(self, founding: str) -> None:
-        """BLOCKING. The node belongs to this founding from now on; durable when it returns."""
+        """BLOCKING. Records durably that the node belongs to this founding from now on."""
         config = self._config
         with self._writing:
             save_founding(
@@ -110,7 +112,7 @@ class NodeIdentity:
     # --- others
 
     def caller(self, to: NodeId) -> raft_pb2.PeerCaller:
-        """What this node says of itself when it calls another one."""
+        """The caller fields of this node for a call to node `to`."""
         return raft_pb2.PeerCaller(
             cluster_id=self.cluster_id,
             group_id=self.group_id,
@@ -120,10 +122,10 @@ class NodeIdentity:
         )
 
     def check_caller(self, caller: Caller, address: str = "") -> None:
-        """Whether a node of this group calls this node.
+        """Checks that the caller is a node of this group and means this node.
 
-        Raises DataDirectoryError for one that belongs elsewhere, or means somebody else, and
-        Unavailable while one of the two does not know yet what the group was founded as.
+        Raises DataDirectoryError when the caller belongs elsewhere or means another node, and
+        Unavailable while one of the two nodes does not know the group's founding yet.
         """
         own = f"node {self.node_id} of group {self.group_id} of cluster {self.cluster_id}"
         if (caller.cluster_id, caller.group_id) != (self.cluster_id, self.group_id):
@@ -154,7 +156,8 @@ class NodeIdentity:
         )
 
     def check_message(self, caller: raft_pb2.PeerCaller | None) -> None:
-        """The same for a call in which programs of before there were foundings say nothing."""
+        """Like `check_caller`, for a call in which programs that know no foundings send no
+        caller."""
         if caller is not None:
             self.check_caller(caller)
         elif self.founding != BEFORE_FOUNDINGS:
@@ -165,11 +168,12 @@ class NodeIdentity:
 
     @property
     def _unnamed(self) -> str:
-        """Founding of a caller that names none: its program may be from before there were names."""
+        """The founding to assume for a caller that names none, whose program may be from before
+        foundings had names."""
         return BEFORE_FOUNDINGS if self.founding == BEFORE_FOUNDINGS else ""
 
     def stranger(self, node: NodeId, answer: broker_pb2.NodeStatusReply) -> str:
-        """Why an answer is not that of member `node`; empty when it is."""
+        """The reason why an answer is not from member `node`; empty when it is."""
         found = (answer.cluster_id, answer.group_id, answer.node_id)
         if found == (self.cluster_id, self.group_id, node):
             return ""
@@ -180,6 +184,6 @@ class NodeIdentity:
         )
 
     def same_founding(self, answer: broker_pb2.NodeStatusReply) -> bool:
-        """Whether what a node of the group says of its members is about this history."""
+        """Whether a group member's answer belongs to the same history as this node."""
         theirs = answer.founding_id or ("" if answer.knows_foundings else BEFORE_FOUNDINGS)
         return theirs == self.founding != ""

@@ -1,9 +1,9 @@
-"""What a broker node tells about itself at `GET /metrics`: the table of its metrics, and a page.
+"""The metrics of a broker node at `GET /metrics`: the table of all metrics, and the page.
 
-How it works. Everything is read when the page is asked for: the core's status, the log's figures,
-the counters that the streams keep as plain numbers. Figures of the replicated state (what topics
-hold, how far consumer groups are behind) are the same on every replica, so only the master shows
-them, summed up by topic; after `_ROWS` queues or `_TOPICS` topics the loop turns.
+How it works. A request for the page reads everything: the core's status, the log's figures, and the
+counters that the streams keep as plain numbers. Figures of the replicated state (what topics hold,
+how far consumer groups are behind) are the same on every replica, so only the master shows them,
+summed up by topic. After `_ROWS` queues or `_TOPICS` topics the page yields to the event loop.
 
 Not here: text and HTTP (`protos/metrics.py`), the meaning for an operator (docs/operations.md).
 """
@@ -176,7 +176,7 @@ METRICS: Final = (
 
 
 class Probe:
-    """One node's figures."""
+    """Collects one node's figures."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Probe:
         self._moves = moves
 
     def counters(self) -> Counters:
-        """Totals of what producers wrote and readers got."""
+        """Totals of the messages and bytes that producers wrote and readers got."""
         produced, fetched = self._produce.counters, self._fetch.counters
         return Counters(
             produced_messages=produced.committed_messages,
@@ -207,7 +207,7 @@ class Probe:
         )
 
     async def page(self) -> Samples:
-        """All figures as of now; those of the state while the loop turns in between."""
+        """All figures as of now; while it collects those of the state, it yields to the loop."""
         values = (str(self._config.group_id), str(self._config.node_id))
         page = Samples(METRICS, dict(zip(COMMON, values, strict=True)))
         page.add("semel_broker_info", 1, version=version("semel"))
