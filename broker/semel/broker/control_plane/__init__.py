@@ -1,1 +1,1 @@
-"""This node and the controllers: reports, the routes it caches, calls to other groups' masters."""
+"""The node's part of the control plane: reports, cached routes, calls to other groups' masters."""

@@ -1,13 +1,13 @@
 """Calls to the masters of other broker groups.
 
-How it works. A group's nodes are known from the copy of the controllers' routes, or were named by a
-client that asked for something which needs them. They are asked in rounds (`protos/masters.py`),
+How it works. The addresses of a group's nodes come from the copy of the controllers' routes, or
+from a client whose request needs that group. The nodes are asked in rounds (`protos/masters.py`),
 the last known master first, with a pause after each of them, until one answers or the time is over.
 
 Invariants
-1. Only calls that may be repeated are made here.
+1. All calls made here may be repeated.
 
-Not here: what is asked (`background/transactions.py`).
+Not here: the content of the calls (`background/transactions.py`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from semel.protos.v1.transactions_pb2_grpc import TransactionsStub
 ATTEMPT_S: Final = 1.0
 PAUSE_S: Final = 0.05
 KNOWN_MAX: Final = 1_000
-"""Groups that clients have named; more are not remembered."""
+"""Most groups named by clients that are remembered."""
 
 
 class GroupCalls:
-    """Channels of one broker node to other groups. Lives on the event loop."""
+    """One broker node's channels to other groups. It lives on the event loop."""
 
     def __init__(self, routes: RoutesCopy, levels: Callable[[], Levels] = own_levels) -> None:
         """`levels` are this node's."""
@@ -43,13 +43,15 @@ class GroupCalls:
         self._channels = Channels(levels, PEER_CHANNEL_OPTIONS)
 
     def learn(self, groups: Iterable[transactions_pb2.KnownGroup]) -> None:
-        """A client names nodes of groups; nodes that the controllers name come before those."""
+        """Remembers the nodes of groups that a client names; they serve only for groups that the
+        controllers' routes do not name."""
         for group in groups:
             if len(self._named) < KNOWN_MAX or group.group_id in self._named:
                 self._named[group.group_id] = tuple(group.addresses)
 
     async def call(self, group_id: int, method: str, request: Any, timeout_s: float) -> Any:
-        """The answer of the group's master. Raises SemelError, never NotMaster."""
+        """The answer of the group's master. Raises SemelError, but never NotMaster, which callers
+        would take for this node's own group."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + timeout_s
         search = MasterSearch(f"broker group {group_id}", passing=(RetriableError,))
@@ -80,5 +82,5 @@ class GroupCalls:
         return (self._masters.get(group_id, ""), *nodes) if nodes else ()
 
     async def close(self) -> None:
-        """Ends all channels; calls under way fail."""
+        """Closes all channels; calls under way fail."""
         await self._channels.close()

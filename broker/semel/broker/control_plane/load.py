@@ -1,4 +1,4 @@
-"""The load of this node: rates out of counters.
+"""The load of this node: rates per second, computed from counters.
 
 How it works. Each report calls `sample`; a rate is the difference to a sample that is at least
 `WINDOW_S` old, so that it is a mean over seconds and not the noise of one report's interval.
@@ -17,7 +17,7 @@ WINDOW_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Totals since the node's start; they never fall."""
+    """Totals since the node's start, which never fall, or their rates per second."""
 
     produced_messages: int = 0
     produced_bytes: int = 0
@@ -29,13 +29,13 @@ _NAMES: Final = tuple(field.name for field in fields(Counters))
 
 
 class LoadMeter:
-    """Rates per second."""
+    """Computes rates per second from the totals."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Counters]] = deque()
 
     def sample(self, now_s: float, counters: Counters) -> Counters:
-        """Takes the totals at a moment of a monotonic clock; returns what each grew a second."""
+        """Takes the totals at the monotonic time `now_s`; returns the growth of each per second."""
         samples = self._samples
         samples.append((now_s, counters))
         while len(samples) > 2 and now_s - samples[1][0] >= WINDOW_S:

@@ -64,7 +64,7 @@ class Registration:
         self._identity = identity
         self._meter = LoadMeter()
         self._changed: dict[str, asyncio.Event] = {}
-        """By controller's address."""
+        """For each controller, by its address, the event that makes its task report at once."""
         self._fetched_s = -_FETCH_S
 
     def report_now(self) -> None:
@@ -149,7 +149,7 @@ class Registration:
         replica, config = self._replica, self._config
         role = replica.role
         if role == "master" and not replica.is_master:
-            role = "candidate"  # elected, and not yet able to serve
+            role = "candidate"  # It is elected but cannot serve yet.
         return controller_pb2.ReportNodeRequest(
             cluster_id=config.cluster_id,
             group_id=config.group_id,

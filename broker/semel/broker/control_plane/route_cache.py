@@ -4,8 +4,8 @@ How it works. Each answer to a report names the version of the routes that the c
 newer version is fetched whole, at most one a second, and kept in memory. Clients get topics out of
 it, and are never told that a topic does not exist: the copy may be older than the topic.
 
-Controllers also lend the node ids, which it gives to anonymous producers. Ids are lent anew now and
-then: queues that have forgotten producers with higher ids may refuse an old one.
+Controllers also lend the node ids, which it gives to anonymous producers. From time to time it gets
+new ones, because queues that have forgotten producers with higher ids may refuse an old one.
 
 The upper half of the version is the controller epoch. So the copy also knows the newest epoch, and
 refuses what a controller of an older one still sends, delayed on its way or by a pause.
@@ -81,12 +81,13 @@ class RoutesCopy:
         return not self._ids or now_s - self._lent_s > IDS_FRESH_S
 
     def on_ids(self, start: int, end: int, now_s: float) -> None:
-        """A controller lent the ids [start, end) at a moment of a monotonic clock."""
+        """Takes the ids [start, end), which a controller lent at the monotonic time `now_s`."""
         if start < end:
             self._ids, self._lent_s = range(start, end), now_s
 
     def open_anonymous(self, request: OpenProducerRequest) -> OpenProducerReply:
-        """An id for a producer without a name. Raises NotMaster for one with, or without ids."""
+        """Gives an id to a producer without a name. Raises NotMaster for a producer with a name,
+        and when no id is left."""
         if request.name or not self._ids:
             raise self.not_master("a broker opens producers without a name, while it has ids")
         producer_id, self._ids = self._ids[0], self._ids[1:]
