@@ -1,21 +1,21 @@
-"""The seam between a controller and the place where its metadata is durable.
+"""The seam between a controller and the store that makes its metadata durable.
 
-How it works. A store is a small ordered map from paths (`/topics/orders`) to bytes. All writing
-is one operation, `transact`: an atomic compare-and-set over any number of keys. That is the most
-that SQLite, a replicated state machine and ZooKeeper's `multi` offer alike, and enough for the
-controller: every decision of its is one transaction that names the versions it was made from, so
-a controller that lost its office without knowing it cannot write over its successor.
+How it works. A store is a small ordered map from paths (`/topics/orders`) to bytes. The only write
+operation is `transact`: an atomic compare-and-set over any number of keys. SQLite, a replicated
+state machine and ZooKeeper's `multi` can all offer this and no more, and it is enough for the
+controller: each of its decisions is one transaction that names the versions that the decision was
+based on, so a controller that unknowingly lost its mastership cannot overwrite its successor.
 
 Invariants
 1. The revision rises by at least one with every transaction, also across restarts, and never falls.
-2. A key's version is the revision that wrote it last, so no version of a key ever comes again, not
-   even after a delete.
+2. A key's version is the revision that last wrote it, so a version of a key never repeats, not even
+   after a delete.
 3. `transact` returns after the change is durable; a transaction that raises VersionConflict has
    changed nothing.
-4. `watch` misses nothing: it begins with all there is, and every later state of every key is
-   covered by a later `Change` (several may be folded into one).
-5. `mastership` is a hint: two controllers may believe for a moment that they are master. Which of
-   them may write is decided by compare-and-set alone (`epoch.py`).
+4. `watch` misses nothing: it begins with a full copy, and a later `Change` covers every later state
+   of every key (one `Change` may combine several).
+5. `mastership` is a hint: two controllers may believe for a moment that they are master. Only
+   compare-and-set decides which of them may write (`epoch.py`).
 
 Not here: what the keys mean (`records.py`).
 """
@@ -41,7 +41,7 @@ class Versioned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """What must hold, and what changes when it does."""
+    """Checks, and the changes that are made if all of them hold."""
 
     checks: Mapping[str, int | None] = field(default_factory=dict)
     """Expected version of each key; None expects it to be absent."""
@@ -49,13 +49,13 @@ class Transaction:
     deletes: frozenset[str] = frozenset()
     """Deleting an absent key changes nothing. No key is both put and deleted."""
     revision_min: int = 0
-    """The transaction's revision is at least this: what is moved from another store must not begin
-    below what that one gave out."""
+    """The transaction's revision is at least this: metadata moved from another store must not begin
+    below the revisions which that store gave out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What became of a watched prefix up to and including a revision."""
+    """The changes under a watched prefix up to and including a revision."""
 
     revision: int
     puts: Mapping[str, Versioned]
@@ -68,17 +68,17 @@ class ControllerAddress:
 
     controller_id: int
     address: str
-    """HOST:PORT under which clients, brokers and other controllers reach it."""
+    """HOST:PORT at which clients, brokers and other controllers reach it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mastership:
-    """Who should be in office, as the store sees it."""
+    """Which controller should be the active one, as the store sees it."""
 
     master: ControllerAddress | None
-    """None while nobody is, or nobody is known."""
+    """None while there is no active controller, or none is known."""
     mine: bool
-    """This controller should take office, or stay in it."""
+    """This controller should become the active one, or remain it."""
 
 
 class VersionConflict(Unavailable):
@@ -86,7 +86,7 @@ class VersionConflict(Unavailable):
 
 
 class StoreFailed(Unavailable):
-    """The store cannot write any more; whether its last transaction is durable is unknown."""
+    """The store can no longer write; it is unknown whether its last transaction is durable."""
 
 
 class MetadataStore(Protocol):
@@ -97,7 +97,7 @@ class MetadataStore(Protocol):
         ...
 
     async def scan(self, prefix: str) -> dict[str, Versioned]:
-        """All keys that begin with `prefix`, in order, of one revision."""
+        """All keys that begin with `prefix`, in order, as of one revision."""
         ...
 
     async def revision(self) -> int:
@@ -105,45 +105,45 @@ class MetadataStore(Protocol):
         ...
 
     async def transact(self, transaction: Transaction) -> int:
-        """Applies the transaction whole and returns its revision.
+        """Applies the whole transaction and returns its revision.
 
-        Raises VersionConflict when a check fails, DiskFull when there is no room (nothing was
-        changed in both cases) and StoreFailed when the store is beyond use. A cancelled call may
-        still take effect.
+        Raises VersionConflict when a check fails, DiskFull when there is no room (in both cases
+        nothing was changed) and StoreFailed when the store is no longer usable. A cancelled call
+        may still take effect.
         """
         ...
 
     def watch(self, prefix: str) -> AsyncGenerator[Change]:
-        """All keys under `prefix` at once, then what changes; ends when the store is closed."""
+        """Yields all keys under `prefix` at once, then each change; ends when the store closes."""
         ...
 
     def attach(self, server: grpc.aio.Server) -> None:
-        """Adds what the store itself serves to the controller's port, before the server starts."""
+        """Adds the store's own service to the controller's server, before the server starts."""
         ...
 
     async def start(self, me: ControllerAddress) -> None:
-        """Enters the group under the address that others reach; called once, after `attach`.
+        """Joins the group under the address at which others reach it; called once, after `attach`.
 
-        Returns as soon as the store may be asked; reads and transactions then wait for a majority,
+        Returns as soon as the store accepts calls; reads and transactions then wait for a majority,
         and raise Unavailable when there is none in time.
         """
         ...
 
     def mastership(self) -> AsyncGenerator[Mastership]:
-        """Who should be in office, at once and after each change; ends when the store is closed."""
+        """Yields the mastership at once and after each change; ends when the store is closed."""
         ...
 
     async def controllers(self) -> dict[ControllerAddress, bool]:
-        """All controllers of the group, and whether each was heard of lately.
+        """All controllers of the group, and whether each was heard from recently.
 
-        May be asked before `start`: whoever does not take part can see who does.
+        May be called before `start`, so that a process outside the group can list its members.
         """
         ...
 
     async def wait_failed(self) -> StoreFailed:
-        """Returns once the store is beyond use; the process must end then."""
+        """Returns once the store is no longer usable; the process must end then."""
         ...
 
     async def close(self) -> None:
-        """Ends all watches and gives the files back; idempotent."""
+        """Ends all watches and closes the files; idempotent."""
         ...

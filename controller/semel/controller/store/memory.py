@@ -1,14 +1,14 @@
-"""The map behind a store: versions, checks and watches, all in memory.
+"""The in-memory map behind every store: versions, checks and watches.
 
-How it works. `Table` is the pure part: it checks and applies transactions and tells a watcher
-what changed since a revision. `MemoryStore` puts the asynchronous contract around it and is the
-whole store of a test; the durable stores derive from it, write a transaction to their medium
-first and then apply it here, so that reads never wait for a disk.
+How it works. `Table` is the pure part: it checks and applies transactions. `MemoryStore` adds the
+asynchronous contract, tells a watcher what has changed since its last look, and is a complete store
+for tests. The durable stores derive from it or use its table: they first write a transaction to
+their medium and then apply it here, so reads never wait for a disk.
 
 Invariants
-1. A transaction is applied to the table only after `_persist` returned: nobody reads what is not
-   durable.
-2. One transaction at a time is between its check and its application.
+1. A transaction is applied to the table only after `_persist` has returned, so nobody reads a value
+   that is not durable.
+2. At most one transaction at a time is between its check and its application.
 
 Not here: bytes on disk (`sqlite.py`).
 """
@@ -33,7 +33,7 @@ from semel.protos.errors import Closed
 
 
 class Table:
-    """Keys, values and versions of one revision."""
+    """The keys, values and versions as of one revision."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -91,7 +91,7 @@ class MemoryStore:
         return self._table.revision
 
     async def transact(self, transaction: Transaction) -> int:
-        # Shielded: once the medium has been asked to write, the table must follow it.
+        # Shielded: once the medium was asked to write, the table must be updated as well.
         return await asyncio.shield(asyncio.ensure_future(self._transact(transaction)))
 
     async def _transact(self, transaction: Transaction) -> int:
@@ -104,7 +104,7 @@ class MemoryStore:
         return revision
 
     async def _persist(self, transaction: Transaction, revision: int) -> None:
-        """Makes the transaction durable; the durable stores have something to do here."""
+        """Makes the transaction durable. Durable stores override this; here it is a no-op."""
 
     async def watch(self, prefix: str) -> AsyncGenerator[Change]:
         seen: dict[str, Versioned] = {}
@@ -117,19 +117,19 @@ class MemoryStore:
                 first = False
                 seen = entries
                 yield Change(revision=self._table.revision, puts=puts, deletes=deletes)
-                continue  # what changed while the consumer was busy comes at once
+                continue  # yield at once what changed while the consumer was busy
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._changed)
 
     def attach(self, server: grpc.aio.Server) -> None:
-        """Nobody else has to reach this store."""
+        """A no-op: no other process needs to reach this store."""
 
     async def start(self, me: ControllerAddress) -> None:
         self._me = me
 
     async def mastership(self) -> AsyncGenerator[Mastership]:
-        """The only controller is master until it ends."""
+        """Yields once: the only controller is master until it ends."""
         assert self._me is not None
         yield Mastership(master=self._me, mine=True)
         await self._closing.wait()

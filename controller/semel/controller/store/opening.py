@@ -1,10 +1,11 @@
-"""Which store a controller's settings ask for.
+"""Opens the store that a controller's settings ask for.
 
-How it works. The stores are imported when they are asked for: ZooKeeper and the replicated one
-bring libraries along that a single controller does not need. Nobody begins a cluster anew beside
-the metadata that it has: an empty store of another kind is refused to a directory that holds one.
+How it works. A store's module is imported only when the settings ask for it: the ZooKeeper and the
+replicated store need libraries that a single controller does not. A directory that already holds
+metadata is refused to an empty store of another kind, so that nobody starts a new cluster beside
+the metadata of the existing one.
 
-Not here: what the stores do (`sqlite.py`, `embedded/`, `zookeeper/`).
+Not here: the stores themselves (`sqlite.py`, `embedded/`, `zookeeper/`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ EMBEDDED_FILE: Final = "IDENTITY"
 async def open_store(config: ControllerConfig) -> MetadataStore:
     """Opens the store of one controller.
 
-    Raises DataDirectoryError (damaged, in use, another cluster's), Unavailable (nobody answers),
-    InvalidRequest (a group that cannot be) and PermissionDenied.
+    Raises DataDirectoryError (damaged, in use, another cluster's), Unavailable (no server answers),
+    InvalidRequest (an impossible group) and PermissionDenied.
     """
     match config.metadata_kind:
         case "sqlite":
@@ -44,7 +45,10 @@ async def open_store(config: ControllerConfig) -> MetadataStore:
 
 
 async def open_existing(config: ControllerConfig) -> MetadataStore:
-    """Opens a store to read it; raises DataDirectoryError where there is none, else as above."""
+    """Opens an existing store to read it.
+
+    Raises DataDirectoryError where there is none, and otherwise the same errors as `open_store`.
+    """
     if config.metadata_kind == "zookeeper":
         return await _open_zookeeper(config, make=False)
     if not (config.data / SQLITE_FILE).exists():
@@ -56,14 +60,17 @@ async def open_existing(config: ControllerConfig) -> MetadataStore:
 
 
 async def open_new(config: ControllerConfig) -> MetadataStore:
-    """Opens a store to fill it, whatever else the directory of `config` holds."""
+    """Opens a store to fill it.
+
+    For ZooKeeper, metadata in the directory of `config` does not matter.
+    """
     if config.metadata_kind == "zookeeper":
         return await _open_zookeeper(config, make=True)
     return await open_store(config)
 
 
 async def _open_beside(config: ControllerConfig) -> MetadataStore:
-    """An empty ZooKeeper is refused to a controller that has metadata in its own directory."""
+    """Opens ZooKeeper, but refuses an empty one if the controller's directory holds metadata."""
     own = [config.data / name for name in (SQLITE_FILE, EMBEDDED_FILE)]
     held = next((path for path in own if path.exists()), None)
     if held is None:
@@ -115,7 +122,7 @@ def _read_auth(path: Path) -> str:
 
 
 def _refuse_other(mark: Path, whose: str) -> None:
-    """An empty store beside the one that has the data would begin the cluster anew."""
+    """Raises if `mark` exists: an empty store beside the existing one would start a new cluster."""
     if mark.exists():
         raise DataDirectoryError(
             f"{mark.parent} holds the metadata {whose} ({mark.name}). Start it with the same "

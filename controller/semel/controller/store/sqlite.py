@@ -1,27 +1,27 @@
 """The metadata store of a single controller: one SQLite file.
 
-How it works. At the start the whole file is checked and read into memory; from then on reads come
-from memory and every transaction is one SQLite transaction, on a thread of its own, with a rollback
-journal and `synchronous=EXTRA`, so that it is on the disk before `transact` returns. A write-ahead
-log would be faster and is not used: SQLite takes a damaged frame of it for its end, and forgets the
-transactions behind it without a word.
+How it works. At start the whole file is checked and read into memory. From then on reads are served
+from memory, and every transaction is one SQLite transaction on a thread of its own, with a rollback
+journal and `synchronous=EXTRA`, so it is on disk before `transact` returns. A write-ahead log would
+be faster, but SQLite treats a damaged frame of it as its end and silently forgets the transactions
+behind that frame.
 
 Format. `DIR/metadata.sqlite`, application id "SMLC", `user_version` 2:
     entries(key TEXT PRIMARY KEY, version INTEGER, value BLOB, crc INTEGER)
     meta(name TEXT PRIMARY KEY, value INTEGER, crc INTEGER)    -- rows "revision" and "digest"
 `crc` is the CRC32C of the key, a zero byte, the version (8 bytes, little-endian) and the value; in
 meta, of the name, a zero byte and the value. The digest is the sum of the entries' CRCs, modulo
-2**48: it tells of rows that are missing, and of pages of two different transactions.
-SQLite checks its pages' structure, not their content; CRCs and digest do that. Version 1 had no
-digest and a write-ahead log; it is brought up to version 2 when it is opened.
+2**48: it reveals missing rows, and pages of two different transactions. SQLite checks the structure
+of its pages but not their content, which the CRCs and the digest do. Version 1 had no digest and
+used a write-ahead log; opening such a file upgrades it to version 2.
 
-Crash cases. A torn transaction is rolled back by SQLite's own journal; if that is damaged, the
-digest shows a transaction that was rolled back in part. A damaged page, value or CRC is refused at
-the start with the file's name: guessing here could give a producer's epoch or a topic's id out
-twice. `DIR/lock` is locked by the running process and says which one it is.
+Crash cases. SQLite's own journal rolls a torn transaction back; if that journal is damaged, the
+digest reveals a transaction that was rolled back only in part. A damaged page, value or CRC is
+refused at start with the file's name: guessing could give out a producer's epoch or a topic's id
+twice. The running process locks `DIR/lock` and writes its process id into it.
 
 Invariants
-1. A failed write that is not a plain lack of room is fatal: a failed fsync is never tried again.
+1. A failed write is fatal unless the disk is merely full: a failed fsync is never retried.
 2. One process at a time has the directory open.
 
 Not here: versions, checks, watches (`memory.py`).
@@ -69,12 +69,12 @@ _SCHEMA: Final = f"""
 
 
 def entry_crc(key: str, version: int, value: bytes) -> int:
-    """The checksum that stands beside each value."""
+    """The checksum that is stored beside each value."""
     return int(google_crc32c.value(key.encode() + b"\0" + version.to_bytes(8, "little") + value))
 
 
 def _is_row(key: object, version: object, value: object) -> bool:
-    """SQLite's columns have no fixed type, so a damaged row may hold anything."""
+    """Checks the types: SQLite's columns have no fixed type, so a damaged row may hold anything."""
     return (
         isinstance(key, str)
         and isinstance(version, int)
@@ -84,7 +84,7 @@ def _is_row(key: object, version: object, value: object) -> bool:
 
 
 def _is_full(error: sqlite3.Error) -> bool:
-    # Errors that the Python module raises by itself have no code.
+    # An error raised by the Python module itself has no code.
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
@@ -104,8 +104,8 @@ class SqliteStore(MemoryStore):
     async def open(cls, directory: Path) -> SqliteStore:
         """Opens or creates the store.
 
-        Raises DataDirectoryError when the directory cannot be used, is in use, is something else
-        or newer than this program, or when the file is damaged.
+        Raises DataDirectoryError when the directory cannot be used, is in use, belongs to something
+        else or was written by a newer program, or when the file is damaged.
         """
         store = cls(directory)
         try:
@@ -154,7 +154,7 @@ class SqliteStore(MemoryStore):
             if _is_full(error):
                 raise DiskFull(f"no room for {self._path}. Free some disk space") from error
             raise self._damaged(str(error)) from error
-        except ValueError as error:  # a message or a key of SQLite's that is no UTF-8
+        except ValueError as error:  # SQLite returned a message or a key that is not UTF-8
             raise self._damaged(str(error)) from error
         except OSError as error:
             raise DataDirectoryError(
@@ -175,7 +175,7 @@ class SqliteStore(MemoryStore):
         os.pwrite(self._lock_file, f"{os.getpid()}\n".encode(), 0)
 
     def _check_kind(self) -> bool:
-        """True when there is no file yet; refuses a directory that is somebody else's."""
+        """Returns True when there is no file yet; refuses a directory of another program."""
         if self._path.exists():
             return False
         others = sorted(
@@ -215,7 +215,7 @@ class SqliteStore(MemoryStore):
                 self._add_digest()
 
     def _add_digest(self) -> None:
-        """Version 1 becomes version 2; what its rows say is checked by `_load` all the same."""
+        """Upgrades version 1 to version 2; `_load` still checks the content of the rows."""
         connection = self._connected()
         rows = connection.execute("SELECT crc FROM entries").fetchall()
         connection.execute("BEGIN IMMEDIATE")

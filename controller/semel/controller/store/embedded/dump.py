@@ -1,22 +1,22 @@
-"""The whole state at one index, as bytes: on the disk, and on the way to one who is too far behind.
+"""The whole state at one index as bytes: on disk, and sent to a member that is too far behind.
 
 How it works. A dump is one protobuf message behind a header with its length and CRC. The file
-`dump` is replaced whole and durably; only then are the entries that it covers dropped from the
-journal. `Dumps` stands in the place of pysyncobj's serializer, whose file would be unpickled, whose
-fork is unsafe beside gRPC's threads, and which goes on with an empty state when it cannot read: a
+`dump` is replaced whole and durably; only then does the journal drop the entries that the dump
+covers. `Dumps` replaces pysyncobj's serializer, whose file would be unpickled, whose fork is unsafe
+beside gRPC's threads, and which continues with an empty state when it cannot read its file. Here a
 dump is encoded and written on a thread of its own from a copy of the state, while the log goes on.
 
 Format. `dump`, little-endian: magic "SMDP" | version u16 | zero u16 | length u64 | crc32c u32 of
 the body | body (`StoreDump`) | crc32c u32 of the header.
 
-Crash cases. The old dump or the new one stands; the journal reaches back to the older of them until
-it is trimmed, and `fit` makes the two meet at the next start without losing an entry behind the
-dump.
+Crash cases. The file holds the old dump or the new one; the journal reaches back to the older of
+them until it is trimmed, and `fit` joins the two at the next start without losing an entry behind
+the dump.
 
 Invariants
-1. A dump holds the last entry that it covers and the one before, as pysyncobj wants its log to
-   begin.
-2. Nothing of a dump is used before its CRC and its content were checked.
+1. A dump holds the last entry that it covers and the one before, because pysyncobj requires its log
+   to begin with these two.
+2. No part of a dump is used before its CRC and its content were checked.
 
 Not here: when to make one (pysyncobj decides), whether to install one (`node.py`).
 """
@@ -50,10 +50,10 @@ VERSION: Final = 1
 HEADER_STRUCT: Final = struct.Struct("<4sHHQI")
 PIECE_BYTES: Final = 1 << 20
 DUMP_BYTES_MAX: Final = 1 << 30
-"""No controller holds that much: a peer that announces more is wrong."""
+"""No controller holds that much, so a peer that announces more is faulty."""
 
 RunAside = Callable[[Callable[[], None]], None]
-"""Runs a function on another thread; tests run it at once."""
+"""Runs a function on another thread; tests run it immediately."""
 
 
 class Dump(NamedTuple):
@@ -76,7 +76,7 @@ class Piece(NamedTuple):
 
 
 def encode(dump: Dump) -> bytes:
-    """The bytes of a dump, for disk and wire alike."""
+    """The bytes of a dump, both on disk and on the wire."""
     message = StoreDump(
         last=_to_message(dump.last),
         previous=_to_message(dump.previous),
@@ -128,15 +128,15 @@ def decode(raw: bytes, where: str) -> Dump:
 
 
 def load(files: Files) -> Dump | None:
-    """The dump of a directory; None in a young one. Raises DataDirectoryError."""
+    """The dump of a directory; None where none was made yet. Raises DataDirectoryError."""
     raw = files.read(FILE_NAME)
     return None if raw is None else decode(raw, files.where(FILE_NAME))
 
 
 def fit(journal: JournalFiles, dump: Dump | None, files: Files) -> None:
-    """Makes the journal begin with the dump's two entries, whatever a crash left between the two.
+    """Makes the journal begin with the dump's two entries, whatever a crash left behind.
 
-    Raises DataDirectoryError when entries between them are missing.
+    Raises DataDirectoryError when entries between dump and journal are missing.
     """
     if dump is None:
         if journal.entries and journal.entries[0] != FIRST:
@@ -152,7 +152,7 @@ def fit(journal: JournalFiles, dump: Dump | None, files: Files) -> None:
             f"it ends at {dump.last.index}, the entries begin at {journal.entries[0].index}",
         )
     if found is None or found.term != dump.last.term:
-        # What the journal holds is older than the dump, or was never committed.
+        # The journal's entries are older than the dump, or were never committed.
         journal.replace([dump.previous, dump.last])
     elif journal.entries[0] != dump.previous:
         behind = journal.entries[dump.last.index - journal.entries[0].index + 1 :]
@@ -160,7 +160,7 @@ def fit(journal: JournalFiles, dump: Dump | None, files: Files) -> None:
 
 
 class Dumps:
-    """Makes, sends and takes dumps; in the place of pysyncobj's `Serializer`, with its methods."""
+    """Makes, sends and takes dumps. Replaces pysyncobj's `Serializer` and has its methods."""
 
     def __init__(self, files: Files, state: Callable[[], State], run_aside: RunAside) -> None:
         self._files = files
@@ -179,7 +179,7 @@ class Dumps:
         return bool(self._outcome != SERIALIZER_STATE.NOT_SERIALIZING)
 
     def take(self, piece: Piece) -> bytes | None:
-        """Adds one piece of a peer's dump; the whole of it after the last piece."""
+        """Adds one piece of a peer's dump; returns the whole dump after the last piece."""
         if piece.position == 0:
             self._taking = (piece.index, piece.total_bytes, bytearray())
         if self._taking is None or piece.total_bytes > DUMP_BYTES_MAX:
@@ -195,16 +195,16 @@ class Dumps:
         return bytes(data)
 
     def install(self, raw: bytes, dump: Dump) -> None:
-        """Makes a checked dump this controller's own, durably; `deserialize` then gives it."""
+        """Makes a checked dump durable as this controller's own; `deserialize` then returns it."""
         assert not self.busy
         replace_file(self._files, FILE_NAME, raw)
         self._sending.clear()
         self._taken = dump
 
-    # What pysyncobj calls.
+    # Called by pysyncobj.
 
     def checkSerializing(self) -> tuple[int, int | None]:  # noqa: N802
-        """How far the dump is; SUCCESS once, then pysyncobj trims the journal."""
+        """Progress of the dump; reports SUCCESS once, and pysyncobj then trims the journal."""
         if self._failure is not None:
             raise self._failure
         outcome = self._outcome
@@ -215,7 +215,7 @@ class Dumps:
         return outcome, covers
 
     def serialize(self, data: Any, id: int) -> None:
-        """Begins a dump of the state as it is now."""
+        """Begins a dump of the present state."""
         if self.busy:
             return
         _, last, previous, _ = data
@@ -234,7 +234,7 @@ class Dumps:
         self._run_aside(write)
 
     def deserialize(self) -> tuple[None, Entry, Entry, tuple[()]]:
-        """The entries that the log begins with after `install`."""
+        """The two entries with which the log begins after `install`."""
         assert self._taken is not None
         return None, self._taken.last, self._taken.previous, ()
 
@@ -243,9 +243,10 @@ class Dumps:
         return data is not None and data is self._taken
 
     def getTransmissionData(self, transmissionID: Hashable) -> Piece:  # noqa: N802, N803
-        """The next piece for a peer, of the newest whole dump, also while another one is written.
+        """The next piece for a peer, from the newest whole dump, even while another is written.
 
-        Never None: pysyncobj would ask again, and send a heartbeat each time, for 100 ms on end.
+        Never returns None: pysyncobj would then ask again for 100 ms without a pause, and send a
+        heartbeat each time.
         """
         if transmissionID not in self._sending:
             raw = self._files.read(FILE_NAME)
@@ -261,8 +262,8 @@ class Dumps:
             self._sending[transmissionID] = (raw, index, end)
         return Piece(data, position == 0, end == len(raw), index, position, len(raw))
 
-    def cancelTransmisstion(self, id: Hashable) -> None:  # noqa: N802 - spelled so there
-        """Forgets how far a peer is."""
+    def cancelTransmisstion(self, id: Hashable) -> None:  # noqa: N802 - pysyncobj's spelling
+        """Forgets a peer's progress."""
         self._sending.pop(id, None)
 
 

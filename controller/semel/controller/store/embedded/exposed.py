@@ -6,7 +6,7 @@ test compares the list with this folder and with the installed package, and fail
 version. `ExposedSyncObj` builds the object over our journal, transport and dumps, and opens what
 `node.py` reads and steers; `OwnedJournal` is the journal that it takes.
 
-Not here: what is done with it (`node.py`).
+Not here: how these parts are used (`node.py`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _CREATING = threading.Lock()
 
 
 def now() -> float:
-    """pysyncobj's clock, in seconds; a simulation replaces it there."""
+    """pysyncobj's clock, in seconds; a simulation replaces it inside pysyncobj."""
     return float(syncobj.monotonicTime())
 
 
@@ -77,7 +77,7 @@ class OwnedJournal(Journal):  # type: ignore[misc]
 
 
 class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
-    """A SyncObj over given parts, ticked by hand."""
+    """A SyncObj over the given parts, ticked by its owner."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
         dumps: Dumps,
         applied_index: int,
     ) -> None:
-        with _CREATING:  # there is no parameter for the journal
+        with _CREATING:  # SyncObj has no parameter for the journal
             create = syncobj.createJournal
             syncobj.createJournal = lambda _: journal
             try:
@@ -105,16 +105,14 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
         self._awake = True
 
     def wake(self) -> None:
-        """Ends the wait of a tick; from any thread, at any time."""
+        """Ends the wait of a tick. Callable from any thread at any time."""
         with self._wakes:
             if self._awake:
-                with contextlib.suppress(
-                    BlockingIOError
-                ):  # it is awake as long as the pipe is full
+                with contextlib.suppress(BlockingIOError):  # with a full pipe it is already awake
                     self._SyncObj__pipeNotifier.notify()
 
     def end(self) -> None:
-        """Gives back what pysyncobj keeps open for itself; the journal stays with its owner."""
+        """Closes the descriptors that pysyncobj opened; the journal stays with its owner."""
         with self._wakes:
             self._awake = False
             notifier = self._SyncObj__pipeNotifier
@@ -140,7 +138,7 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
             self.transport._onReadonlyNodeDisconnected(peer)
 
     def handle(self, sender: Node, message: dict[str, Any]) -> None:
-        """Gives a message to pysyncobj."""
+        """Passes a message to pysyncobj."""
         self._SyncObj__onMessageReceived(sender, message)
 
     @property
@@ -150,12 +148,12 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
 
     @property
     def commit_index(self) -> int:
-        """Everything up to here is committed, inclusive."""
+        """Index up to which everything is committed, inclusive."""
         return int(self._SyncObj__raftCommitIndex)
 
     @property
     def applied_index(self) -> int:
-        """Everything up to here is applied, inclusive."""
+        """Index up to which everything is applied, inclusive."""
         return int(self._SyncObj__raftLastApplied)
 
     @property
@@ -170,22 +168,22 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
 
     @property
     def leader(self) -> Node | None:
-        """Who leads, as far as it knows."""
+        """The leader, as far as this member knows."""
         return self._SyncObj__raftLeader
 
     @property
     def no_op_index(self) -> int:
-        """Index of the entry with which its newest leadership began; 0 before any."""
+        """Index of the no-op with which its newest leadership began; 0 before the first."""
         return int(self._SyncObj__noopIDx or 0)
 
     @property
     def voters(self) -> set[Node]:
-        """All other voters."""
+        """All voters except this member."""
         return set(self._SyncObj__otherNodes)
 
     @property
     def followers(self) -> dict[Node, int]:
-        """Match index of everybody whom it would send entries to as a leader."""
+        """Match index of every node to which it would send entries as leader."""
         return dict(self._SyncObj__raftMatchIndex)
 
     def follow_term(self, term: int) -> None:
@@ -196,14 +194,14 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
         self._SyncObj__raftLeader = None
 
     def stand_soon(self) -> None:
-        """Does not wait for a master to show itself."""
+        """Ends the election timeout now instead of waiting for a master."""
         self._SyncObj__raftElectionDeadline = 0.0
 
     def compact_soon(self) -> None:
-        """Makes a dump at the next occasion, whatever the number of entries."""
+        """Has a dump made at the next opportunity, whatever the number of entries."""
         self._SyncObj__forceLogCompaction = True
 
-    # What pysyncobj calls under its own names.
+    # Called by pysyncobj under its own names.
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> None:  # noqa: N802
         self.apply_entry(command)
@@ -217,4 +215,4 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def may_stand(self) -> bool:
-        """Asked in every tick after the election deadline; true lets it become a candidate."""
+        """Called in every tick after the election deadline; True lets it become a candidate."""

@@ -1,13 +1,12 @@
-"""The seam to one controller's directory: the few operations that the store is made of.
+"""The seam to one controller's directory: the few file operations that the store uses.
 
-How it works. Everything that the embedded store keeps goes through `Files`, so that tests put a
-simulated disk in its place, one that forgets what was not synced, tears writes and fails. Names are
-names in the one directory. Nothing here retries: a failed write or sync raises OSError, and the
-store ends for it.
+How it works. The embedded store does all its file access through `Files`, so tests can substitute a
+simulated disk that forgets unsynced data, tears writes and fails. Names are file names in the one
+directory. Nothing here retries: a failed write or sync raises OSError, and the store then ends.
 
 Invariants
-1. What was created or appended is durable after `sync` of that name, and not before.
-2. A name that was created or renamed is durable after `sync_directory`, not before.
+1. Data that was created or appended is durable after `sync` of that name, and not before.
+2. A name that was created or renamed is durable after `sync_directory`, and not before.
 3. One process at a time has the directory open.
 
 Not here: formats (`journal.py`, `hard_state.py`, `dump.py`, `identity.py`).
@@ -28,10 +27,10 @@ _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
 
 
 class Files(Protocol):
-    """One directory. Blocking; a second thread may use it for names of its own."""
+    """One directory. Blocking; a second thread may use it for other names."""
 
     def where(self, name: str) -> str:
-        """The name as an operator finds it."""
+        """The path at which an operator finds the file."""
         ...
 
     def names(self) -> list[str]:
@@ -43,15 +42,15 @@ class Files(Protocol):
         ...
 
     def create(self, name: str, data: bytes) -> None:
-        """Puts `data` into a file that is new or emptied; nothing of it is durable yet."""
+        """Creates or truncates the file and writes `data`, which is not durable yet."""
         ...
 
     def append(self, name: str, data: bytes) -> None:
-        """Writes behind the end of an existing file."""
+        """Writes at the end of an existing file."""
         ...
 
     def sync(self, name: str) -> None:
-        """Makes what was written to the file durable."""
+        """Makes the file's content durable."""
         ...
 
     def rename(self, source: str, target: str) -> None:
@@ -59,20 +58,20 @@ class Files(Protocol):
         ...
 
     def sync_directory(self) -> None:
-        """Makes names durable."""
+        """Makes created and renamed names durable."""
         ...
 
     def free_bytes(self) -> int:
-        """Room that is left."""
+        """Free bytes on the file system."""
         ...
 
     def close(self) -> None:
-        """Gives everything back; idempotent."""
+        """Closes all files and releases the lock; idempotent."""
         ...
 
 
 def replace_file(files: Files, name: str, data: bytes) -> None:
-    """Puts a file at `name`, durably and whole or not at all."""
+    """Replaces the file `name` durably, and either whole or not at all."""
     temporary = name + _TEMPORARY
     files.create(temporary, data)
     files.sync(temporary)
@@ -81,7 +80,7 @@ def replace_file(files: Files, name: str, data: bytes) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """What a crash left of `replace_file`."""
+    """True for a file that a crash in `replace_file` left behind."""
     return name.endswith(_TEMPORARY)
 
 

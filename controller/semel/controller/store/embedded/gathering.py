@@ -1,8 +1,8 @@
-"""A whole group of controllers' directories, opened in one process to move what is in them.
+"""Opens the directories of a whole group of controllers in one process, to move their metadata.
 
-How it works. The members are the same as ever, with their consensus and their checks; only they
-meet on loopback ports of this process. So what is read was agreed by a majority, and what is
-written is. A majority of the directories is enough to read.
+How it works. The members run as always, with their consensus and their checks, but they connect to
+each other on loopback ports of this process. So what is read, and what is written, was agreed on by
+a majority. A majority of the directories is enough for reading.
 
 Not here: what is moved (`semel.controller.archive.transfer`).
 """
@@ -24,14 +24,15 @@ from semel.protos.rpc import SERVER_OPTIONS
 
 STOP_S: Final = 1.0
 NOWHERE: Final = "127.0.0.1:1"
-"""Address of members whose directories are not here."""
+"""Address of members whose directories were not given."""
 
 
 @asynccontextmanager
 async def gathered(directories: list[Path]) -> AsyncIterator[MetadataStore]:
-    """The group whose directories these are.
+    """Opens the group to which these directories belong.
 
-    Raises DataDirectoryError when they are not of one group or too few, and what opening raises.
+    Raises DataDirectoryError when they are too few or of different groups, and whatever opening
+    raises.
     """
     found = {directory: read(directory) for directory in directories}
     first = next(iter(found.values()))
@@ -60,13 +61,13 @@ async def gathered(directories: list[Path]) -> AsyncIterator[MetadataStore]:
 async def opened(
     directories: Mapping[int, Path], members: tuple[int, ...], cluster_id: str
 ) -> AsyncIterator[MetadataStore]:
-    """A group of which these directories are here, by controller id; new ones are made."""
+    """Opens a group with these directories, by controller id; missing ones are made."""
     async with AsyncExitStack() as exits:
         servers, addresses = {}, dict.fromkeys(members, NOWHERE)
         for controller_id in directories:
             server = servers[controller_id] = grpc.aio.server(options=SERVER_OPTIONS)
             addresses[controller_id] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-            exits.push_async_callback(server.stop, STOP_S)  # after all stores have left
+            exits.push_async_callback(server.stop, STOP_S)  # runs after all stores are closed
         stores = []
         for controller_id, directory in directories.items():
             store = await EmbeddedStore.open(

@@ -1,18 +1,18 @@
-"""Term, vote, and whether this controller may be counted: durable before any message says so.
+"""Term, vote, and whether this controller is a voter: durable before any message states them.
 
-How it works. One small record in the file `hard_state`, replaced whole: written under another name,
-synced, renamed, and the directory synced. `save` returns after all of that.
+How it works. The file `hard_state` holds one small record and is replaced whole: written under
+another name, synced, renamed, and the directory synced. `save` returns after all of that.
 
 Format, little-endian, docs/formats/metadata.md has the table:
     magic "SMVT" | version u16 | voter u8 | zero u8 | term u64 | voted_for u32 | incarnation u64 |
     crc32c u32 of all before it
 
-Crash cases. The old record or the new one stands, never a mixture; nothing was promised of the new
-one before `save` returned. Damage is refused by name: a forgotten vote could elect two masters in
-one term, and each of them could give the same producer's epoch out.
+Crash cases. The file holds the old record or the new one, never a mixture; nothing was promised
+from the new one before `save` returned. Damage is refused with the file's name: a forgotten vote
+could elect two masters in one term, and each of them could give out the same producer's epoch.
 
 Invariants
-1. The term never falls; a vote once given in a term never changes (asserted).
+1. The term never falls; a vote given in a term never changes (asserted).
 2. The incarnation rises with every start.
 
 Not here: the log (`journal.py`).
@@ -38,15 +38,15 @@ _BODY_BYTES: Final = RECORD_STRUCT.size - 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardState:
-    """What this controller has promised."""
+    """The promises that this controller has made."""
 
     term: int = 0
     voted_for: int | None = None
-    """Controller that has this one's vote of `term`."""
+    """The controller to which this one gave its vote of `term`."""
     voter: bool
-    """False while it has lost its disk and has not got everything back."""
+    """False from the loss of its disk until it has everything back."""
     incarnation: int = 0
-    """Number of its newest start; its requests of older ones are not answered any more."""
+    """Number of its newest start; requests of older ones are no longer answered."""
 
 
 class HardStateFile:
@@ -62,7 +62,7 @@ class HardStateFile:
             self.state = _decode(raw, files.where(FILE_NAME))
 
     def save(self, state: HardState) -> None:
-        """Durable when it returns. Raises OSError: then either state may stand."""
+        """Makes `state` durable. After an OSError the file may hold either state."""
         last = self.state
         if last is not None:
             assert state.term >= last.term, f"term falls from {last.term} to {state.term}"
@@ -76,7 +76,7 @@ class HardStateFile:
         self.state = state
 
     def save_vote(self, term: int, voted_for: int | None) -> None:
-        """`save` of another term or vote."""
+        """Saves the present state with this term and vote."""
         assert self.state is not None
         self.save(replace(self.state, term=term, voted_for=voted_for))
 

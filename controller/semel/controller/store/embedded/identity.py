@@ -1,8 +1,8 @@
-"""Whose directory this is: the cluster, the controller's number, and its group.
+"""The owner of a directory: the cluster, the controller's number, and its group.
 
 How it works. `IDENTITY` is text, written once into an empty directory and compared at every start.
-The group is part of it because the number of votes that make a majority must not change behind the
-others' backs: another group is made by `semel controller export` and `import`.
+It includes the group because the number of votes that make a majority must not change without the
+other controllers' knowledge: `semel controller export` and `import` make another group.
 
 Format
     format=1
@@ -37,18 +37,18 @@ _FORMAT: Final = "1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a controller is."""
+    """The identity of one controller."""
 
     cluster_id: str
     controller_id: int
     members: tuple[int, ...]
-    """All controllers of the group, this one among them, rising."""
+    """Ids of all controllers of the group including this one, rising."""
 
 
 def claim(files: Files, identity: Identity) -> None:
     """Writes the identity into an empty directory, or compares it with the one that is there.
 
-    Raises DataDirectoryError when the directory is somebody else's, or the file is damaged.
+    Raises DataDirectoryError when the directory belongs to another, or the file is damaged.
     """
     raw = files.read(FILE_NAME)
     if raw is None:
@@ -76,7 +76,7 @@ def claim(files: Files, identity: Identity) -> None:
 
 
 def read(directory: Path) -> Identity | None:
-    """Whose directory it is, None where that does not stand. Raises DataDirectoryError, OSError."""
+    """The directory's identity, or None without the file. Raises DataDirectoryError, OSError."""
     path = directory / FILE_NAME
     return _decode(path.read_bytes(), str(path)) if path.exists() else None
 

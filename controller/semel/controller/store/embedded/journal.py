@@ -1,29 +1,30 @@
-"""The log's entries on disk: two equal files, written one frame a sync.
+"""The log's entries on disk: two equal files, with one frame written per sync.
 
-How it works. `add` and the deletions change the list in memory and are buffered; `sync` writes all
-that is buffered as one frame to both files and syncs both, and the transport calls it before any
-message leaves. Frames are only ever appended. What is no longer wanted leaves the files when
-`delete_to` or `clear` writes them anew as the next generation, after the dump that replaces it is
-durable.
+How it works. `add` and the deletions change the list in memory and are buffered; `sync` writes the
+buffered records as one frame to both files and syncs both, and the transport calls it before any
+message leaves. Frames are only ever appended. Entries that are no longer needed leave the files
+when `delete_to` or `clear` rewrites the files as the next generation, after the dump that replaces
+those entries is durable.
 
 Format. `journal.a` and `journal.b` are byte for byte equal. Little-endian:
     header  magic "SMJL" | version u16 | zero u16 | generation u64 | crc32c u32
     frame   magic "SMJF" | length u32 | number u64 | generation u64 | crc32c u32 of these |
-            records (`length` bytes) | crc32c u32 of the records
+            records (`length` bytes) | crc32c u32 of the frame up to here
     record  index u64 | term u64 | length u32 | command;
             length 2^32 - 1 without a command deletes all entries from `index` on
-Frame 0 of a generation holds all that the generation began with.
+Frame 0 of a generation holds all entries with which the generation began.
 
 Crash cases and damage. Only the last frame can be unsynced, so only the last frame can be torn.
-    * A frame is good in one file: it counts, and the files are written anew.
+    * A frame is good in one file: it counts, and the files are rewritten.
     * The last frame is good in neither: it was torn before its sync, and nobody was told of it.
       (Or both copies of a synced frame were damaged, in two files: two faults.)
-    * A frame is good in neither, and a later one is good: damage of both copies, refused by name.
+    * A frame is good in neither, and a later one is good: both copies are damaged, and the files
+      are refused by name.
     * The generations differ: the newer one counts when its frame 0 is whole, else the older one;
-      nothing was appended to the newer one before both of its files stood.
+      nothing was appended to the newer one before both of its files were in place.
 
 Invariants
-1. What `sync` returned for is on two places of the disk.
+1. Whatever `sync` has returned for is at two places on the disk.
 2. Indexes have no gap; terms never fall from entry to entry (checked when read).
 3. Nothing is unpickled: a command's first byte is its kind, and only two kinds are known.
 
@@ -55,7 +56,7 @@ NO_OP: Final = b"\x01"
 
 
 class Entry(NamedTuple):
-    """One entry; a tuple as pysyncobj knows it."""
+    """One entry, as the tuple that pysyncobj expects."""
 
     command: bytes
     index: int  # type: ignore[assignment]  # tuples have a method of that name
@@ -63,11 +64,11 @@ class Entry(NamedTuple):
 
 
 FIRST: Final = Entry(NO_OP, 1, 0)
-"""Where every log begins."""
+"""The first entry of every log."""
 
 
 def check_kind(command: bytes) -> bytes:
-    """The command. Raises ValueError for a kind that is not in use."""
+    """Returns the command unchanged. Raises ValueError for a kind that is not in use."""
     if command[:1] not in (COMMAND, NO_OP):
         raise ValueError(f"an entry of kind {command[:1].hex() or 'nothing'}")
     return command
@@ -77,7 +78,7 @@ class JournalFiles:
     """Entries in memory and on disk. Blocking; one thread at a time."""
 
     def __init__(self, files: Files) -> None:
-        """Reads what is there. Raises DataDirectoryError when it is damaged or newer."""
+        """Reads the files. Raises DataDirectoryError when they are damaged or newer."""
         self._files = files
         self.entries: list[Entry] = []
         """Rising indexes without a gap; empty only in a new directory."""
@@ -87,7 +88,7 @@ class JournalFiles:
         self._number = 0
         self._pending: list[bytes] = []
         self._rewrite = True
-        """The files hold something else than a beginning of `entries`."""
+        """True when the files hold something other than a prefix of `entries`."""
         images = [files.read(name) for name in FILE_NAMES]
         if any(image is not None for image in images):
             self._load([image or b"" for image in images])
@@ -98,28 +99,28 @@ class JournalFiles:
         return self.entries[-1]
 
     def add(self, entry: Entry) -> None:
-        """Appends; durable after `sync`."""
+        """Appends the entry; durable after `sync`."""
         assert not self.entries or entry.index == self.last.index + 1
         self.entries.append(entry)
         self._pending.append(_record(entry))
 
     def delete_from(self, index: int) -> None:
-        """Deletes that entry and all behind it; durable after `sync`."""
+        """Deletes the entry at `index` and all after it; durable after `sync`."""
         del self.entries[index - self.entries[0].index :]
         self._pending.append(RECORD_STRUCT.pack(index, 0, DELETES_FROM))
 
     def delete_to(self, index: int) -> None:
-        """Deletes all entries before that one; durable when it returns."""
+        """Deletes all entries before `index`; durable when it returns."""
         self.replace(self.entries[index - self.entries[0].index :])
 
     def clear(self) -> None:
-        """Forgets everything; the files do with the next `sync`, which needs an entry."""
+        """Forgets all entries. The files follow at the next `sync`, which needs an entry."""
         self.entries = []
         self._pending.clear()
         self._rewrite = True
 
     def replace(self, entries: Sequence[Entry]) -> None:
-        """Holds nothing but `entries`; durable when it returns."""
+        """Replaces all entries by `entries`; durable when it returns."""
         assert entries
         self.entries = list(entries)
         self._pending.clear()
@@ -137,7 +138,7 @@ class JournalFiles:
         self.bytes = len(data)
 
     def sync(self) -> None:
-        """Makes everything durable. Raises OSError: then the process must end."""
+        """Makes all changes durable. After an OSError the process must end."""
         if self._rewrite:
             self.replace(self.entries)
         if not self._pending:
@@ -152,7 +153,7 @@ class JournalFiles:
         self.bytes += len(frame)
 
     def at(self, index: int) -> Entry | None:
-        """The entry of that index; None when it is not here."""
+        """The entry at that index; None when the journal does not hold it."""
         position = index - self.entries[0].index if self.entries else -1
         return self.entries[position] if 0 <= position < len(self.entries) else None
 
@@ -251,7 +252,7 @@ def _frame(number: int, generation: int, records: bytes) -> bytes:
 
 
 def _frame_head(image: bytes, position: int, generation: int) -> tuple[int, int] | None:
-    """(number, length) when a whole frame header stands there."""
+    """(number, length) of the frame header at `position`; None when it is not whole."""
     head = image[position : position + FRAME_STRUCT.size]
     if len(head) < FRAME_STRUCT.size:
         return None
@@ -262,7 +263,7 @@ def _frame_head(image: bytes, position: int, generation: int) -> tuple[int, int]
 
 
 def _good_frame(image: bytes, position: int, number: int, generation: int) -> bytes | None:
-    """The records of the frame of that number at that position; None when it is not whole."""
+    """The records of frame `number` at `position`; None when the frame is not whole."""
     head = _frame_head(image, position, generation)
     if head is None or head[0] != number:
         return None
@@ -286,7 +287,7 @@ def _either_frame(
 
 
 def _holds_frame_after(image: bytes, position: int, number: int, generation: int) -> bool:
-    """A later frame's header stands somewhere behind: frame `number` had been synced."""
+    """True when a later frame's header follows: frame `number` had then been synced."""
     found = image.find(FRAME_MAGIC, position)
     while found >= 0:
         head = _frame_head(image, found, generation)

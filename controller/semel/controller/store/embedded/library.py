@@ -1,10 +1,10 @@
-"""pysyncobj, without what importing it does to the process.
+"""pysyncobj, without the side effect of importing it.
 
-Its module for Windows replaces `socket.inet_ntop` everywhere by a function that knows no IPv6
-outside Windows. The interpreter's own is put back here, so everything else of the store takes
-pysyncobj from this module.
+pysyncobj's module for Windows replaces `socket.inet_ntop` on every system by a function that does
+not know IPv6 outside Windows. This module restores the interpreter's own function, so the rest of
+the store takes pysyncobj from here.
 
-Not here: its private names (`exposed.py`).
+Not here: pysyncobj's private names (`exposed.py`).
 """
 
 from __future__ import annotations

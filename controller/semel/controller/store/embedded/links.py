@@ -1,19 +1,21 @@
 """Streams between the controllers of a group, on their ordinary ports.
 
-How it works. Each controller keeps one stream to every other one and sends its messages there; what
-the others send comes in on theirs. A stream begins with a hello that names the cluster, both ends,
-the whole group, and the sender's standing; the welcome that comes back has the receiver's. Whoever
-changes his standing ends all his streams, and they come back with a new hello. An empty frame every
-`PING_S` tells that a controller lives, also to those who have nothing to say to each other.
+How it works. Each controller keeps one outgoing stream to every other one and sends its messages
+there; the others' messages arrive on their streams. A stream begins with a hello that names the
+cluster, both ends, the whole group, and the sender's membership status; the welcome that comes back
+has the receiver's status. A controller whose status changes ends all its streams, and they are
+opened again with a new hello. An empty frame every `PING_S` shows that a controller lives, also to
+controllers to which it has nothing to say.
 
-Everything may be lost: a stream that breaks drops what it had not sent, and one that takes nothing
-off is broken. Consensus asks again.
+Any message may be lost: a stream that breaks drops what it had not sent, and a stream whose
+receiver takes nothing is broken off. Consensus sends again.
 
 Invariants
-1. No message of another cluster, another group, or of one who means somebody else, is handled.
-2. What is queued for a peer is bounded, in frames and bytes.
-3. Whatever ends one stream, the others stand, and it is tried again; an error of our own ends
-   `run`, and with it the store.
+1. A message from another cluster, from another group, or meant for another controller is never
+   handled.
+2. The queue for a peer is bounded, in frames and bytes.
+3. When one stream ends, for whatever reason, the others stay and this one is retried; an internal
+   error ends `run`, and with it the store.
 
 Not here: what messages mean (`node.py`).
 """
@@ -59,32 +61,32 @@ from semel.protos.v1.metadata_store_pb2_grpc import (
 log = logging.getLogger(__name__)
 
 _TOLD: Final = levels_metadata(own_levels())
-"""With every call: the feature levels of this program."""
+"""Sent with every call: the feature levels of this program."""
 
 PING_S: Final = 0.4
 HEARD_S: Final = 1.5
-"""Whoever was silent for longer is shown as not there."""
+"""A controller that was silent for longer is shown as absent."""
 RETRY_S: Final = 0.1
 DESCRIBE_S: Final = 2.0
 QUEUED_FRAMES_MAX: Final = 4_096
 QUEUED_BYTES_MAX: Final = 64 << 20
 
 Post = Callable[[Callable[[Member], None]], None]
-"""Runs something on the member's thread."""
+"""Runs a function on the member's thread."""
 
 
 class _Outbox:
-    """What waits to be sent to one peer."""
+    """The messages that wait to be sent to one peer."""
 
     def __init__(self) -> None:
         self.frames: deque[GroupMessage] = deque()
         self.bytes = 0
         self.filled = asyncio.Event()
         self.open = False
-        """Somebody is there to take it."""
+        """True while a stream takes the messages; otherwise they are dropped."""
 
     def put(self, message: GroupMessage) -> bool:
-        """False when there is no room: the stream must be given up."""
+        """Returns False when there is no room: the stream must then be broken off."""
         if not self.open:
             return True
         self.frames.append(message)
@@ -108,7 +110,7 @@ class _Outbox:
 
 
 class Links:
-    """All streams of one controller; one event loop, but for `send`."""
+    """All streams of one controller. One event loop, except for `send`."""
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class Links:
         describe: Callable[[], StandingReply],
         must_ask: Callable[[], bool],
     ) -> None:
-        """`peers`: HOST:PORT of the others; `post_message` may drop, `post` may not."""
+        """`peers` has HOST:PORT of the others; `post_message` may drop, `post` may not."""
         self._identity = identity
         self._peers = dict(peers)
         self._post = post
@@ -134,24 +136,24 @@ class Links:
         self._standing: ControllerStanding = CONTROLLER_STANDING_UNFORMED
         self._changed = asyncio.Event()
         self.refused: dict[int, str] = {}
-        """Why a peer does not talk to this controller, by its number."""
+        """The reason for which a peer refuses this controller, by the peer's number."""
 
     def attach(self, server: grpc.aio.Server) -> None:
         """Adds the service to the controller's server."""
         add_MetadataGroupServicer_to_server(self, server)
 
     def send(self, receiver: int, message: GroupMessage) -> None:
-        """Sends or drops; from any thread."""
+        """Sends the message or drops it. Callable from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: so is the store
             self._loop.call_soon_threadsafe(self._put, receiver, message)
 
     def is_heard(self, peer: int) -> bool:
-        """The peer has said something lately."""
+        """True when the peer was heard within the last `HEARD_S`."""
         heard_at = self._heard_at.get(peer)
         return heard_at is not None and self._loop.time() - heard_at <= HEARD_S
 
     def on_standing(self, standing: ControllerStanding) -> None:
-        """This controller is something else to its group: all streams begin anew."""
+        """Handles a new membership status of this controller: all streams begin anew."""
         if standing == self._standing:
             return
         self._standing = standing
@@ -161,7 +163,7 @@ class Links:
             outbox.filled.set()
 
     async def run(self) -> None:
-        """Keeps the streams; ends by cancellation only."""
+        """Keeps the streams open; ends only by cancellation or an internal error."""
         async with compat.TaskGroup() as tasks:
             for peer in self._peers:
                 tasks.create_task(self._keep(peer))
@@ -190,7 +192,7 @@ class Links:
                     task = asyncio.current_task()
                     if task is None or task.cancelling():
                         raise
-                    # The call was given up, not this task.
+                    # The call was cancelled, not this task.
                 await asyncio.sleep(RETRY_S)
 
     async def _converse(self, peer: int, stub: MetadataGroupStub) -> None:
@@ -238,7 +240,7 @@ class Links:
             del self._calls[peer]
 
     async def _find_standing(self) -> None:
-        """Asks all others what they are, until this controller is a voter of a living group."""
+        """Asks all others for their status, until this is a voter of a group with a history."""
         async with contextlib.AsyncExitStack() as exits:
             stubs = {
                 peer: MetadataGroupStub(await exits.enter_async_context(self._channel(peer)))
@@ -315,7 +317,7 @@ class Links:
                 self._post_message(_receive(sender, message))
 
     def _check_hello(self, hello: GroupHello) -> None:
-        """Raises InvalidRequest unless the caller is of this group and means this controller."""
+        """Raises InvalidRequest unless the caller is of this group and calls this controller."""
         mine = self._identity
         if hello.cluster_id != mine.cluster_id:
             raise InvalidRequest(
@@ -336,10 +338,10 @@ class Links:
 
 
 async def _write(call: Any, frame: LinkFrame) -> bool:
-    """False when the call has ended well. Raises AioRpcError when it has ended otherwise.
+    """Returns False when the call has ended with OK. Raises AioRpcError if it ended otherwise.
 
-    Its end can be known to gRPC a moment before it is known to whoever reads from it; a write in
-    between is no fault of the writer's, and gRPC calls it one.
+    gRPC can know of the end of a call a moment before its reader does. A write in between is not
+    the writer's fault, but gRPC raises InvalidStateError for it.
     """
     try:
         await call.write(frame)
@@ -350,7 +352,7 @@ async def _write(call: Any, frame: LinkFrame) -> bool:
 
 
 async def _raise_status(call: Any) -> None:
-    """Raises what a call that has ended has ended with, unless that is OK."""
+    """Raises the status with which a call has ended, unless that is OK."""
     code = await call.code()
     if code != grpc.StatusCode.OK:
         raise grpc.aio.AioRpcError(

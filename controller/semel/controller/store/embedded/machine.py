@@ -1,16 +1,16 @@
-"""What the log means: the map, and which requests it has answered. Pure.
+"""The replicated state: the map, and the requests that were answered. Pure.
 
-How it works. Every committed entry is one command. A transaction is checked and applied by `Table`,
-the same code as in the other stores; its result is kept with the number under which it was asked
-for, until the asker says that it knows it. So a command that comes into the log twice, because
-somebody asked again after a silence, is applied once, and its second answer is its first one.
+How it works. Every committed entry is one command. `Table`, the same code as in the other stores,
+checks and applies a transaction; the result is kept under the number of its request until the
+requester says that it knows the result. So a command that enters the log twice, because its
+requester repeated it after a silence, is applied once, and its second answer equals the first.
 A barrier changes nothing: it marks a place in the log.
 
 Invariants
 1. The state is a function of the commands in their order: equal on every controller at an index.
 2. A request (controller, incarnation, sequence) is applied at most once. A request of an older
-   incarnation, or below what its asker has called resolved, is not applied at all.
-3. A transaction whose check fails changes nothing but the memory of that answer.
+   incarnation, or below what its requester has called resolved, is not applied at all.
+3. A transaction whose check fails changes nothing except that its answer is kept.
 
 Not here: bytes on disk (`dump.py`), the order of commands (`node.py`).
 """
@@ -29,48 +29,48 @@ from semel.protos.errors import InvalidRequest, MessageTooLarge
 from semel.protos.v1.metadata_store_pb2 import ExpectedVersion, StoreCommand, StoreTransaction
 
 COMMAND_BYTES_MAX: Final = 3 << 20
-"""A topic of 65,536 queues fits; a message of entries stays below gRPC's limit."""
+"""Large enough for a topic of 65,536 queues; a message of entries stays below gRPC's limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a transaction ended."""
+    """The outcome of a transaction."""
 
     revision: int = 0
     """0 when a check failed."""
     conflict: str = ""
-    """Which check failed, and how."""
+    """Which check failed, and how; empty when none did."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """What one controller has asked for since its newest start."""
+    """The requests of one controller since its newest start."""
 
     incarnation: int
     resolved_below: int = 0
     results: dict[int, Result] = field(default_factory=dict)
-    """By sequence; none is below `resolved_below`."""
+    """Results by sequence; none is below `resolved_below`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What a command did, for those who follow the map."""
+    """The effect of one command, for a copy that follows the map."""
 
     revision: int
-    """The map's revision after it."""
+    """The map's revision after the command."""
     puts: Mapping[str, Versioned]
     deletes: frozenset[str]
     controller_id: int = 0
     incarnation: int = 0
     sequence: int = 0
     result: Result | None = None
-    """The transaction's answer; None for a barrier, and for a request that is answered no more."""
+    """The transaction's answer; None for a barrier and for a request no longer answered."""
     barrier: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A copy of everything, which later commands do not change."""
+    """A copy of the whole state, which later commands do not change."""
 
     revision: int
     entries: Mapping[str, Versioned]
@@ -78,14 +78,14 @@ class State:
 
 
 class Machine:
-    """The replicated state. One thread at a time."""
+    """The replicated state. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
         self.table = Table()
         self.sessions: dict[int, Session] = {}
 
     def apply(self, command: bytes) -> Applied:
-        """Applies one command. Raises InvalidRequest when it is none: this program must end."""
+        """Applies one command. Raises InvalidRequest for an unknown one: the process must end."""
         try:
             decoded = StoreCommand.FromString(command)
         except DecodeError as error:
@@ -99,7 +99,7 @@ class Machine:
                 raise InvalidRequest("an entry holds a command that this program does not know")
 
     def state(self) -> State:
-        """A copy for a dump or a follower; costs one shallow copy of the map."""
+        """A copy for a dump or a follower, at the cost of one shallow copy of the map."""
         sessions = {
             controller_id: Session(
                 incarnation=session.incarnation,
@@ -113,7 +113,7 @@ class Machine:
         )
 
     def restore(self, state: State) -> None:
-        """Becomes `state`, which this machine then owns."""
+        """Replaces the whole state by `state`, which this machine then owns."""
         self.table = Table()
         self.table.revision = state.revision
         self.table.entries = dict(state.entries)
@@ -191,7 +191,7 @@ def transaction_command(
     sequence: int,
     resolved_below: int,
 ) -> bytes:
-    """The command that asks for `transaction`. Raises MessageTooLarge."""
+    """The command that requests `transaction`. Raises MessageTooLarge."""
     assert not transaction.puts.keys() & transaction.deletes
     request = StoreTransaction(
         controller_id=controller_id,
@@ -215,6 +215,6 @@ def transaction_command(
 
 
 def barrier_command(nonce: bytes) -> bytes:
-    """The command that marks a place; `nonce` comes back in its `Applied`."""
+    """The command that marks a place in the log; its `Applied` carries `nonce`."""
     assert nonce
     return StoreCommand(barrier=nonce).SerializeToString()

@@ -1,29 +1,31 @@
-"""One controller's membership in the group: its files, its standing, its requests under way.
+"""One controller's membership in the group: its files, its membership status, its open requests.
 
-How it works. A directory is *unformed* (empty), *muted* (its disk was lost) or a *voter's*. `tick`
-drives the consensus and returns what happened; the shell (`ticker.py` with a thread, a simulation
-by hand) brings messages, connections and requests in between.
+How it works. A member is *unformed* (its directory is empty), *non-counting* (`MUTED`; its disk was
+lost) or a *voter*. `tick` drives the consensus and returns what happened; the shell (`ticker.py`
+with a thread, or a simulation step by step) passes in messages, connections and requests in
+between.
 
-*New group.* An unformed member becomes a voter when every other one has said, since this one
-started, that it has no history: then nothing can have been promised by anybody, this one included.
-Nobody stands for the first election before all others are voters, or the slowest one would find a
-history and take itself for one that lost its disk.
+*New group.* An unformed member becomes a voter when every other member has said, since this one
+started, that it has no history: then no member can have promised anything, this one included.
+No member stands for the first election before all others are voters; otherwise the slowest one
+would find a history and conclude that it had lost its disk.
 
-*Lost disk.* Otherwise it is muted: it takes entries and dumps under another name than the voter it
-was, so that nothing counts it, and gives no vote. What it may have forgotten is a vote, which the
-one who got it remembers as its term, and entries, which no quorum without it is sure to have. So it
-asks all others for their terms, and puts a barrier into the log. Once the barrier has come back in
-an entry of a term that is not below any of those, a majority without it has elected that term's
-master and everything before the barrier is here: it takes over term and vote, durably, and is a
-voter again.
+*Lost disk.* If there is a history, the member is non-counting: it takes entries and dumps under
+another name than the voter it was, so that it counts in no majority, and gives no vote. It may have
+forgotten two things: a vote, which the controller that received it remembers as its term, and
+entries, which are on a quorum only if one without this member has them. So it asks all others for
+their terms, and puts a barrier into the log. Once the barrier comes back in an entry of a term that
+is not below any of those, a majority without this member has elected that term's master, and
+everything before the barrier is here: the member takes over term and vote, durably, and is a voter
+again.
 
-*Requests* are given to the master again when there is another one, and from time to time: applied
-twice they do nothing twice (`machine.py`).
+*Requests* are repeated when there is another master, and from time to time: applying one twice has
+no second effect (`machine.py`).
 
 Invariants
 1. The journal is durable before the hard state that says it exists.
-2. A muted member is no voter before it has taken over a term in which it cannot have voted
-   differently.
+2. A non-counting member becomes a voter only after it has taken over a term in which it cannot have
+   voted differently.
 
 Not here: threads (`ticker.py`), the network (`links.py`).
 """
@@ -63,13 +65,13 @@ ASK_AGAIN_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happened:
-    """What one tick brought."""
+    """The result of one tick."""
 
     events: Sequence[Applied | State]
-    """What was applied, in order; a State replaces everything before it."""
+    """The applied commands in order; a State replaces everything before it."""
     standing: ControllerStanding
     incarnation: int
-    """The number under which this controller asks for transactions."""
+    """The incarnation that this controller puts into its requests."""
     master: int | None
     """The master, as far as this member knows."""
 
@@ -82,12 +84,12 @@ class _Request:
 
 
 class Member:
-    """One controller in its group. One thread, but for `describe`."""
+    """One controller in its group. One thread, except for `describe` and `must_ask`."""
 
     def __init__(
         self, files: Files, identity: Identity, *, send: Send, run_aside: RunAside
     ) -> None:
-        """Opens the directory. Raises DataDirectoryError, and OSError of the disk."""
+        """Opens the directory. Raises DataDirectoryError, and OSError if the disk fails."""
         claim(files, identity)
         self._files = files
         self._me = identity.controller_id
@@ -104,7 +106,7 @@ class Member:
         self._term_min: int | None = None
         self._initial: list[Applied | State] = []
         self.node: ConsensusNode | None = None
-        """None while it is unformed."""
+        """None while the member is unformed."""
         state = self._hard_state.state
         if state is not None:
             self._open(state)
@@ -119,14 +121,14 @@ class Member:
 
     @property
     def standing(self) -> ControllerStanding:
-        """What it is to the group."""
+        """This member's membership status."""
         state = self._hard_state.state
         if state is None:
             return CONTROLLER_STANDING_UNFORMED
         return CONTROLLER_STANDING_VOTER if state.voter else CONTROLLER_STANDING_MUTED
 
     def describe(self) -> StandingReply:
-        """What it tells one that asks; from any thread."""
+        """The answer to a peer that asks for the status. Callable from any thread."""
         state = self._hard_state.state
         if state is None:
             return StandingReply(standing=CONTROLLER_STANDING_UNFORMED)
@@ -137,7 +139,7 @@ class Member:
         )
 
     def learn(self, replies: Sequence[StandingReply]) -> None:
-        """Takes what *all* others have said of themselves since this controller started."""
+        """Handles the replies that *all* others have given since this controller started."""
         assert len(replies) == len(self._others)
         if self.standing == CONTROLLER_STANDING_UNFORMED:
             if any(reply.has_history for reply in replies):
@@ -154,7 +156,7 @@ class Member:
 
     @property
     def must_ask(self) -> bool:
-        """`learn` has something to tell it; from any thread."""
+        """True while it needs the replies for `learn`. Callable from any thread."""
         state = self._hard_state.state
         return state is None or not state.voter or state.term == 0
 
@@ -163,13 +165,13 @@ class Member:
         self._begin(voter=True)
 
     def connected(self, peer: Peer) -> None:
-        """Messages can be sent to the peer from now on."""
+        """Notes that messages can be sent to the peer from now on."""
         self._connected.add(peer)
         if self.node is not None:
             self.node.connected(peer)
 
     def disconnected(self, peer: Peer) -> None:
-        """Messages to the peer are lost from now on."""
+        """Notes that messages to the peer are lost from now on."""
         self._connected.discard(peer)
         if self.node is not None:
             self.node.disconnected(peer)
@@ -180,15 +182,15 @@ class Member:
             self.node.receive(peer, message)
 
     def submit(self, key: object, command: bytes) -> None:
-        """Asks for a command until `resolved` is called with the same key."""
+        """Requests a command again and again, until `resolved` is called with the same key."""
         self._requests[key] = _Request(command)
 
     def resolved(self, key: object) -> None:
-        """Nobody waits for that request any more; unknown keys are fine."""
+        """Drops a request for which nobody waits any more; ignores unknown keys."""
         self._requests.pop(key, None)
 
     def tick(self, wait_s: float) -> Happened:
-        """Does what is due. Raises OSError and SemelError: the process must end then."""
+        """Does the work that is due. After an OSError or a SemelError the process must end."""
         events: list[Applied | State] = self._initial
         self._initial = []
         node = self.node
@@ -270,7 +272,7 @@ class Member:
     def _maybe_rejoin(self, node: ConsensusNode) -> None:
         if self.standing != CONTROLLER_STANDING_MUTED or self._term_min is None:
             return
-        if node.compacting:  # its dump must not land in the middle of the next node's life
+        if node.compacting:  # its dump must not be completed while the next node runs
             return
         term = node.term_of_barrier(self._rejoin) if self._rejoin else None
         if term is None and self._rejoin:

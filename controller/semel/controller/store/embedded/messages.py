@@ -1,11 +1,11 @@
 """pysyncobj's messages as protobuf: a closed list, checked on arrival.
 
-How it works. pysyncobj hands its transport dictionaries and would pickle them. Here each kind that
-is in use has a message of its own; everything else cannot be written down at all, so that nothing
-from the network is ever unpickled. Pre-votes and "your term is over" are ours and have no
-dictionary.
+How it works. pysyncobj passes dictionaries to its transport, which would pickle them. Here each
+kind that is used has a protobuf message of its own; no other kind can be encoded at all, so nothing
+from the network is ever unpickled. Pre-votes and "your term is over" are our own messages and have
+no dictionary.
 
-Not here: what is done with a message (`node.py`).
+Not here: how a message is handled (`node.py`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def to_message(term: int, message: dict[str, Any]) -> GroupMessage:
 
 
 def check(message: GroupMessage) -> GroupMessage:
-    """The message, from a peer. Raises ValueError when it says nothing that is in use."""
+    """Returns a peer's message unchanged. Raises ValueError when its content is not in use."""
     match message.WhichOneof("kind"):
         case "append":
             _check_entries(message.term, message.append)
@@ -88,7 +88,7 @@ def entries_of(append: AppendEntries) -> list[Entry]:
 
 
 def piece_of(chunk: DumpChunk) -> Piece | None:
-    """The piece of a dump; None in a heartbeat."""
+    """The piece of a dump that the chunk holds; None for a heartbeat."""
     if not chunk.index:
         return None
     end = chunk.position + len(chunk.data)

@@ -1,30 +1,31 @@
-"""One member's consensus: pysyncobj, with everything that it lacks in front of it.
+"""One member's consensus: pysyncobj, behind a layer that adds what it lacks.
 
 How it works. pysyncobj elects, replicates and commits. This class stands between it and the
-messages, and gives it only what its code handles soundly:
+messages, and passes on only what its code handles soundly:
 
-* *Entries.* pysyncobj cuts its log at the place of every append, conflict or not, and so forgets
-  what it has acknowledged when a shorter or older append comes late. Here the prefix that the log
-  has already is taken off first; what conflicts above the commit index is passed on, what conflicts
-  at or below it halts the process. An append that brings nothing is acknowledged here, as far as it
-  matched, and goes on as a bare heartbeat. The commit index never goes beyond what the append has
-  shown to match.
-* *Acknowledgements and votes.* They count in the term in which they were given only, and one vote a
-  voter and term; pysyncobj's carry no term and are counted each time.
-* *Standing for election.* Only after a majority has said within the last election timeout that it
-  has not heard from a master either (pre-vote): a controller that was paused or cut off does not
-  depose a working master. A master without a majority steps down by itself (pysyncobj's
-  `leaderFallbackTimeout`). A candidate that was cut off with a newer term says so to the master it
-  hears, who steps down once.
-* *Dumps.* Assembled and checked in memory, refused when the log has their last entry already, and
-  durable before the log begins anew behind them.
+* *Entries.* pysyncobj truncates its log at the place of every append, conflict or not, and so
+  forgets entries that it has acknowledged when a shorter or older append comes late. Here the
+  prefix that the log already has is removed first; a conflict above the commit index is passed on,
+  and a conflict at or below it halts the process. An append without new entries is acknowledged
+  here, up to the index that it matched, and passed on as a bare heartbeat. The commit index never
+  goes beyond the index that the append has shown to match.
+* *Acknowledgements and votes.* They count only in the term in which they were given, and one vote
+  per voter and term; pysyncobj's carry no term and are counted each time.
+* *Standing for election.* A member stands only after a majority has said within the last election
+  timeout that it has not heard from a master either (pre-vote): a controller that was paused or cut
+  off does not depose a working master. A master without a majority steps down by itself
+  (pysyncobj's `leaderFallbackTimeout`). A candidate that was cut off with a newer term tells the
+  master that it hears, which steps down once.
+* *Dumps.* They are assembled and checked in memory, refused when the log already has their last
+  entry, and durable before the log begins anew behind them.
 
 Invariants
-1. Every message leaves after what it says is durable: `PeerTransport.send` syncs the journal first,
-   term and vote are synced when they change. So a master's own entries are durable before a slave
-   can acknowledge them, and alone in its group it syncs before each tick's commit.
+1. Every message leaves after the state that it reports is durable: `PeerTransport.send` syncs the
+   journal first, and term and vote are synced when they change. So a master's own entries are
+   durable before a slave can acknowledge them; a master that is alone in its group syncs each entry
+   when it is added.
 2. No entry at or below the commit index is ever replaced.
-3. At most one master a term; an append from a second one halts.
+3. At most one master per term; an append from a second one halts the process.
 
 Not here: pysyncobj's names (`exposed.py`), files (`journal.py`, `dump.py`), who is a voter
 (`member.py`).
@@ -61,28 +62,28 @@ HEARTBEAT_S: Final = 0.1
 ELECTION_MIN_S: Final = 0.5
 ELECTION_MAX_S: Final = 1.0
 QUORUM_LOST_S: Final = 1.5
-"""A master that a majority has not answered for so long steps down."""
+"""A master steps down when a majority has not answered it for this long."""
 APPEND_BYTES_MAX: Final = 4 << 20
-"""Above the largest command, so that pysyncobj never cuts an entry into pickled pieces."""
+"""Above the largest command, so that pysyncobj never splits an entry into pickled pieces."""
 COMMANDS_MAX: Final = 10_000
 COMPACT_ENTRIES: Final = 5_000
 COMPACT_BYTES: Final = 32 << 20
 
 Peer = tuple[int, bool]
-"""Another controller, and whether it is muted (gets entries and is not counted)."""
+"""Another controller, and whether it is a non-counting member (gets entries, has no vote)."""
 Send = Callable[[int, GroupMessage], None]
 """Sends to a controller, or drops the message."""
 
 
 class PeerNode(Node):  # type: ignore[misc]
-    """A controller as pysyncobj knows it; a muted one is not the voter that it was."""
+    """A controller as pysyncobj knows it; as a non-counting member it has another name."""
 
     def __init__(self, controller_id: int, *, muted: bool = False) -> None:
         super().__init__(f"{controller_id}{'~' if muted else ''}")
         self.controller_id = controller_id
 
     def __hash__(self) -> int:
-        """The same in every process: pysyncobj keeps nodes in sets, and a seed must replay."""
+        """Equal in every process: pysyncobj keeps nodes in sets, and a seed must replay."""
         return self.controller_id
 
     def __eq__(self, other: object) -> bool:
@@ -90,12 +91,12 @@ class PeerNode(Node):  # type: ignore[misc]
 
 
 def node_of(peer: Peer) -> PeerNode:
-    """The name under which pysyncobj knows a peer."""
+    """The node under which pysyncobj knows a peer."""
     return PeerNode(peer[0], muted=peer[1])
 
 
 def controller_of(node: Node) -> int:
-    """The number of the controller that `node` is."""
+    """The number of the controller that `node` stands for."""
     assert isinstance(node, PeerNode)
     return node.controller_id
 
@@ -132,7 +133,7 @@ class FsyncJournal(OwnedJournal):
         return len(self._files.entries)
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
-        """Not kept: the master tells it again."""
+        """A no-op: the commit index is not kept, because the master sends it again."""
 
     def getRaftCommitIndex(self) -> int:  # noqa: N802
         return self._applied_index
@@ -165,11 +166,11 @@ class PeerTransport(Transport):  # type: ignore[misc]
         return True
 
     def destroy(self) -> None:
-        """Links belong to the store."""
+        """A no-op: the links belong to the store."""
 
 
 class ConsensusNode(ExposedSyncObj):
-    """One member's part in the group's log; one thread, and deterministic but for the clock."""
+    """One member's part in the group's log. One thread; deterministic except for the clock."""
 
     def __init__(
         self,
@@ -197,7 +198,7 @@ class ConsensusNode(ExposedSyncObj):
         self._heard_master_at = float("-inf")
         self._votes: tuple[int, set[int]] = (0, set())
         self.founded = False
-        """All others are voters; asked for only in term 0, in which nothing was ever elected."""
+        """True when all others are voters; matters only in term 0, before the first election."""
         self._pre_vote_round = 0
         self._pre_vote_began = float("-inf")
         self._pre_vote_asked = float("-inf")
@@ -228,12 +229,12 @@ class ConsensusNode(ExposedSyncObj):
         if not others:
             self.stand_soon()
 
-    # --- what its owner calls -------------------------------------------------------------------
+    # --- called by its owner --------------------------------------------------------------------
 
     def tick(self, wait_s: float) -> list[Applied | State]:
-        """Does what is due and waits up to `wait_s`; what was applied since, in order.
+        """Does the work that is due, waits up to `wait_s`, and returns what was applied, in order.
 
-        Raises OSError and SemelError: the process must end then.
+        After an OSError or a SemelError the process must end.
         """
         self._journal.sync()
         if self._journal.bytes > COMPACT_BYTES and not self._dumps.busy:
@@ -256,7 +257,7 @@ class ConsensusNode(ExposedSyncObj):
 
     @property
     def master(self) -> int | None:
-        """Number of the master, as far as this member knows; None while it is silent."""
+        """Number of the master, as far as this member knows; None while none is heard."""
         if self.is_leader:
             return self._me if self.applied_index >= self.no_op_index else None
         if self.leader is None or now() - self._heard_master_at > ELECTION_MAX_S:
@@ -269,10 +270,10 @@ class ConsensusNode(ExposedSyncObj):
         return self._dumps.busy
 
     def term_of_barrier(self, nonce: bytes) -> int | None:
-        """Term of the entry that held this barrier; None while it is not applied."""
+        """Term of the entry that holds this barrier; None until it is applied."""
         return self._applied_terms.get(nonce)
 
-    # --- what pysyncobj asks --------------------------------------------------------------------
+    # --- called by pysyncobj --------------------------------------------------------------------
 
     def apply_entry(self, command: bytes) -> None:
         """Applies one committed entry."""
@@ -287,12 +288,12 @@ class ConsensusNode(ExposedSyncObj):
                 if applied.barrier and self._muted:
                     self._applied_terms[applied.barrier] = entry.term
                 self._events.append(applied)
-                self.wake()  # the tick ends at once and gives it to those who wait
+                self.wake()  # ends the tick at once, so that waiting callers get the result
             case kind:
                 raise InternalError(f"entry {entry.index} is of kind {kind.hex()}")
 
     def may_stand(self) -> bool:
-        """True once in a while a majority says that it has not heard from a master either."""
+        """Runs pre-votes; True once after a majority said that it hears no master either."""
         if not self.voters:
             return True
         if self.term == 0 and not self.founded:
@@ -321,7 +322,7 @@ class ConsensusNode(ExposedSyncObj):
     # --- messages -------------------------------------------------------------------------------
 
     def receive(self, peer: Peer, message: GroupMessage) -> None:
-        """Handles one checked message. Raises InternalError when it must halt."""
+        """Handles one checked message. Raises InternalError when the process must halt."""
         kind = message.WhichOneof("kind")
         assert kind is not None
         term = message.term
@@ -373,7 +374,7 @@ class ConsensusNode(ExposedSyncObj):
         previous = Entry(b"", append.previous_index, append.previous_term)
         entries = entries_of(append)
         if previous.index < first.index:
-            # What lies at or before the first entry is committed, and so equal everywhere.
+            # Everything up to the first entry is committed, and so equal on all members.
             shown = previous.index + len(entries)
             entries = entries[first.index - previous.index :]
             if not entries:
@@ -385,7 +386,8 @@ class ConsensusNode(ExposedSyncObj):
         mine = self._journal.at(matched)
         if mine is None or mine.term != previous.term:
             if mine is not None:
-                # pysyncobj would go back one entry a heartbeat. What is committed is equal.
+                # Resume at the commit index, up to which the logs are equal: pysyncobj would go
+                # back one entry per heartbeat.
                 self._check_uncommitted(matched, mine.term, previous.term)
                 self._heartbeat(sender, term, 0)
                 wanted = NextIndex(next_index=self.commit_index + 1, reset=True)
@@ -431,7 +433,7 @@ class ConsensusNode(ExposedSyncObj):
             return
         mine = self._journal.at(dump.last.index)
         if mine is not None and mine.term == dump.last.term:
-            # The log has it all, and may have acknowledged more: it stays as it is.
+            # The log has all of the dump, and may have acknowledged more: it stays unchanged.
             self._heartbeat(sender, term, min(chunk.commit_index, dump.last.index))
             self._acknowledge(sender, dump.last.index)
             return
@@ -440,7 +442,7 @@ class ConsensusNode(ExposedSyncObj):
         if dump.last.index <= self.commit_index or self._dumps.busy:
             self._heartbeat(sender, term, 0)
             return
-        self._heartbeat(sender, term, 0)  # a dump of a term is never durable before the term is
+        self._heartbeat(sender, term, 0)  # makes the term durable before a dump of that term
         log.info("dump installed master=%d index=%d", sender, dump.last.index)
         self._dumps.install(raw, dump)
         self._machine.restore(dump.state)
@@ -492,7 +494,7 @@ class ConsensusNode(ExposedSyncObj):
             self._answer(sender, pre_grant=GrantPreVote(round=question.round))
 
     def _hear_master(self, sender: int, term: int) -> bool:
-        """False when the sender's term is over."""
+        """Notes that a master was heard; returns False when the sender's term is over."""
         if term < self.term:
             self._answer(sender, newer_term=NewerTerm())
             return False
@@ -502,7 +504,7 @@ class ConsensusNode(ExposedSyncObj):
         return True
 
     def _heartbeat(self, sender: int, term: int, commit_index: int) -> None:
-        """An append that brings nothing and touches no log."""
+        """Passes on an append that has no entries and does not touch the log."""
         message = {"type": "append_entries", "term": term, "commit_index": commit_index}
         self.handle(node_of((sender, False)), message)
 

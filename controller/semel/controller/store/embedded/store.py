@@ -1,30 +1,30 @@
-"""The metadata store that the controllers replicate among themselves: the asynchronous face.
+"""The asynchronous interface of the metadata store that the controllers replicate among themselves.
 
-How it works. Every member has a thread on which its consensus lives (`ticker.py`) and streams to
-the others (`links.py`). What the log does to the map comes here in order and is applied to a copy
-that the event loop owns; so reads and watches never meet a thread.
+How it works. Every member has a thread on which its consensus runs (`ticker.py`) and streams to
+the others (`links.py`). The changes that the log makes to the map arrive here in order and are
+applied to a copy that the event loop owns, so reads and watches never touch the thread.
 
 * *Writing.* A transaction is a command with this controller's number, its incarnation and a
-  sequence. It goes to the master, again whenever there is another one, until its result comes back
-  through the log. Applied at most once (`machine.py`), so asking again is free of doubt: a conflict
-  that is reported is a conflict, a silence is Unavailable.
+  sequence. It is sent to the master, and sent again whenever the master changes, until its result
+  comes back through the log. It is applied at most once (`machine.py`), so sending it again is
+  safe: a reported conflict is a real conflict, and a silence is Unavailable.
 * *Reading.* `get`, `scan` and `revision` first put a barrier into the log and wait until it is
-  applied here: a majority has confirmed it after the call began, so what is then read is not older
-  than any transaction that had returned anywhere before. That holds on a slave and on a master that
-  does not know yet that it was replaced. Reads that come while a barrier is on its way share the
-  next one.
+  applied here. A majority has then confirmed it after the call began, so the read is not older than
+  any transaction that had returned anywhere before the call. That holds on a slave, and on a master
+  that does not know yet that it was replaced. Reads that arrive while a barrier is under way share
+  the next one.
 * *Watching* shows what this controller has applied, in order and without a gap: never less than it
   has itself read or written, and on a slave possibly a moment behind.
 
 Invariants
 1. `transact` returns after a majority has synced the entry and this controller has applied it.
-2. Whoever `mastership` calls master is so in the log's order only; writes are fenced by
-   compare-and-set (`epoch.py`).
+2. The master that `mastership` names is master only in the order of the log; compare-and-set fences
+   writes (`epoch.py`).
 
-A disk that is full or fails ends the store, and the others go on. Before it is quite full,
-transactions are refused with DiskFull.
+A disk that is full or fails ends this store, and the other members go on. Before the disk is quite
+full, transactions are refused with DiskFull.
 
-Not here: consensus (`node.py`), who may be counted (`member.py`).
+Not here: consensus (`node.py`), who is a voter (`member.py`).
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TIMEOUT_S: Final = 5.0
-"""Several elections: who gets no majority in that time gets none."""
+"""Enough for several elections: a call without a majority in that time gives up."""
 UNDER_WAY_MAX: Final = 1_000
 FREE_BYTES_MIN: Final = 64 << 20
-"""Below it transactions are refused: the log and two dumps must still fit."""
+"""With less free space transactions are refused: the log and two dumps must still fit."""
 GROUP_SIZES: Final = (1, 3, 5)
 
 
@@ -121,12 +121,12 @@ class EmbeddedStore(MemoryStore):
     ) -> EmbeddedStore:
         """Opens or creates one controller's part of the store.
 
-        `peers` has HOST:PORT by controller id; the controller itself may be among them. Several
-        controllers must be told their `cluster_id`.
+        `peers` has HOST:PORT by controller id and may include this controller. A group of several
+        controllers needs a `cluster_id`.
 
-        Raises DataDirectoryError when the directory cannot be used, is in use, is another
-        controller's or cluster's, is damaged or newer than this program, and InvalidRequest for a
-        group that cannot be.
+        Raises DataDirectoryError when the directory cannot be used, is in use, belongs to another
+        controller or cluster, is damaged or was written by a newer program, and InvalidRequest for
+        an impossible group.
         """
         others = {peer: address for peer, address in peers.items() if peer != controller_id}
         members = tuple(sorted({controller_id, *peers}))
@@ -259,7 +259,7 @@ class EmbeddedStore(MemoryStore):
             self._post_to_member(lambda member: member.resolved(sequence))
 
     async def _confirm(self) -> None:
-        """Returns when everything that had returned before the call is applied here."""
+        """Returns when all transactions that had returned before the call are applied here."""
         self._check_open()
         async with self._in_time("nothing was read"):
             if self._next_read is None:
@@ -268,10 +268,10 @@ class EmbeddedStore(MemoryStore):
             await asyncio.shield(self._next_read)
 
     async def _confirm_next(self) -> None:
-        """One barrier for all reads that began before it left; one is on its way at a time."""
+        """Sends one barrier for all reads that began before; one at a time is under way."""
         async with self._reading:
             await self._voter.wait()
-            self._next_read = None  # whoever comes now needs a later one
+            self._next_read = None  # reads that begin from now on need a later one
             self._check_open()
             nonce = secrets.token_bytes(16)
             answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -298,7 +298,7 @@ class EmbeddedStore(MemoryStore):
                 f"{self._timeout_s:g} s; {consequence}" + (f". {reasons}" if reasons else "")
             ) from None
 
-    # --- what the member's thread says ----------------------------------------------------------
+    # --- called from the member's thread --------------------------------------------------------
 
     def _on_happened(self, happened: Happened) -> None:
         assert self._links is not None
@@ -352,7 +352,7 @@ class EmbeddedStore(MemoryStore):
         self._give_up(failure)
 
     def _on_links_ended(self, running: asyncio.Future[None]) -> None:
-        """A controller that can send nothing must not stay and look alive."""
+        """Fails the store: a controller that cannot send must not stay and look alive."""
         if not running.cancelled() and (error := running.exception()) is not None:
             log.critical("the links to the other controllers have ended", exc_info=error)
             while isinstance(error, BaseExceptionGroup):
@@ -407,7 +407,7 @@ class EmbeddedStore(MemoryStore):
         for answer in waiting:
             if not answer.done():
                 answer.set_exception(error)
-        self._voter.set()  # who waits there looks whether the store is open
+        self._voter.set()  # wakes the waiters, which then check whether the store is open
 
     def _mastership(self) -> Mastership:
         if self._master is None:
@@ -432,6 +432,6 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], v
 
 
 def _look_at(task: asyncio.Future[None]) -> None:
-    """A read that nobody waits for any more may fail unseen."""
+    """Retrieves the error: a read for which nobody waits any more may fail silently."""
     if not task.cancelled():
         task.exception()

@@ -1,8 +1,8 @@
-"""The thread on which one member lives.
+"""The thread on which one member runs.
 
-How it works. The thread ticks the member, and between two ticks runs what was posted; what happened
-goes to the event loop in one call a tick. pysyncobj's own thread swallows every exception, a failed
-sync included; here any exception ends the thread, and the store says so.
+How it works. The thread ticks the member, and between two ticks runs the posted actions; it passes
+events to the event loop in one call per tick. pysyncobj's own thread swallows every exception, even
+a failed sync; here any exception ends the thread and is reported to the store.
 
 Not here: what a tick does (`member.py`).
 """
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
 POSTED_MAX: Final = 20_000
-"""More messages than that are lost, as on a network."""
+"""Messages beyond that number are dropped, as on a network."""
 STOP_S: Final = 5.0
 
 
@@ -35,7 +35,7 @@ class Ticker:
         happened: Callable[[Happened], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Both callbacks are called on the thread; `failed` is the last one."""
+        """Both callbacks are called on the thread; the call of `failed` is the last."""
         self._member = member
         self._happened = happened
         self._failed = failed
@@ -49,19 +49,23 @@ class Ticker:
         self._thread.start()
 
     def post(self, action: Callable[[Member], None]) -> None:
-        """Runs `action` on the thread, soon; from any thread."""
+        """Has `action` run on the thread soon. Callable from any thread."""
         self._posted.append(action)
         self._wake()
 
     def post_message(self, action: Callable[[Member], None]) -> None:
-        """`post`, or not at all while too much waits: a disk may hang, the others go on sending."""
+        """Like `post`, but drops the action while too many wait.
+
+        This bounds the queue when the disk hangs and the other controllers go on sending.
+        """
         if len(self._posted) < POSTED_MAX:
             self.post(action)
 
     def stop(self) -> bool:
-        """Ends the thread after its present tick; blocks for that.
+        """Ends the thread after its present tick, and blocks until then.
 
-        False when it did not end within `STOP_S`, because the disk hangs: then it may still write.
+        Returns False when it did not end within `STOP_S` because the disk hangs: it may then still
+        write.
         """
         self._stopping = True
         self._wake()

@@ -1,16 +1,16 @@
-"""A controller's copy of all entries in ZooKeeper: brought up to date, confirmed, written through.
+"""A controller's copy of all entries in ZooKeeper: refreshed, confirmed, written through.
 
-How it works. `head` names the keys that changed lately, so a copy that is a little behind reads
-only those, and one that is far behind reads everything. While it reads, others may write; so it
-reads `head` again at the end and goes on with what changed meanwhile, until nothing did. The copy
-is then what the store was at that moment. A write is one `multi` that sets `head` only if that
-still has the version which the copy knows.
+How it works. `head` names the keys that changed recently, so a copy that is slightly behind reads
+only those keys, and one that is far behind reads everything. Others may write during that read, so
+it reads `head` again at the end and continues with the keys that changed meanwhile, until none did.
+The copy then equals the store at that moment. A write is one `multi` that sets `head` only if
+`head` still has the version that the copy knows.
 
 Invariants
 1. The copy is of one revision: it changes in one step, after everything was read or written.
-2. One task at a time calls these methods (`store.py` holds a lock).
-3. While `stale`, nothing may be decided by the copy. A call that was cancelled or lost its
-   connection leaves that to its caller to set.
+2. Only one task at a time calls these methods (`store.py` holds a lock).
+3. While `stale`, nothing may be decided by the copy. After a cancelled call or a lost connection it
+   is up to the caller to set `stale`.
 
 Not here: what to do when the connection breaks (`store.py`).
 """
@@ -34,16 +34,16 @@ class Copy:
     """The entries as they were at `table.revision`."""
 
     def __init__(self, session: Session, paths: Paths, fail: Callable[[str], StoreFailed]) -> None:
-        """`fail` takes note that the store is beyond use and returns the error to raise."""
+        """`fail` records that the store is no longer usable and returns the error to raise."""
         self.table = Table()
         self.head = Head(cluster_id="")
         self.stale = True
-        """It must be brought up to date first: the connection broke, or never was."""
+        """The copy must be refreshed before use: the connection broke, or there was none yet."""
         self._session = session
         self._paths = paths
         self._fail = fail
         self._version = -1
-        """ZooKeeper's version of `head` when it was as it is here; -1: nothing was read yet."""
+        """ZooKeeper's version of the node whose content is `head`; -1: nothing was read yet."""
 
     async def look(self, on_change: Callable[[], None]) -> None:
         """Brings the copy up to date; `on_change` is called after the store's next change."""
@@ -52,7 +52,7 @@ class Copy:
             await self.refresh()
 
     async def send(self, transaction: Transaction, request: str) -> int:
-        """One attempt from the copy's revision; takes the result into the copy."""
+        """Makes one attempt from the copy's revision, and updates the copy with the result."""
         revision = self.table.next_revision(transaction)
         head = self.head.follow(transaction, revision, request)
         operations = [
@@ -77,9 +77,9 @@ class Copy:
         return revision
 
     async def confirm(self) -> bool:
-        """Asks the majority whether the copy is the newest; if not, it is stale from now on.
+        """Asks the majority whether the copy is the newest, and marks it stale if it is not.
 
-        True in both cases: the refusal was agreed by the majority too, and nothing that this
+        Returns True in both cases: the majority agreed on the refusal too, and nothing that this
         session reads after it is older.
         """
         check = Operation(kind="check", path=self._paths.head, version=self._version)
@@ -90,7 +90,7 @@ class Copy:
         return True
 
     async def refresh(self) -> None:
-        """Reads what changed until nothing changes meanwhile; the copy is then of that moment."""
+        """Reads what changed, until nothing changes during a read; the copy is then current."""
         await self._session.sync(self._paths.head)
         head, version = await self._read_head()
         if head.revision < self.table.revision:
@@ -125,7 +125,7 @@ class Copy:
         self.stale = False
 
     async def _read_entries(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
-        """What stands under each key now, None where nothing does."""
+        """The present entry of each key; None where there is none."""
         found: dict[str, Versioned | None] = {}
         waiting = sorted(keys)
         while waiting:

@@ -1,24 +1,25 @@
-"""Who of the controllers is there, and who of them is master, by ephemeral nodes.
+"""The election among the controllers, and the list of live ones, by ephemeral nodes in ZooKeeper.
 
-How it works. Each controller makes one ephemeral, sequential node; the lowest number is master,
-the others watch. The node's name holds a nonce of the session, so a node whose making was never
-answered is found again, and that of a process that was killed is not taken for one's own.
+How it works. Each controller makes one ephemeral, sequential node; the one with the lowest number
+is master and the others watch. The node's name holds a nonce of the session, so a controller finds
+its node again when the answer to its creation was lost, and does not mistake the node of a killed
+process for its own.
 
-The master holds a *lease*: every third of it, it has the majority confirm that its node is still
-there, and the lease then runs from the moment at which that was asked. A session ends at the
-earliest its whole time-out after the last sign of life, a lease after two thirds of it. So a
-master that is cut off, or was stopped, sees its lease run out before anybody else can be lowest.
-kazoo's own election recipe was not taken: it blocks a thread, does not say who else is master, and
-knows a lost session only by a callback that may come late.
+The master holds a *lease*: at each third of it, the master has the majority confirm that its node
+still exists, and the lease then runs from the moment of that request. A session ends no earlier
+than its full time-out after the last sign of life, a lease after two thirds of that time-out. So a
+master that was cut off or stopped sees its lease expire before another controller can be the
+lowest. kazoo's own election recipe is not used: it blocks a thread, does not say which other
+controller is master, and learns of a lost session only through a callback that may come late.
 
 Invariants
-1. `mine` is published only while a lease runs, and taken back when it ends, whatever the
+1. `mine` is published only while a lease runs, and withdrawn when the lease ends, whatever the
    connection does.
-2. Every change is delivered to every subscriber in order, none is folded: an office that was lost
-   and regained is two changes.
-3. Of two processes with the same controller id the later one gives up.
+2. Every change is delivered to every subscriber in order and none are combined: a mastership that
+   was lost and regained is two changes.
+3. When two processes have the same controller id, the later one gives up.
 
-Not here: refusing what an old master writes (`epoch.py`, by compare-and-set).
+Not here: refusing the writes of an old master (`epoch.py`, by compare-and-set).
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from semel.protos import compat
 log = logging.getLogger(__name__)
 
 LEASE_SHARE: Final = 2 / 3
-"""Of the session's time-out. The rest covers what a follower tells the leader late: half a tick,
-and a session has two ticks at least."""
+"""Length of a lease as a share of the session's time-out. The rest covers the delay with which a
+follower reports to the leader: half a tick, and a session has at least two ticks."""
 RENEWALS: Final = 3
-"""Renewals in the time of one lease."""
+"""Renewals within the length of one lease."""
 STALE_SESSIONS: Final = 3
-"""Time-outs after which a node of our own id cannot be that of a dead process any more."""
+"""Number of time-outs after which a node with our id can no longer be that of a dead process."""
 
 _NOBODY: Final = Mastership(master=None, mine=False)
 
@@ -65,7 +66,7 @@ class Candidate:
 
 
 def candidates_of(names: list[str]) -> list[Candidate]:
-    """The candidates, the master first; names of another form are passed over."""
+    """The candidates, master first; ignores names of another form."""
     found = []
     for name in names:
         parts = name.split("-")
@@ -79,7 +80,7 @@ def candidates_of(names: list[str]) -> list[Candidate]:
 
 
 class Election:
-    """One controller's part in the election. `run` does everything, until it is cancelled."""
+    """One controller's part in the election. `run` does all the work until it is cancelled."""
 
     def __init__(self, session: Session, paths: Paths, me: ControllerAddress) -> None:
         self._session = session
@@ -95,12 +96,12 @@ class Election:
         self._lease_end: asyncio.TimerHandle | None = None
         self._renounced = False
         self._same_id_since: dict[str, float] = {}
-        """Nodes of our own id that are not ours, and when each was seen first."""
+        """Nodes with our id that are not ours, and when each was first seen."""
 
     def subscribe(self) -> asyncio.Queue[Mastership | None]:
-        """A queue with the state, once known, and every change; None when there are no more.
+        """Returns a queue with the state, once known, and every change; None marks the end.
 
-        `unsubscribe` it at the end. It is not bounded: a change costs a session or a lease.
+        The caller must `unsubscribe` it. It is unbounded: a change costs a session or a lease.
         """
         queue: asyncio.Queue[Mastership | None] = asyncio.Queue()
         if self._current is not None:
@@ -109,7 +110,7 @@ class Election:
         return queue
 
     def unsubscribe(self, queue: asyncio.Queue[Mastership | None]) -> None:
-        """Nothing more is put into the queue."""
+        """Stops putting changes into the queue."""
         self._subscribers.discard(queue)
 
     def close(self) -> None:
@@ -118,19 +119,19 @@ class Election:
             queue.put_nowait(None)
 
     def renounce(self) -> None:
-        """Lays the mastership down; this controller stands again, behind the others."""
+        """Gives up the mastership; this controller then stands again, behind the others."""
         self._end_lease()
         self._renounced = True
         self._changed.set()
 
     def on_state(self) -> None:
-        """The connection came or went; a new session means that the old node is gone."""
+        """Handles a connection that came or went; with a new session the old node is gone."""
         if self._session.incarnation != self._incarnation:
             self._end_lease()
         self._changed.set()
 
     async def run(self) -> None:
-        """Stands for election again and again. Raises StoreFailed when that is hopeless."""
+        """Stands for election again and again. Raises StoreFailed when that cannot succeed."""
         try:
             while True:
                 with contextlib.suppress(ConnectionLost):
@@ -140,7 +141,7 @@ class Election:
             self._end_lease()
 
     async def _stand(self) -> None:
-        """Takes part for as long as this session lasts."""
+        """Takes part in the election for as long as this session lasts."""
         if self._incarnation != self._session.incarnation:
             self._incarnation = self._session.incarnation
             self._nonce = secrets.token_hex(8)
@@ -181,13 +182,13 @@ class Election:
             raise StoreFailed(f"the store {self._paths.chroot} in ZooKeeper was removed") from error
 
     async def _renew(self, own: Candidate, lease_s: float) -> None:
-        """Confirms with the majority that our node is there."""
+        """Confirms with the majority that our node exists, and renews the lease."""
         loop = asyncio.get_running_loop()
         asked = loop.time()
         check = Operation(kind="check", path=f"{self._paths.election}/{own.name}", version=0)
         try:
             await self._session.commit([check])
-        except Refused:  # the session has expired, which kazoo will tell
+        except Refused:  # the session has expired; kazoo will report it
             self._end_lease()
             return
         end = asked + lease_s
@@ -207,7 +208,7 @@ class Election:
             self._publish(Mastership(master=address, mine=False))
 
     def _look_for_twin(self, candidates: list[Candidate], own: Candidate) -> bool:
-        """True when an older node has our id; raises StoreFailed when it belongs to the living."""
+        """True when an older node has our id; raises StoreFailed when its process is alive."""
         now = asyncio.get_running_loop().time()
         twins = [
             found

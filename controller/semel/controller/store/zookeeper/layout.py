@@ -1,24 +1,25 @@
-"""What the store writes into ZooKeeper: paths and bytes, all pure.
+"""What the store writes into ZooKeeper: paths and bytes. Pure.
 
 Format. Below the chroot:
     head                      the newest revision, and the transactions that led to it
     entries/=KEY              one node a key; KEY is percent-quoted, `=` keeps it from being empty
     members/ID                HOST:PORT of a controller that was ever part of the group
-    election/ID-NONCE-NNN     ephemeral: a controller that is there; the lowest NNN is master
+    election/ID-NONCE-NNN     ephemeral: a live controller; the lowest NNN is master
 
 `head` and entries begin with 12 bytes, little-endian: the revision that wrote them (8) and the
-CRC-32C (4) of key, a zero byte, the revision and what follows; the key of `head` is empty. An
-entry's value follows. `head` goes on with one JSON object:
+CRC-32C (4) of the key, a zero byte, the revision and the bytes that follow; the key of `head` is
+empty. In an entry, the value follows. In `head`, one JSON object follows:
     format       1
-    cluster_id   the cluster that the store was made for; empty when nobody said
+    cluster_id   the cluster that the store was made for; empty when none was named
     revision     the newest revision
-    after        all transactions with a higher revision than this stand in `recent`
+    after        `recent` holds all transactions with a higher revision than this
     recent       [[revision, request id, [key, …] or null], …], oldest first; null: too many keys
 
-Every transaction sets `head`, which makes one order of all of them; `recent` tells a client that
-lost its connection whether its transaction was done, and another one which keys to read again.
+Every transaction sets `head`, which puts all transactions into one order. `recent` tells a client
+that lost its connection whether its transaction was done, and tells other clients which keys to
+read again.
 
-Not here: asking ZooKeeper anything (`store.py`).
+Not here: requests to ZooKeeper (`store.py`).
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ from semel.protos.errors import DataDirectoryError, MessageTooLarge
 
 FORMAT: Final = 1
 RECENT_MAX: Final = 32
-"""Transactions that `head` tells of. Only the master writes, so whoever missed more than this was
-away for longer than an office lasts."""
+"""Transactions that `head` lists. Only the active controller writes, so a controller that missed
+more than this was away for longer than one controller epoch lasts."""
 RECENT_KEYS_BYTES_MAX: Final = 512
-"""A transaction whose keys are longer together says only that it was one: `head` stays small."""
+"""If a transaction's keys are longer in total, `head` does not list them and so stays small."""
 TRANSACTION_BYTES_MAX: Final = 1_000_000
-"""A server takes no request above jute.maxbuffer, by default 1,048,575 bytes; the rest is room for
-`head` and paths."""
+"""A server accepts no request above jute.maxbuffer, by default 1,048,575 bytes; the difference
+leaves room for `head` and paths."""
 OPERATION_BYTES: Final = 160
-"""What an operation costs beside its path and data: header, ACL."""
+"""Bytes of an operation besides its path and data: header, ACL."""
 
 _PREFIX: Final = struct.Struct("<QI")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Where things stand below one chroot."""
+    """The paths of the nodes below one chroot."""
 
     chroot: str
 
@@ -73,7 +74,7 @@ class Paths:
 
     @property
     def election(self) -> str:
-        """Parent of the controllers that are there."""
+        """Parent of the live controllers' ephemeral nodes."""
         return f"{self.chroot}/election"
 
     def entry(self, key: str) -> str:
@@ -82,7 +83,7 @@ class Paths:
 
 
 def entry_name(key: str) -> str:
-    """The name of a key's node: a slash would be a level, `.` and `..` are not allowed."""
+    """The name of a key's node, quoted: a slash would be a level; `.` and `..` are not allowed."""
     return f"={quote(key, safe='')}"
 
 
@@ -116,18 +117,18 @@ def _crc(key: str, revision: int, payload: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recent:
-    """One transaction that was done."""
+    """One completed transaction."""
 
     revision: int
     request: str
     """The id that its sender gave it."""
     keys: tuple[str, ...] | None
-    """What it put or deleted; None for too many to name."""
+    """The keys it put or deleted; None when they are too many to list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The newest revision and how it came about."""
+    """The newest revision and the recent transactions that led to it."""
 
     cluster_id: str
     revision: int = 0
@@ -150,7 +151,7 @@ class Head:
         return Head(cluster_id=self.cluster_id, revision=revision, after=after, recent=kept)
 
     def changed_since(self, revision: int) -> set[str] | None:
-        """Keys that changed after `revision`; None when that cannot be told."""
+        """The keys that changed after `revision`; None when `recent` cannot tell."""
         if revision < self.after:
             return None
         changed: set[str] = set()
@@ -162,14 +163,14 @@ class Head:
         return changed
 
     def revision_of(self, request: str) -> int | None:
-        """The revision of a transaction that was done lately."""
+        """The revision of a recent transaction; None when `recent` does not hold it."""
         for done in self.recent:
             if done.request == request:
                 return done.revision
         return None
 
     def tells_all_since(self, revision: int) -> bool:
-        """What is not in `recent` was not done after `revision`."""
+        """True when every transaction done after `revision` is in `recent`."""
         return revision >= self.after
 
     def dump(self) -> bytes:
@@ -186,7 +187,7 @@ class Head:
 
     @classmethod
     def load(cls, data: bytes) -> Head:
-        """Raises DataDirectoryError when the bytes are damaged or of a newer program."""
+        """Raises DataDirectoryError when the bytes are damaged or from a newer program."""
         entry = unpack("", data)
         content: Mapping[str, Any] = json.loads(entry.value)
         if content["format"] > FORMAT:
@@ -206,7 +207,7 @@ class Head:
 
 
 def check_size(transaction: Transaction) -> None:
-    """Raises MessageTooLarge for what a server would answer by cutting the connection."""
+    """Raises MessageTooLarge for a request so large that a server would cut the connection."""
     size = sum(
         len(entry_name(key)) + len(value) + OPERATION_BYTES
         for key, value in transaction.puts.items()

@@ -1,16 +1,16 @@
-"""kazoo behind an asyncio face: one session with a ZooKeeper ensemble.
+"""An asyncio interface to kazoo: one session with a ZooKeeper ensemble.
 
-How it works. kazoo connects, pings and calls back on threads of its own. Each request here becomes
-a future of the event loop that kazoo's callback settles; kazoo's exceptions become this module's at
-that one place. When the connection breaks, kazoo fails what was on its way (its outcome is then
-unknown: ConnectionLost) and goes on connecting, with the same session if that still lives, and a
-new one after it expired; `incarnation` tells them apart.
+How it works. kazoo connects, pings and calls back on its own threads. Each request here becomes a
+future of the event loop that kazoo's callback resolves; kazoo's exceptions are translated into this
+module's exceptions in that one place. When the connection breaks, kazoo fails the requests under
+way (their outcome is then unknown: ConnectionLost) and keeps reconnecting, with the same session if
+that is still alive, or with a new one after it expired; `incarnation` tells them apart.
 
 Invariants
 1. After `close` nothing waits any more, and `close` itself takes at most `CLOSE_S`, whatever the
    servers do: kazoo's threads are daemons and end by themselves.
-2. Callbacks (`on_change`, `on_state`) run on the event loop. A watch is told once, also when the
-   connection breaks: whoever watches looks again.
+2. The callbacks (`on_change`, `on_state`) run on the event loop. A watch fires once, also when the
+   connection breaks: the watcher must look again.
 
 Not here: what is stored (`layout.py`), what a lost session means (`election.py`).
 """
@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 CLOSE_S: Final = 3.0
 PROBE_S: Final = 1.0
 RECONNECT_DELAY_S: Final = 0.5
-"""Longest pause between two rounds of attempts; it must be short beside a session."""
+"""Longest pause between two rounds of attempts; it must be short compared with a session."""
 
-# Requests hold the password at DEBUG, and a server that is away is a warning twice a second.
+# At DEBUG kazoo logs the password, and it warns twice a second about a server that is away.
 _kazoo_log = logging.getLogger(f"{__name__}.kazoo")
 _kazoo_log.setLevel(logging.ERROR)
 
@@ -55,11 +55,11 @@ class ConnectionLost(Unavailable):
 
 
 class NodeMissing(Exception):
-    """The node, or the parent of one to be made, is not there."""
+    """The node, or the parent of a node to be made, does not exist."""
 
 
 class NodeExists(Exception):
-    """The node to be made is there already."""
+    """The node to be made exists already."""
 
 
 class Refused(Exception):
@@ -72,7 +72,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node's data and how often ZooKeeper saw it set (its own count, from 0)."""
+    """A node's data, and how often it was set (ZooKeeper's own count, from 0)."""
 
     data: bytes
     version: int
@@ -90,7 +90,7 @@ class Operation:
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connection, which keeps what the server granted to itself."""
+    """kazoo's connection, extended to record the session time-out that the server granted."""
 
     granted_s = 0.0
 
@@ -117,9 +117,9 @@ class Session:
         """
         self.hosts = hosts
         self.incarnation = 0
-        """Number of the session; a higher one means that the ones before have ended."""
+        """Number of the session; a higher number means that all earlier sessions have ended."""
         self.dead = False
-        """kazoo has given up by itself and connects no more: damaged bytes, or a bug of its own."""
+        """kazoo has given up and no longer connects: damaged bytes, or a bug of its own."""
         self._session_s = session_ms / 1000
         self._on_state = on_state
         self._loop = asyncio.get_running_loop()
@@ -144,17 +144,17 @@ class Session:
 
     @property
     def session_s(self) -> float:
-        """Seconds that the servers keep the session without a sign of life, at least."""
+        """Seconds for which the servers keep the session without a sign of life, at least."""
         granted = self._client._connection.granted_s
         return min(self._session_s, granted) if granted else self._session_s
 
     @property
     def connected(self) -> bool:
-        """Requests are answered now."""
+        """True while requests can be answered."""
         return self._connected.is_set() and bool(self._client.connected)
 
     async def connect(self, timeout_s: float) -> None:
-        """Begins the session; raises Unavailable with what is wrong with the servers."""
+        """Begins the session; raises Unavailable, saying what is wrong with each server."""
         self._client.start_async()
         try:
             async with compat.timeout(timeout_s):
@@ -173,11 +173,11 @@ class Session:
             raise Closed("the session with ZooKeeper is closed")
 
     async def sync(self, path: str) -> None:
-        """What is read after it is at least as new as what the leader had when it came there."""
+        """Later reads are at least as new as the leader's state when this request reached it."""
         await self._ask(self._client.sync_async, path)
 
     async def read(self, path: str, on_change: Callable[[], None] | None = None) -> Node | None:
-        """The node, None where there is none; `on_change` is called after its next change.
+        """The node, or None where there is none; `on_change` is called after its next change.
 
         A node that is missing is not watched.
         """
@@ -192,7 +192,7 @@ class Session:
     async def children(
         self, path: str, on_change: Callable[[], None] | None = None
     ) -> list[str] | None:
-        """Names of the node's children, in no order; None where there is no such node."""
+        """Names of the node's children, in no fixed order; None where there is no such node."""
         try:
             found = await self._ask(
                 self._client.get_children_async, path, watch=self._watcher(on_change)
@@ -204,7 +204,7 @@ class Session:
     async def create(
         self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False
     ) -> str:
-        """Makes a node and returns its path. Raises NodeExists, NodeMissing (its parent)."""
+        """Makes a node and returns its path. Raises NodeExists, or NodeMissing for its parent."""
         made = await self._ask(
             self._client.create_async,
             path,
@@ -220,14 +220,14 @@ class Session:
         await self._ask(self._client.set_async, path, data)
 
     async def delete(self, path: str) -> None:
-        """Removes the node; one that is gone is no error."""
+        """Removes the node; it is no error if the node is gone."""
         with contextlib.suppress(NodeMissing):
             await self._ask(self._client.delete_async, path)
 
     async def commit(self, operations: list[Operation]) -> list[Any]:
-        """Does all of the operations or none; returns kazoo's result of each.
+        """Performs all of the operations or none; returns kazoo's result of each.
 
-        Raises Refused when one cannot be done, and ConnectionLost when nobody knows.
+        Raises Refused when one cannot be done, and ConnectionLost when the outcome is unknown.
         """
         transaction = self._client.transaction()
         for operation in operations:
@@ -255,11 +255,11 @@ class Session:
         return results
 
     async def close(self) -> None:
-        """Ends the session, and everything that waits with Closed; idempotent."""
+        """Ends the session, and every waiting request with Closed; idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._connected.set()  # whoever waits for it sees that it is closed
+        self._connected.set()  # wakes the waiters, which then see that the session is closed
         for future in list(self._waiting):
             future.set_exception(Closed("the session with ZooKeeper is closed"))
         done = asyncio.Event()
@@ -353,7 +353,7 @@ def _denied(path: str) -> PermissionDenied:
 
 
 async def _probe(host: str) -> str:
-    """What a server says of itself, in words for an operator."""
+    """Asks a server for its state, and describes it in words for an operator."""
 
     def ask() -> str:
         server = Address.parse(host)

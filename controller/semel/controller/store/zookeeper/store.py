@@ -1,28 +1,29 @@
-"""The metadata store of a group of controllers: ZooKeeper, which the operator runs anyway.
+"""The metadata store of a group of controllers, kept in the operator's own ZooKeeper ensemble.
 
-How it works. ZooKeeper counts versions a node, and forgets them with the node; the seam wants one
+How it works. ZooKeeper counts versions per node, and forgets them with the node; the seam needs one
 revision for all keys. So every transaction is one `multi` that also sets the node `head`, and only
-if that still has the version it was made from. That makes one order of all transactions; revisions
-are counted in `head`, and each entry holds the revision that wrote it.
+if `head` still has the version that the transaction was made from. That puts all transactions into
+one order; `head` counts revisions, and each entry holds the revision that wrote it.
 
-Every controller keeps a copy of all entries (`Table`), and brings it up to date by `head`, which
-names the keys that changed lately. What it decides by the copy is confirmed: a transaction by its
-own check of `head`, a read by a `multi` that only checks `head`. Both are agreed by ZooKeeper's
-majority; its plain reads, and even `sync`, are not, and an old leader may answer them.
+Every controller keeps a copy of all entries (`Table`), and updates it with the help of `head`,
+which names the keys that changed recently. Each decision made from the copy is confirmed: a
+transaction by its own check of `head`, a read by a `multi` that only checks `head`. ZooKeeper's
+majority agrees on both; plain reads, and even `sync`, do not have that property, and an old leader
+may answer them.
 
 When the connection breaks under a transaction, nobody knows whether it was done. It is sent again
-with the same check of `head`: one of the two can be done, never both. When the check fails then,
+with the same check of `head`: only one of the two can be done, never both. If that check fails,
 `head` says whether it was ours that changed it (each transaction has an id of its own).
 
 Invariants
-1. Only `_turn`'s owner asks or changes the copy over the wire.
-2. A VersionConflict is raised only by what a majority has confirmed after the call began, and only
-   when the transaction is known not to have been done.
-3. When a call ends without knowing whether its transaction was done, this controller first lays the
-   mastership down: who takes office again reads everything again.
+1. Only the owner of `_turn` reads or changes the copy over the wire.
+2. VersionConflict is raised only for a state that a majority confirmed after the call began, and
+   only when the transaction is known not to have been done.
+3. When a call ends without knowing whether its transaction was done, this controller first gives up
+   the mastership: a controller that becomes active again reads everything again.
 
 Not here: reading and writing entries (`copy.py`), bytes and paths (`layout.py`), threads and
-connections (`session.py`), who is master (`election.py`).
+connections (`session.py`), the election (`election.py`).
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ log = logging.getLogger(__name__)
 
 SESSION_MS: Final = 2_000
 """How long ZooKeeper waits for a silent controller, if its tickTime allows so little: short enough
-for a fail-over within 3 s, long enough for a collection of garbage."""
+for a fail-over within 3 s, long enough to outlast a garbage collection."""
 REQUEST_S: Final = 5.0
-"""How long a call waits for a connection and a majority: longer than a lease, so that a call that
-fails for lack of them fails in a controller that is master no more."""
+"""How long a call waits for a connection and a majority: longer than a lease, so that when a call
+fails for lack of them, its controller is no longer master."""
 
 
 class ZooKeeperStore:
@@ -88,7 +89,7 @@ class ZooKeeperStore:
         self._session = Session(hosts, session_ms=session_ms, auth=auth, on_state=self._on_state)
         self._turn = asyncio.Lock()
         self._next_confirmation: asyncio.Future[None] | None = None
-        """The confirmation that waits for its turn; who asks now joins it."""
+        """The confirmation that waits for its turn; reads that begin now share it."""
         self._changed: asyncio.Future[None] | None = None
         self._copy = Copy(self._session, self._paths, self._fail)
         self._failed: asyncio.Future[StoreFailed] = asyncio.get_running_loop().create_future()
@@ -111,11 +112,11 @@ class ZooKeeperStore:
     ) -> ZooKeeperStore:
         """Connects to the servers (HOST:PORT each) and opens or makes the store at `chroot`.
 
-        `auth` is USER:PASSWORD: the store is made for this user alone. Only the last part of
-        `chroot` is made when it is missing; nothing is made without `make`.
+        `auth` is USER:PASSWORD: only this user may access a store made here. Only the last part of
+        `chroot` is made when it is missing; without `make` nothing is made.
 
-        Raises Unavailable when no server can be used, DataDirectoryError when the chroot cannot
-        be, holds something else or another cluster, and PermissionDenied.
+        Raises Unavailable when no server can be used, DataDirectoryError when the chroot cannot be
+        used or holds something else or another cluster, and PermissionDenied.
         """
         store = cls(hosts, chroot, auth=auth, session_ms=session_ms, request_s=request_s)
         try:
@@ -148,9 +149,9 @@ class ZooKeeperStore:
         return self._copy.table.revision
 
     async def transact(self, transaction: Transaction) -> int:
-        """As the contract says; raises MessageTooLarge above ZooKeeper's limit of 1 MB a change."""
+        """As in `MetadataStore`; raises MessageTooLarge above ZooKeeper's 1 MB a change."""
         check_size(transaction)
-        # Shielded: what was sent may be done, and the copy must follow it.
+        # Shielded: a request that was sent may be done, and the copy must be updated then.
         writing = asyncio.ensure_future(self._transact(transaction))
         writing.add_done_callback(_look_at)
         return await asyncio.shield(writing)
@@ -176,7 +177,7 @@ class ZooKeeperStore:
             await asyncio.shield(changed)
 
     def attach(self, server: grpc.aio.Server) -> None:
-        """The controllers meet in ZooKeeper only."""
+        """A no-op: the controllers meet only in ZooKeeper."""
 
     async def start(self, me: ControllerAddress) -> None:
         assert self._me is None
@@ -235,9 +236,9 @@ class ZooKeeperStore:
 
     async def _commit(self, transaction: Transaction, request: str) -> int:
         sent_at: int | None = None
-        """The revision that an attempt was made from which may be done, or may yet be."""
+        """Revision that an attempt was made from, if that attempt was done or may still be done."""
         broken = False
-        """The connection broke after such an attempt."""
+        """True when the connection broke after such an attempt."""
         confirmed = False
         try:
             while True:
@@ -250,7 +251,7 @@ class ZooKeeperStore:
                             return found
                         if not self._copy.head.tells_all_since(sent_at):
                             raise self._fail("nobody can tell whether the last change was done")
-                        sent_at, broken = None, False  # others were first: it never can be done
+                        sent_at, broken = None, False  # another came first: it can never be done
                     try:
                         self._copy.table.check(transaction)
                     except VersionConflict:
@@ -261,7 +262,7 @@ class ZooKeeperStore:
                     sent_at = self._copy.head.revision
                     return await self._copy.send(transaction, request)
                 except Refused as error:
-                    if error.index:  # the check of `head` held, so no controller did that
+                    if error.index:  # the check of `head` held, so no controller made that change
                         raise self._fail(f"somebody else changed its entries: {error}") from error
                     self._copy.stale, confirmed = True, True
                     sent_at = sent_at if broken else None
@@ -287,7 +288,7 @@ class ZooKeeperStore:
     async def _confirm_in_turn(self) -> None:
         try:
             async with compat.timeout(self._request_s), self._turn:
-                self._next_confirmation = None  # who comes from now on needs one of his own
+                self._next_confirmation = None  # reads that begin from now on need a later one
                 self._check_open()
                 confirmed = False
                 while self._copy.stale or not confirmed:
@@ -307,7 +308,7 @@ class ZooKeeperStore:
     # Keeping the copy.
 
     async def _look(self) -> None:
-        """Brings the copy up to date and has `_wake` called at the next change. Raises Closed."""
+        """Updates the copy and has `_wake` called at the next change. Raises Closed."""
         while True:
             await self._session.wait_connected()
             try:
@@ -329,7 +330,7 @@ class ZooKeeperStore:
             )
 
     async def _make(self, cluster_id: str) -> None:
-        """Makes the chroot and what the store needs in it, unless it is there."""
+        """Makes the chroot and the nodes that the store needs in it, unless they exist."""
         session, paths = self._session, self._paths
         await session.sync(paths.chroot)
         if await session.read(paths.head) is not None:
@@ -357,13 +358,13 @@ class ZooKeeperStore:
             paths.members: b"",
             paths.election: b"",
         }
-        with contextlib.suppress(Refused):  # again: faster
+        with contextlib.suppress(Refused):  # another controller was faster
             await session.commit(
                 [Operation(kind="create", path=path, data=data) for path, data in nodes.items()]
             )
 
     async def _enter(self, me: ControllerAddress) -> None:
-        """Notes under which address this controller is reached."""
+        """Records the address at which this controller can be reached."""
         path = f"{self._paths.members}/{me.controller_id}"
         with contextlib.suppress(NodeExists):
             await self._session.create(path, me.address.encode())
@@ -392,7 +393,7 @@ class ZooKeeperStore:
             self._fail(str(error))
 
     async def _in_time(self, work: Callable[[], Awaitable[T]], what: str) -> T:
-        """Runs `work`, again after each loss of the connection; Unavailable when time is up."""
+        """Runs `work`, again after each loss of the connection; raises Unavailable on time-out."""
         self._check_open()
         try:
             async with compat.timeout(self._request_s):
@@ -438,6 +439,6 @@ class ZooKeeperStore:
 
 
 def _look_at(task: asyncio.Future[Any]) -> None:
-    """Its callers may all have been cancelled; asyncio would then complain of its error."""
+    """Retrieves the error: asyncio would log it as unhandled when all callers were cancelled."""
     if not task.cancelled():
         task.exception()
