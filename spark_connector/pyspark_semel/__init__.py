@@ -1,4 +1,4 @@
-"""Lets Spark find format "semel" by itself: it looks into every package named `pyspark_*`."""
+"""Makes Spark find the format "semel": Spark searches every package named `pyspark_*`."""
 
 from semel.spark_connector.source import SemelSource as DefaultSource
 

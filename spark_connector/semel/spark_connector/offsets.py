@@ -1,12 +1,12 @@
-"""Which offsets of which queues a batch covers, and where a stream begins. Pure.
+"""Plans which offsets of which queues a batch covers, and where a stream begins. Pure.
 
 How it works. The reader asks the cluster once for the `QueueState` of every queue, and for the
-offsets at the times that the options name. `places` turns what was asked for into one offset a
-queue, and `plan_ranges` makes the ranges of a batch of them. Offsets are dense, so the length of a
+offsets at the times that the options name. `places` turns the options into one offset per queue,
+and `plan_ranges` makes the ranges of a batch from these. Offsets are dense, so the length of a
 range is exactly its number of messages.
 
-What is gone already, by retention, is told to `on_loss`, which raises or lets the read go on with
-what is left (`failOnDataLoss`).
+Messages that retention has already removed are reported to `on_loss`, which raises or lets the read
+go on with the rest (`failOnDataLoss`).
 
 Invariants
 1. A range lies within [log_start_offset, log_end_offset] of the state it was planned from, so a
@@ -30,7 +30,7 @@ from semel.spark_connector.options import Asked, AtTimes, ReadOptions
 QueuePlace = tuple[str, int]
 """Topic and queue."""
 OnLoss = Callable[[SemelError], None]
-"""Raises the error, or notes it and returns."""
+"""Raises the error, or logs it and returns."""
 Times = Mapping[tuple[str, int], Mapping[int, int]]
 """Topic and milliseconds since the epoch → queue → first offset at or after that time."""
 
@@ -47,7 +47,7 @@ class QueueState:
     """One past the last committed offset."""
     bytes: int = 0
     parent: int | None = None
-    """The queue that was split to make it."""
+    """The queue from which it was split off."""
 
     @property
     def place(self) -> QueuePlace:
@@ -55,7 +55,7 @@ class QueueState:
 
     @property
     def row_bytes(self) -> float:
-        """Average size of a stored message, its share of headers included."""
+        """Average size of a stored message, including its share of headers."""
         return self.bytes / max(1, self.log_end_offset - self.log_start_offset)
 
 
@@ -71,7 +71,7 @@ class QueueRange:
 
     @property
     def count(self) -> int:
-        """Messages in it, exactly."""
+        """The exact number of messages in the range."""
         return self.end - self.start
 
 
@@ -81,7 +81,7 @@ def raise_loss(error: SemelError) -> None:
 
 
 def times_asked(asked: Asked, states: Sequence[QueueState]) -> set[tuple[str, int]]:
-    """Topics and times, in milliseconds, that have to be looked up for these places."""
+    """Topics and times, in milliseconds, that must be looked up for `asked`."""
     if not isinstance(asked, AtTimes):
         return set()
     if isinstance(asked.each, int):
@@ -97,8 +97,8 @@ def plan_ranges(
 ) -> list[QueueRange]:
     """The non-empty range of each queue, in the order of `states`.
 
-    Raises InvalidRequest when offsets name other queues than there are or end before they start,
-    and OffsetOutOfRange when one lies where the queue has nothing.
+    Raises InvalidRequest when offsets name other queues than exist or end before they start, and
+    OffsetOutOfRange when one lies outside its queue.
     """
     assert options.starting is not None
     starts = places("starting", states, options.starting, times, options.late_start, on_loss)
@@ -132,9 +132,9 @@ def places(
     late: str,
     on_loss: OnLoss,
 ) -> dict[QueuePlace, int]:
-    """An offset that exists, or the end, for each queue; `side` is starting or ending.
+    """One offset for each queue: an existing one, or the end; `side` is starting or ending.
 
-    Raises InvalidRequest and OffsetOutOfRange; what retention took is `on_loss`'s.
+    Raises InvalidRequest and OffsetOutOfRange; passes what retention removed to `on_loss`.
     """
     if not isinstance(asked.each, int):
         _require_same_queues(side, states, asked)
@@ -171,7 +171,7 @@ def _at_offset(side: str, state: QueueState, offset: int, on_loss: OnLoss) -> in
 
 def _at_time(side: str, state: QueueState, at_ms: int, times: Times, late: str) -> int:
     found = times[state.topic, at_ms].get(state.queue, state.log_end_offset)
-    # Looked up after the state was: what came in between is not part of the read.
+    # The time was looked up after the state; messages stored in between are not part of the read.
     found = min(max(found, state.log_start_offset), state.log_end_offset)
     if found == state.log_end_offset and late == "error":
         raise OffsetOutOfRange(

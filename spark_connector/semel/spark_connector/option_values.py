@@ -1,13 +1,13 @@
-"""What a single option's text means: numbers, sizes, durations, JSON of offsets. Pure.
+"""Parsing of single option values: numbers, sizes, durations, JSON of offsets. Pure.
 
-How it works. Every function takes the option's name and its text, and returns a value or raises
-InvalidRequest in one line that names the option, what it may be and what it is. The JSON forms are
-those of Kafka's connector:
+How it works. Every function takes an option's name and its text. It returns a value, or raises
+InvalidRequest in one line that names the option, the allowed values and the given text. The JSON
+forms are those of Kafka's connector:
 
     offsets and times   {"topic": {"0": 23, "1": -2}}       by topic and queue
     queues              {"topic": [0, 1]}
 
-Not here: which options there are (`options.py`).
+Not here: the list of options (`options.py`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def one_of(name: str, text: str, words: tuple[str, ...]) -> str:
 
 
 def pattern(name: str, text: str) -> str:
-    """A regular expression that whole names are matched against."""
+    """A regular expression that must match the whole name of a topic."""
     try:
         re.compile(text)
     except re.error as error:
@@ -100,7 +100,7 @@ def pattern(name: str, text: str) -> str:
 
 
 def names(name: str, text: str) -> tuple[str, ...]:
-    """At least one name, separated by commas, each once."""
+    """At least one name, separated by commas; a repeated name counts once."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
         raise InvalidRequest(f"option {name!r} is empty; give one topic or several with commas")

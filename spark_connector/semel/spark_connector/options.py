@@ -1,21 +1,21 @@
-"""What a user may ask of a read: names, defaults, checks. Pure.
+"""The options of a read: names, defaults, checks. Pure.
 
-How it works. Spark hands options over as strings under lower-cased names. `parse_options` turns
-them into one frozen `ReadOptions` on the driver, so that executors never look at raw options or at
-their own environment. A name that is not known is an error that names the nearest known one.
-Whether a read is a batch or a stream is known later than its options, so `for_batch` and
-`for_stream` refuse what has no meaning there and fill in the default start.
+How it works. Spark passes options as strings under lower-cased names. `parse_options` turns them
+into one frozen `ReadOptions` on the driver, so that executors never look at raw options or at their
+own environment. An unknown name is an error that suggests the nearest known one. Whether a read is
+a batch or a stream becomes known after its options are parsed, so `for_batch` and `for_stream`
+refuse the options that have no meaning there and fill in the default start.
 
-Names and meanings are those of Spark's Kafka connector, so far as there is one; `docs/spark.md` has
+Names and meanings are those of Spark's Kafka connector where it has the option; `docs/spark.md` has
 the table.
 
 Invariants
 1. Exactly one of subscribe, subscribePattern and assign is given.
-2. JSON by queue names exactly the subscribed topics, and exactly the assigned queues; the queues of
-   a subscription are known to the cluster only (`offsets.py`).
+2. JSON by queue names exactly the subscribed topics, and exactly the assigned queues; only the
+   cluster knows the queues of a subscription (`offsets.py`).
 
-Not here: what one option's text means (`option_values.py`), offsets against what the cluster has
-(`offsets.py`).
+Not here: parsing of a single option's text (`option_values.py`), the check of offsets against the
+cluster (`offsets.py`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ STREAM_ONLY: Final = (
 KNOWN_OPTIONS: Final = (*_EVERYWHERE, *BATCH_ONLY, *STREAM_ONLY)
 
 _FAMILIAR: Final = {
-    # What users of Kafka's connector, and of ours, write at first.
+    # Names that users of Kafka's connector, and of ours, often try first.
     "kafka.bootstrap.servers": "bootstrap",
     "bootstrap.servers": "bootstrap",
     "topic": "subscribe",
@@ -83,13 +83,13 @@ class Topics:
     """Which topics and queues are read: names, a pattern of names, or queues of names."""
 
     names: tuple[str, ...] = ()
-    """None twice; empty with a pattern."""
+    """Distinct names; empty with a pattern."""
     pattern: str = ""
     queues: Mapping[str, frozenset[int]] | None = None
-    """Only these queues of the names; None for all."""
+    """Queues to read, by name; None for all queues."""
 
     def chosen(self, existing: list[str]) -> list[str]:
-        """Names to read of those that exist: with a pattern whichever match, in their order."""
+        """The names to read; with a pattern the existing names that match, in their order."""
         if not self.pattern:
             return list(self.names)
         return [name for name in existing if re.fullmatch(self.pattern, name)]
@@ -104,7 +104,7 @@ class AtOffsets:
 
 @dataclass(frozen=True, slots=True)
 class AtTimes:
-    """The first message at or after a time, in milliseconds since the epoch, or one for each."""
+    """The first message at or after a time, in milliseconds since the epoch: one, or one each."""
 
     each: int | QueueNumbers
 
@@ -114,15 +114,15 @@ Asked = AtOffsets | AtTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """One read, as asked for."""
+    """The options of one read."""
 
     bootstrap: str
     topics: Topics
     starting: Asked | None = None
-    """None: earliest for a batch, latest for a stream."""
+    """None means earliest for a batch and latest for a stream."""
     ending: Asked = AtOffsets(LATEST)
     late_start: str = "error"
-    """For a start at a time after the newest message: `error` or `latest`."""
+    """Reaction to a starting time after the newest message: `error` or `latest`."""
     fail_on_data_loss: bool = True
     partitions_min: int | None = None
     records_per_partition_max: int | None = None
@@ -133,22 +133,22 @@ class ReadOptions:
     trigger_rows_max: int | None = None
     trigger_rows_min: int | None = None
     trigger_delay_ms_max: int = DEFAULT_TRIGGER_DELAY_MS
-    """A trigger waits at most so long for `trigger_rows_min`."""
+    """How long a trigger waits for `trigger_rows_min` at most."""
     trigger_bytes_max: int | None = None
     lag_group: str = ""
-    """Group under whose name progress is shown; empty for none."""
+    """Group under whose name progress is published; empty for none."""
     timeout_ms: int = DEFAULT_TIMEOUT_MS
-    """Both for connecting and for the next batch of a queue."""
+    """Time-out for connecting, and for the next batch of a queue."""
     given: frozenset[str] = frozenset()
     """Names of the options that were given."""
 
     def for_batch(self) -> ReadOptions:
-        """For a batch read. Raises InvalidRequest for what only streams have."""
+        """The options of a batch read. Raises InvalidRequest for options of streams only."""
         self._refuse(STREAM_ONLY, "streaming", "batch")
         return replace(self, starting=self.starting or AtOffsets(EARLIEST))
 
     def for_stream(self) -> ReadOptions:
-        """For a stream. Raises InvalidRequest for what only batch reads have."""
+        """The options of a stream. Raises InvalidRequest for options of batch reads only."""
         self._refuse(BATCH_ONLY, "batch", "streaming")
         return replace(self, starting=self.starting or AtOffsets(LATEST))
 
@@ -161,7 +161,7 @@ class ReadOptions:
 
 
 def parse_options(options: Mapping[str, str], environment: Mapping[str, str]) -> ReadOptions:
-    """The options of one read. Raises InvalidRequest in one line."""
+    """Parses the options of one read. Raises InvalidRequest in one line."""
     given = _by_known_name(options)
     bootstrap = given.get("bootstrap") or environment.get("SEMEL_BOOTSTRAP") or DEFAULT_BOOTSTRAP
     parse_bootstrap(bootstrap)
@@ -209,7 +209,7 @@ def parse_options(options: Mapping[str, str], environment: Mapping[str, str]) ->
 
 
 def _require_together(found: ReadOptions) -> None:
-    """What single options cannot see."""
+    """Checks that combinations of options make sense."""
     least, most = found.trigger_rows_min, found.trigger_rows_max
     if least is not None and most is not None and least > most:
         raise InvalidRequest(
@@ -241,7 +241,7 @@ def _by_known_name(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def nearest(name: str, known: tuple[str, ...] = KNOWN_OPTIONS) -> str:
-    """A hint at what may have been meant by an option that is not known."""
+    """A hint at the option that an unknown name may have meant."""
     word = name.lower()
     if word == "path":
         return "give the topic as option 'subscribe', not to load()"
@@ -276,7 +276,7 @@ def _topics(given: Mapping[str, str]) -> Topics:
 
 
 def _place(given: Mapping[str, str], side: str, topics: Topics) -> Asked | None:
-    """Where the read starts or ends: the first that is given of one time, times, offsets."""
+    """Where the read starts or ends, by the first option given of: one time, times, offsets."""
     everywhere, by_queue, by_offset = (
         f"{side}Timestamp",
         f"{side}OffsetsByTimestamp",

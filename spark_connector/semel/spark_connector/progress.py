@@ -1,24 +1,24 @@
-"""How far a stream is, as Spark stores it, and what it reads next. Pure.
+"""A stream's progress as Spark stores it, and what the stream reads next. Pure.
 
-How it works. Spark's checkpoint holds the *end* of every trigger as JSON and nothing else: on a
-first run, and when the first trigger is repeated, Spark asks anew where the stream begins, and
-"latest" would be somewhere else by then. So every end carries its start:
+How it works. Spark's checkpoint holds only the *end* of every trigger, as JSON. On a first run, and
+when the first trigger is repeated, Spark asks again where the stream begins, and by then "latest"
+would be another place. So every end carries its start:
 
     {"version": 1, "fresh": false,
      "topics": {"orders": {"id": "6621…", "from": {"0": 5, "1": 0}, "to": {"0": 9, "1": 2}}}}
 
 and a trigger is planned from its end alone. The first trigger is stored even when there is nothing
-to read (`fresh`), so that where the stream began is known for ever.
+to read (`fresh`), so that the beginning of the stream stays known for ever.
 
-`advance` takes the stored end and the queues as they are now. A queue that was not there before
-begins at its start. One that came of a split waits until everything of its parent lies behind the
-stream, in an earlier trigger: so messages of one key come in order.
+`backlog` takes the stored end and the present queues. A queue that did not exist before begins at
+its start. A queue that was split off another waits until the stream has read all of its parent in
+an earlier trigger, so messages of one key arrive in order.
 
 Invariants
 1. Equal progress is equal text: keys are sorted.
-2. A topic's progress belongs to its id. A topic of the same name and another id is another topic.
+2. A topic's progress belongs to its id. A topic with the same name and another id is another topic.
 3. An end never goes backwards, and never past what the queue has.
-4. What is lost (trimmed before it was read, a topic that is gone) is told to `on_loss`, always.
+4. Every loss (messages trimmed before they were read, a deleted topic) is reported to `on_loss`.
 
 Not here: asking the cluster (`stream.py`), how much a trigger takes (`limits.py`).
 """
@@ -37,7 +37,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicProgress:
-    """What a trigger reads of one topic, by queue."""
+    """The offsets that a trigger reads of one topic, by queue."""
 
     topic_id: int
     starts: Mapping[int, int]
@@ -50,15 +50,15 @@ class Progress:
 
     topics: Mapping[str, TopicProgress]
     fresh: bool = False
-    """Where a stream begins; nothing of it was stored yet."""
+    """True for the beginning of a stream, before any progress was stored."""
 
     @classmethod
     def beginning(cls, states: Sequence[QueueState], at: Mapping[QueuePlace, int]) -> Progress:
-        """Where a stream begins."""
+        """The progress of a stream that begins at these offsets."""
         return cls(topics=_by_topic(states, at, at), fresh=True)
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark stores it."""
+        """The form that Spark stores."""
         return {
             "version": VERSION,
             "fresh": self.fresh,
@@ -74,7 +74,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, stored: Any) -> Progress:
-        """Raises InvalidRequest for what this format has not written."""
+        """Raises InvalidRequest for anything that `to_json` has not written."""
         try:
             if stored["version"] != VERSION:
                 raise InvalidRequest(
@@ -102,7 +102,7 @@ class Progress:
         return found
 
     def ranges(self) -> list[QueueRange]:
-        """What the trigger reads, by topic and queue."""
+        """The ranges that the trigger reads, ordered by topic and queue."""
         return [
             QueueRange(
                 topic=name,
@@ -127,15 +127,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What a stream has not read yet."""
+    """The messages that a stream has not read yet."""
 
     states: Mapping[QueuePlace, QueueState]
     positions: Mapping[QueuePlace, int]
-    """Where each queue is."""
+    """The stream's position in each queue."""
     available: Mapping[QueuePlace, int]
-    """Messages that may be read of each now."""
+    """The number of messages of each queue that may be read now."""
     moved: bool = False
-    """Positions are not the stored ones any more: something was lost, or this is the beginning."""
+    """True when the positions differ from the stored ones: after a loss, and at the beginning."""
 
     @property
     def rows(self) -> int:
@@ -143,11 +143,11 @@ class Backlog:
 
     @property
     def turn(self) -> int:
-        """Grows by what is read."""
+        """A number that grows by the messages read."""
         return sum(self.positions.values())
 
     def take(self, rows: Mapping[QueuePlace, int]) -> Progress | None:
-        """The end of a trigger that reads so many of each queue; None when there is nothing."""
+        """The end of a trigger that reads `rows` of each queue; None when that is nothing."""
         if not self.moved and not any(rows.values()):
             return None
         ends = {place: at + rows.get(place, 0) for place, at in self.positions.items()}
@@ -160,9 +160,9 @@ def backlog(
     on_loss: OnLoss,
     until: Mapping[tuple[int, int], int] | None = None,
 ) -> Backlog:
-    """What is left behind `done`, of the queues that are subscribed now.
+    """The messages after `done` in the queues that are subscribed now.
 
-    `until` ends the stream: offsets by (topic id, queue), and nothing of other queues.
+    `until` ends the stream: it has offsets by (topic id, queue), and other queues are not read.
     """
     by_name: dict[str, int] = {state.topic: state.topic_id for state in states}
     moved = done.fresh
@@ -201,7 +201,7 @@ def _is_read(state: QueueState, until: Mapping[tuple[int, int], int] | None) -> 
 
 
 def _checked(state: QueueState, at: int, on_loss: OnLoss) -> int:
-    """Where the stream goes on in a queue."""
+    """The offset at which the stream continues in a queue."""
     start, end = state.log_start_offset, state.log_end_offset
     if start <= at <= end:
         return at
@@ -227,7 +227,7 @@ def _available(
     states: Mapping[QueuePlace, QueueState],
     until: Mapping[tuple[int, int], int] | None,
 ) -> int:
-    """Messages of a queue that may be read: none before its parent is behind the stream."""
+    """Messages of a queue that may be read: none until the stream has read its parent."""
     if state.parent is not None:
         parent = states.get((state.topic, state.parent))
         if parent is not None and positions[parent.place] < parent.log_end_offset:

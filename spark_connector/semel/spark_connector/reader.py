@@ -1,9 +1,10 @@
-"""Batch read: plans once what is read, then hands it out in tasks.
+"""Batch read: plans once which messages are read, then hands them out in tasks.
 
 How it works. `partitions` runs once, in a process of the driver: it asks the cluster for the start
-and end of every queue, fixes what the query covers and packs it into tasks. `read` runs in a task.
+and end of every queue, fixes the ranges of the query and packs them into tasks. `read` runs in a
+task.
 
-With `pushDownFilters` Spark gets a `FilteringReader`. It is a class of its own because Spark fails
+With `pushDownFilters` Spark gets a `FilteringReader`. It is a separate class because Spark fails
 every query whose reader has `pushFilters` unless `spark.sql.python.filterPushdown.enabled` is set.
 
 Not here: ranges (`offsets.py`), tasks (`packing.py`, `tasks.py`).
@@ -32,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 def cores() -> int:
-    """Of this machine, the driver's: a Python source is not told those of the executors."""
+    """Cores of the driver's machine: Spark does not tell a Python source those of the executors."""
     return len(os.sched_getaffinity(0))
 
 
 def on_loss(options: ReadOptions) -> OnLoss:
-    """What `failOnDataLoss` says."""
+    """The reaction to a loss that the option `failOnDataLoss` selects."""
 
     def note(error: SemelError) -> None:
         logger.warning("data is lost, the read goes on without it: %s", error.message)
@@ -54,7 +55,7 @@ class SemelReader(DataSourceReader):
         self._filter: RowFilter | None = None
 
     def partitions(self) -> list[InputPartition]:
-        """Tasks of about equal size; none when there is nothing to read."""
+        """Tasks of about equal size; empty when there is nothing to read."""
         options = self._options
         assert options.starting is not None
         client = shared_client(options.bootstrap, options.timeout_ms)
@@ -81,9 +82,9 @@ class SemelReader(DataSourceReader):
 
 
 class FilteringReader(SemelReader):
-    """The same, and applies comparisons of offset, queue and timestamp itself."""
+    """A SemelReader that applies comparisons of offset, queue and timestamp itself."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Takes what it can apply exactly; the others are Spark's."""
+        """Accepts the filters that it can apply exactly and returns the others to Spark."""
         self._filter, others = take_filters(filters)
         return others

@@ -1,14 +1,14 @@
-"""A streaming query that goes on after one of its micro-batches was aborted.
+"""Keeps a streaming query running after one of its micro-batches was aborted.
 
-How it works. A queue of the target that is split or moved while a micro-batch is staged aborts that
-micro-batch: what is on hold for a queue does not go along with its slots. The sink cannot repeat
-it: Spark gives rows to a sink's tasks only, and a commit that fails ends the query. Started again,
-the query repeats the micro-batch from its checkpoint, and tasks stage anew for the queues as they
-are now. `keep_running` does just that.
+How it works. When a queue of the target topic is split or moved while a micro-batch is staged, that
+micro-batch is aborted, because staged messages do not move along with the queue's slots. The sink
+cannot repeat it: Spark gives rows only to a sink's tasks, and a failed commit ends the query. When
+the query is started again, it repeats the micro-batch from its checkpoint, and its tasks stage anew
+for the present queues. `keep_running` does just that.
 
 Invariants
-1. Only an abort is answered so: then nothing of the micro-batch is stored. Everything else that
-   ends a query is raised; were it answered so, too, the sink would still be exactly once.
+1. Only an abort leads to a restart: nothing of the micro-batch is stored then. Anything else that
+   ends a query is raised; restarting then would still be exactly once.
 2. A query that is aborted again and again without finishing a micro-batch is given up.
 
 Not here: why a batch is aborted (`semel.client`), the sink (`writer.py`).
@@ -28,13 +28,14 @@ from semel.protos.errors import TransactionAborted
 logger = logging.getLogger(__name__)
 
 ABORTS_MAX: Final = 10
-"""In a row, without a finished micro-batch between."""
+"""Number of aborts in a row, without a finished micro-batch in between, that ends it."""
 
 
 def keep_running(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Waits for the end of the query that `start` starts, always on the same checkpoint, and starts
-    it again when one of its micro-batches was aborted. Returns the last one, once it has ended
-    without an error. Raises Spark's exception for any other end.
+    """Waits for the end of the query that `start` starts, always on the same checkpoint.
+
+    Starts it again when one of its micro-batches was aborted. Returns the last query once it has
+    ended without an error. Raises Spark's exception for any other end.
 
     keep_running(lambda: writer.start())
     """

@@ -1,15 +1,15 @@
-"""What a message looks like in Spark: the columns, and Arrow batches in exactly that shape.
+"""A message as a row of Spark: the columns, and Arrow batches in exactly that shape.
 
-How it works. A stored batch already lies in Arrow's layout, so a row is never touched: columns are
-picked, and types are cast where Spark's are narrower or named otherwise. A user's schema picks and
-orders columns; it is the only pruning Spark offers to Python sources, and it saves most of the
-time of a read that needs few columns.
+How it works. A stored batch already has Arrow's layout, so single rows are never touched: columns
+are picked, and types are cast where Spark's are narrower or have another name. A user's schema
+picks and orders columns; it is the only pruning that Spark offers to Python sources, and it saves
+most of the time of a read that needs few columns.
 
 Invariants
 1. Every batch has the Arrow schema that Spark derives from the read's schema, in order, type and
-   nullability. Spark checks the first batch only and reads the others blindly.
+   nullability. Spark checks only the first batch and trusts the others.
 
-Not here: where batches come from (`tasks.py`).
+Not here: the source of the batches (`tasks.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEADERS_TYPE: Final = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 )
 NUMBER_COLUMNS: Final = frozenset({"topic", "queue", "offset"})
-"""Known of every message of a range without looking at it."""
+"""Columns whose values a range alone determines, without fetching a message."""
 _NUMBERED_ROWS: Final = 65_536
 ROW_SCHEMA: Final = StructType(
     [
@@ -53,9 +53,9 @@ ROW_SCHEMA: Final = StructType(
         StructField("sequence", LongType()),
     ]
 )
-"""What a read has unless its user names columns."""
+"""The columns of a read whose user names none."""
 EVERY_COLUMN: Final = StructType([*ROW_SCHEMA.fields, StructField("message_id", BinaryType())])
-"""What a user may name."""
+"""The columns that a user may name."""
 
 
 def row_schema(*, include_headers: bool) -> StructType:
@@ -64,7 +64,7 @@ def row_schema(*, include_headers: bool) -> StructType:
 
 
 def check_schema(schema: StructType) -> None:
-    """Raises InvalidRequest unless `schema` is made of columns that there are, with their types."""
+    """Raises InvalidRequest unless `schema` has only existing columns with their types."""
     if not schema.fields:
         raise InvalidRequest(f"the schema has no columns; give some of {_names()}")
     for column in schema.fields:
@@ -89,15 +89,15 @@ class Projection:
 
     @property
     def needs_no_bodies(self) -> bool:
-        """All columns are known without fetching anything."""
+        """True when all columns are known without fetching anything."""
         return NUMBER_COLUMNS.issuperset(self._schema.names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """All rows of `batch`; no copy of keys, values or headers."""
+        """All rows of `batch`, without copying keys, values or headers."""
         columns = []
         for name, kind in self._columns:
             column = batch.column(name)
-            if name == "queue":  # by numpy in a tenth of the time of a cast
+            if name == "queue":  # numpy takes a tenth of the time of a cast
                 column = pa.array(column.to_numpy().astype(np.int32))
             elif column.type != kind:
                 column = column.cast(kind)

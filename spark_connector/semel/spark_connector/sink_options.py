@@ -1,15 +1,15 @@
-"""What a user may ask of a write: names, defaults, checks. Pure.
+"""The options of a write: names, defaults, checks. Pure.
 
 How it works. `parse_write_options` turns Spark's strings into one frozen `WriteOptions`; sizes and
-compression are the SDK's options of a producer, and are checked by it. Whether a write is a batch
-or a stream is known to the caller, so `for_batch` and `for_stream` refuse what has no meaning
-there.
+compression are the SDK's options of a producer, and the SDK checks them. Only the caller knows
+whether a write is a batch or a stream, so `for_batch` and `for_stream` refuse the options that have
+no meaning there.
 
 Invariants
-1. A batch write under a transaction id of the user's own has an epoch of the user's own, too: with
-   one made up here, a second write would be taken for a replay of the first and be dropped.
+1. A batch write under a transaction id of the user's own also has an epoch of the user's own: with
+   a generated epoch, a second write would be taken for a replay of the first and be dropped.
 
-Not here: what one option's text means (`option_values.py`), options of a read (`options.py`).
+Not here: parsing of a single option's text (`option_values.py`), options of a read (`options.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KNOWN_WRITE_OPTIONS: Final = (
     "timeoutMs",
 )
 _OF_SPARK: Final = frozenset({"checkpointlocation"})
-"""Spark hands its own option of a streaming query over with ours."""
+"""Spark passes this option of a streaming query of its own together with ours."""
 _FAMILIAR: Final = {
     "kafka.bootstrap.servers": "bootstrap",
     "bootstrap.servers": "bootstrap",
@@ -56,24 +56,24 @@ _FAMILIAR: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """One write, as asked for."""
+    """The options of one write."""
 
     bootstrap: str
     topic: str = ""
-    """Topic of every row; empty: the column topic names it."""
+    """Topic of every row; when empty, the column topic names it."""
     transaction_id: str = ""
-    """Empty: the streaming query's id, or a fresh one for a batch."""
+    """When empty: the streaming query's id, or a fresh one for a batch."""
     transaction_epoch: int | None = None
-    """Batch only; given if and only if the id is."""
+    """Only for a batch; given if and only if the transaction id is."""
     ttl_ms: int = TTL_MS_DEFAULT
-    """What a task staged waits so long for the commit."""
+    """How long staged rows wait for the commit."""
     producer: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ProducerConfig that were given."""
     timeout_ms: int = DEFAULT_TIMEOUT_MS
-    """For connecting, and for a commit that is in doubt."""
+    """Time-out for connecting, and for a commit whose outcome is in doubt."""
 
     def for_batch(self) -> WriteOptions:
-        """For a batch write. Raises InvalidRequest."""
+        """The options checked for a batch write. Raises InvalidRequest."""
         if self.transaction_id and self.transaction_epoch is None:
             raise InvalidRequest(
                 "option 'transactionId' needs 'transactionEpoch' in a batch write: a number that"
@@ -84,7 +84,7 @@ class WriteOptions:
         return self
 
     def for_stream(self) -> WriteOptions:
-        """For a streaming query. Raises InvalidRequest."""
+        """The options checked for a streaming query. Raises InvalidRequest."""
         if self.transaction_epoch is not None:
             raise InvalidRequest(
                 "option 'transactionEpoch' is for batch writes: a streaming query counts by itself"
@@ -93,7 +93,7 @@ class WriteOptions:
 
 
 def parse_write_options(options: Mapping[str, str], environment: Mapping[str, str]) -> WriteOptions:
-    """The options of one write. Raises InvalidRequest in one line."""
+    """Parses the options of one write. Raises InvalidRequest in one line."""
     given = _by_known_name(options)
     bootstrap = given.get("bootstrap") or environment.get("SEMEL_BOOTSTRAP") or DEFAULT_BOOTSTRAP
     parse_bootstrap(bootstrap)

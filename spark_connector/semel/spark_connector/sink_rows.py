@@ -1,9 +1,9 @@
-"""Rows of Spark as messages: which columns there may be, and Arrow batches cut by destination.
+"""Rows of Spark as messages: which columns are allowed, and Arrow batches cut by destination.
 
-How it works. `check_write_schema` looks at the columns once, before anything runs. A task then cuts
-each Arrow batch into *lots*, one for each topic and queue that rows name, with a stable sort of
-numbers; a batch with one destination passes through as it is. No row is touched by itself. What
-is due when is for the SDK, which stages the rows of a lot by due second.
+How it works. `check_write_schema` checks the columns once, before anything runs. A task then cuts
+each Arrow batch into *lots*, one for each topic and queue that the rows name, with a stable sort of
+numbers; a batch with one destination passes through unchanged. No row is handled by itself. The SDK
+takes care of due times: it stages the rows of a lot by due second.
 
 Invariants
 1. Every row of a batch is in exactly one lot, and rows of one lot keep their order; or the whole
@@ -42,12 +42,12 @@ class Lot(NamedTuple):
 
     topic: str
     queue: int | None
-    """None: by key, or in turn."""
+    """None: the SDK chooses by key, or in turn."""
     values: pa.Array
     keys: pa.Array | None
     headers: pa.Array | None
     deliver_at: pa.Array | None
-    """Timestamps, or microseconds since 1970; null is at once."""
+    """Timestamps, or microseconds since 1970; null means at once."""
     message_ids: pa.Array | None
 
 
@@ -78,8 +78,10 @@ def check_write_schema(schema: StructType, topic: str) -> None:
 
 
 def lots(batch: pa.RecordBatch, topic: str) -> Iterator[Lot]:
-    """The rows of one batch by destination; the option `topic` goes before the column. Raises
-    InvalidRequest for a null or a number where none may be."""
+    """The rows of one batch by destination; the option `topic` takes precedence over the column.
+
+    Raises InvalidRequest for a null or a number that is not allowed.
+    """
     if not batch.num_rows:
         return
     columns = {name.lower(): batch.column(at) for at, name in enumerate(batch.schema.names)}
@@ -112,7 +114,7 @@ def lots(batch: pa.RecordBatch, topic: str) -> Iterator[Lot]:
 
 
 def _topics(columns: dict[str, Any], topic: str, rows: int) -> tuple[list[str], Any]:
-    """Names, and the index into them of each row."""
+    """The topics' names, and for each row the index into them."""
     if topic:
         return [topic], np.zeros(rows, np.int64)
     _require(columns["topic"], "topic")

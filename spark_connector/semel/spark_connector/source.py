@@ -1,10 +1,10 @@
-"""The data source `semel` as Spark meets it: a name, a schema, readers, writers.
+"""The data source `semel` as Spark uses it: a name, a schema, readers, writers.
 
 How it works. Spark creates a `SemelSource` from the user's options, asks for its schema unless the
-user gave one, and pickles what the readers are to the processes that plan and to every task. So the
-options are parsed where bad ones become one clear line as early as possible: in `schema`, which is
-part of `load()`, together with a look whether the topics are there; with a user's schema, when the
-reader is made.
+user gave one, and pickles the readers and sends them to the processes that plan and to every task.
+So the options are parsed as early as possible, where a bad option becomes one clear line: in
+`schema`, which is part of `load()` and also checks that the topics exist; with a user's schema,
+when the reader is made.
 
     spark.read.format("semel").option("subscribe", "orders").load()
     spark.readStream.format("semel").option("subscribe", "orders").load()
@@ -69,7 +69,7 @@ class SemelSource(DataSource):
         return SemelStreamReader(self._parsed().for_stream(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A batch's writer. Spark calls it by keyword, and the stream's, too."""
+        """A batch's writer. Spark passes the arguments by keyword, here and in `streamWriter`."""
         options = parse_write_options(dict(self.options), os.environ).for_batch()
         return SemelWriter(options, schema, overwrite=overwrite)
 

@@ -2,19 +2,22 @@
 
 How it works. One long-lived process of the driver holds one `SemelStreamReader` for each stream and
 asks it for offsets; tasks get a copy and call `read`. `latestOffset` looks at the cluster, lets
-`progress.py` say what is left, takes what the limits allow, and answers with an end that carries
-its start. Topics that match a pattern and queues that came of splits are there the next time.
+`progress.py` determine the backlog, takes as much as the limits allow, and answers with an end that
+carries its start. Topics that newly match a pattern and queues made by splits are included the next
+time.
 
-Traps of Spark, and what is done about them
-1. `initialOffset` is asked twice on a first run, and again when the first trigger is repeated, and
-   what it says is not stored: `partitions` goes by the end alone.
-2. `stop` never runs; the process gets SIGTERM: a handler closes the connections.
-3. `commit` lags behind by a trigger and never comes for the last one: nothing is done there. That
-   everything up to `start` is processed is known in `latestOffset(start)`, after the last one too.
-4. Spark has no limit of two kinds and no delay: all limits are applied in `latestOffset`. Spark
-   only says when they do not count (`Trigger.Once`).
-5. A trigger is wanted whenever the answer's text differs from `start`: idle returns `start` itself.
-   A trigger without new data may be run with `start` as its end: it has no partitions.
+Traps of Spark, and how they are handled
+1. Spark calls `initialOffset` twice on a first run, and again when the first trigger is repeated,
+   and does not store the answer: `partitions` goes by the end alone.
+2. Spark never calls `stop`, but sends SIGTERM to the process: a handler closes the connections.
+3. `commit` lags behind by a trigger and is never called for the last one, so it does nothing. The
+   call of `latestOffset(start)` shows that everything up to `start` is processed, also after the
+   last trigger.
+4. Spark can neither combine two kinds of limit nor delay a trigger: `latestOffset` applies all
+   limits. Spark only says when they do not count (`Trigger.Once`).
+5. Spark runs a trigger whenever the answer's text differs from `start`: an idle reader returns
+   `start` itself. Spark may run a trigger without new data with `start` as its end: it has no
+   partitions.
 
 Not here: ranges and their order (`progress.py`), limits (`limits.py`), reading (`tasks.py`).
 """
@@ -65,15 +68,15 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._pacer = Pacer(options.trigger_rows_min, options.trigger_delay_ms_max)
         self._until: dict[tuple[int, int], int] | None = None
-        """Where a trigger AvailableNow ends, by topic id and queue."""
+        """End offsets of an AvailableNow trigger, by topic id and queue."""
         self._published: dict[QueuePlace, int] | None = None
-        """What the lag group was told; None before the first time."""
+        """The positions that the lag group was last told; None before the first time."""
         self._seen: Sequence[QueueState] = ()
 
     # --- the driver -----------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a stream without a checkpoint begins. Raises SemelError."""
+        """The beginning of a stream without a checkpoint. Raises SemelError."""
         options, topics = self._options, self._options.topics
         assert options.starting is not None
         with self._connected() as client:
@@ -87,12 +90,12 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             at = places(
                 "starting", named, options.starting, times, options.late_start, on_loss(options)
             )
-            for heir in states:  # of an assigned queue; the JSON cannot know it
+            for heir in states:  # split off an assigned queue, so the JSON cannot name it
                 at.setdefault(heir.place, heir.log_start_offset)
         return Progress.beginning(states, at).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The end of the next trigger; `start` itself when there is none to be run now."""
+        """The end of the next trigger; `start` itself when no trigger is to be run now."""
         done = Progress.from_json(start)
         with self._connected() as client:
             self._seen = describe_living(client, self._options.topics)
@@ -123,14 +126,14 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return share(left.available, rows_max, left.turn)
 
     def _require_topics(self, done: Progress) -> None:
-        """A topic that was named must exist, unless the stream is to go on without it."""
+        """Raises UnknownTopic for a missing named topic, unless the stream may go on without it."""
         seen = {state.topic for state in self._seen}
         for name in self._options.topics.names:
             if name not in seen and name not in done.topics and self._options.fail_on_data_loss:
                 raise UnknownTopic(f"there is no topic {name!r}")
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Anything but ReadAllAvailable where the options limit triggers: see trap 4."""
+        """Returns anything but ReadAllAvailable when the options limit triggers: see trap 4."""
         options = self._options
         if options.trigger_rows_max is not None:
             return ReadMaxRows(options.trigger_rows_max)
@@ -141,20 +144,20 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """The stream ends where the queues end now."""
+        """Makes the stream end at the present ends of the queues."""
         with self._connected() as client:
             states = describe_living(client, self._options.topics)
         self._until = {(state.topic_id, state.queue): state.log_end_offset for state in states}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Ends of all queues as of the last look, for the query's progress."""
+        """Ends of all queues as they were last seen, for the query's progress report."""
         found: dict[str, dict[str, int]] = {}
         for state in self._seen:
             found.setdefault(state.topic, {})[str(state.queue)] = state.log_end_offset
         return found or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of one trigger, from its end alone: see traps 1 and 5."""
+        """The tasks of one trigger, planned from its end alone: see traps 1 and 5."""
         if start == end:
             return []
         ranges = Progress.from_json(end).ranges()
@@ -167,10 +170,10 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangesPartition(lot) for lot in pack(ranges, tasks)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: see trap 3."""
+        """A no-op: see trap 3."""
 
     def stop(self) -> None:
-        """Closes what this process has open."""
+        """Closes all connections of this process."""
         discard_all()
 
     # --- tasks ----------------------------------------------------------------------------------
@@ -185,10 +188,10 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _Connected(self._options)
 
     def _publish(self, client: Client, done: Progress) -> None:
-        """Shows what is processed under the name of the lag group.
+        """Publishes the processed offsets under the name of the lag group.
 
-        Raises InvalidRequest when the name belongs to consumers at the start; whatever goes wrong
-        later is told in the log, for a stream does not live by its lag.
+        Raises InvalidRequest when the name belongs to consumers at the start. Later failures are
+        only logged, because a stream can go on without showing its lag.
         """
         if not self._options.lag_group:
             return
@@ -215,8 +218,10 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _publishable(done: Progress, states: Sequence[QueueState]) -> dict[QueuePlace, int]:
-    """Positions of queues that are still there, and not of those that wait for their parent: the
-    brokers grant nobody a lock on them."""
+    """The positions in the queues that still exist.
+
+    Queues that wait for their parent are left out: the brokers grant nobody a lock on them.
+    """
     ends = {state.place: state.log_end_offset for state in states}
     found = {}
     for state in states:
@@ -231,8 +236,7 @@ def _publishable(done: Progress, states: Sequence[QueueState]) -> dict[QueuePlac
 
 
 class _Connected:
-    """A connected client; whatever fails while it is used closes it, for the next try to begin
-    afresh."""
+    """A connected client; a failure during its use closes it, so that the next try reconnects."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -249,7 +253,7 @@ class _Connected:
 def _close_on_sigterm() -> None:
     """Makes SIGTERM close the connections before it ends this process: see trap 2."""
     if threading.current_thread() is not threading.main_thread():
-        return  # a test's; Spark's runner has but the main thread
+        return  # only in a test: Spark's runner has just the main thread
     if signal.getsignal(signal.SIGTERM) is not _on_sigterm:
         signal.signal(signal.SIGTERM, _on_sigterm)
 

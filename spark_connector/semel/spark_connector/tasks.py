@@ -1,19 +1,19 @@
-"""What one Spark task does: reads some ranges as Arrow batches. Batch reads and streams share it.
+"""The work of one Spark task: reads ranges as Arrow batches. Batch reads and streams share it.
 
-How it works. A task holds ranges of one or more queues. Those of one topic are read together, by
-one reader without a consumer group that is pinned to the topic's id; its batches pass on as they
-come, with Spark's columns picked. There is no loop over rows anywhere, and what a task holds at a
-time is bounded by the SDK's prefetching, whatever the length of its ranges.
+How it works. A task holds ranges of one or more queues. The ranges of one topic are read together,
+by one reader without a consumer group that is pinned to the topic's id; its batches are passed on
+as they arrive, with Spark's columns picked. There is no loop over rows anywhere, and the SDK's
+prefetching bounds what a task holds in memory, whatever the length of its ranges.
 
-A read that asks for nothing but `topic`, `queue` and `offset` fetches nothing: offsets are dense,
-so the plan knows them all. It is made sure that the range is still there.
+A read that needs only `topic`, `queue` and `offset` fetches nothing: offsets are dense, so the plan
+knows them all. The task only checks that the range still exists.
 
 Invariants
 1. A task yields exactly its ranges, each queue in offset order, or raises. Reading them again (a
    task that Spark retries, a trigger that is repeated) yields the same rows.
-2. With `failOnDataLoss=false` it leaves out what retention took since the plan was made, or a whole
-   topic that is gone, says so in the log, and yields the rest.
-3. Nothing waits for ever: without a batch for `timeout_ms` the task fails and says where it stood.
+2. With `failOnDataLoss=false` it leaves out the messages that retention removed since the plan was
+   made, or a whole deleted topic, logs that, and yields the rest.
+3. No task waits for ever: without a batch for `timeout_ms` it fails and says how far it came.
 
 Not here: ranges (`offsets.py`, `progress.py`, `packing.py`), columns (`rows.py`).
 """
@@ -51,7 +51,7 @@ POLL_SECONDS: Final = 0.5
 
 
 class RangesPartition(InputPartition):
-    """What one task reads."""
+    """The ranges that one task reads."""
 
     def __init__(self, ranges: Sequence[QueueRange]) -> None:
         super().__init__(tuple(ranges))
@@ -65,7 +65,7 @@ def read_ranges(
     rows: RowFilter | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one partition with the columns of `schema`. Raises SemelError."""
-    # Spark makes up a partition of its own when there is none at all.
+    # Spark passes a partition of its own making when the plan has none.
     if not isinstance(partition, RangesPartition):
         return
     projection = Projection(schema)
@@ -92,7 +92,7 @@ class _TopicReading:
         self._client: Client = shared_client(options.bootstrap, options.timeout_ms)
         self._topic, self._topic_id = ranges[0].topic, ranges[0].topic_id
         self._left = {each.queue: each for each in ranges}
-        """What was not yielded yet, by queue."""
+        """The ranges that were not yielded yet, by queue."""
         self._rows_due = sum(each.count for each in ranges)
 
     def numbers(self) -> Iterator[pa.RecordBatch]:
@@ -102,7 +102,7 @@ class _TopicReading:
                 yield from numbered(each)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The SDK's batches; what is gone is an error, or left out and tried again without."""
+        """The SDK's batches; removed messages are an error, or are left out in another try."""
         while self._left:
             try:
                 for batch in self._fetch():
@@ -150,8 +150,10 @@ class _TopicReading:
                 self._left[queue] = dataclasses.replace(each, start=position)
 
     def _drop_what_is_gone(self) -> bool:
-        """Makes sure that the topic is the one that was planned and has the ranges; False when it
-        is gone. Raises what is lost unless the options say to go on without it."""
+        """Checks that the topic is the planned one and still has the ranges.
+
+        Returns False when the topic is gone. Raises the loss unless the options allow it.
+        """
         try:
             topic = self._client.admin.describe_topic(self._topic)
             if topic.topic_id != self._topic_id:

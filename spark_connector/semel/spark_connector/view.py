@@ -1,9 +1,9 @@
-"""What the cluster looks like now, as planning needs it: topics, queues, offsets, times.
+"""The present state of the cluster for planning: topics, queues, offsets, times.
 
-How it works. Everything is asked of the SDK's admin calls, all topics at once. A topic may be
-deleted between two questions; then they are asked again.
+How it works. Everything is asked for through the SDK's admin calls, all topics at once. A topic may
+be deleted between two calls; the calls are then repeated.
 
-Not here: what is made of it (`offsets.py`, `progress.py`).
+Not here: what is planned from it (`offsets.py`, `progress.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from semel.spark_connector.offsets import QueueState, Times
 from semel.spark_connector.options import Topics
 
 _ATTEMPTS: Final = 5
-"""Topics that come and go faster than this are not described."""
+"""Attempts to describe topics that are created and deleted meanwhile."""
 
 
 def describe(client: Client, topics: Topics) -> list[QueueState]:
-    """The queues of a batch. Raises UnknownTopic, and InvalidRequest for an assigned queue that
-    there is not."""
+    """The queues of a batch read.
+
+    Raises UnknownTopic, and InvalidRequest for an assigned queue that does not exist.
+    """
     states = _describe(client, topics, lenient=bool(topics.pattern))
     if topics.queues is None:
         return states
@@ -35,8 +37,7 @@ def describe(client: Client, topics: Topics) -> list[QueueState]:
 
 
 def describe_living(client: Client, topics: Topics) -> list[QueueState]:
-    """The queues of a stream: topics that are gone are left out, and queues that came of assigned
-    ones by splits are part of it."""
+    """The queues of a stream, without deleted topics, and with queues split off assigned ones."""
     states = _describe(client, topics, lenient=True)
     return states if topics.queues is None else with_heirs(states, topics.queues)
 
@@ -44,7 +45,7 @@ def describe_living(client: Client, topics: Topics) -> list[QueueState]:
 def with_heirs(
     states: Sequence[QueueState], assigned: Mapping[str, frozenset[int]]
 ) -> list[QueueState]:
-    """The assigned queues, and all that were split off them; a child has a higher number."""
+    """The assigned queues and all queues split off them; a child has a higher number."""
     found: list[QueueState] = []
     places = {(topic, queue) for topic, queues in assigned.items() for queue in queues}
     for state in sorted(states, key=lambda state: state.place):

@@ -1,26 +1,26 @@
-"""Writes of rows, exactly once: tasks stage, the driver commits what the winning tasks staged.
+"""Writes rows exactly once: tasks stage, and the driver commits what the winning tasks staged.
 
 How it works. Every attempt at a task stages its rows under (transaction id, epoch, partition) with
 a stager of its own and answers with a receipt. Spark gives the driver the receipts of one attempt
-at each partition, and only when all are there; the driver commits these, all or nothing, and
-nobody else's rows ever become visible.
+at each partition, and only once all are there; the driver commits these, all or nothing, and
+the rows of other attempts never become visible.
 
 | write | transaction id | epoch | belongs to |
 |---|---|---|---|
 | stream | the query's id, or the option | the number of its micro-batch | the query's id |
 | batch | a fresh one, or the option | 0, or the option | `spark-batch` |
 
-A micro-batch that Spark repeats because it did not store our commit is the same epoch: a success,
-and what was staged for it is given up, whatever rows or partitions it has this time.
+A micro-batch that Spark repeats because it did not store our commit has the same epoch: its commit
+succeeds, and the rows staged for the repetition are given up, whatever rows or partitions it has.
 
 Invariants
-1. Nothing is visible before `commit`, and everything of the batch after it.
+1. No row of the batch is visible before `commit`, and all are after it.
 2. A transaction id belongs to one query: a checkpoint that was begun anew is refused at its first
    commit. Otherwise its batches, counted from 0 again, would be taken for repeated ones and lost.
-3. `abort` gives up what is not committed, never what is.
+3. `abort` gives up what is not committed, and never what is.
 
 A stream's writer is made anew for every micro-batch, in a process that is used once, and again for
-its commit. So it asks the cluster for nothing; a batch's looks whether the topic is there.
+its commit. So it makes no request to the cluster; a batch's writer checks that the topic exists.
 
 Not here: transactions (`semel.client`), rows (`sink_rows.py`), options (`sink_options.py`).
 """
@@ -57,15 +57,15 @@ COMMIT_RETRY_S: Final = 0.2
 
 @dataclass(frozen=True)
 class TaskReceipt(WriterCommitMessage):
-    """What one attempt at a task tells the driver."""
+    """The receipt of one attempt at a task, for the driver."""
 
     receipt: StageReceipt
     query_id: str
-    """Whose transaction it is: the driver's side of a stream is not told."""
+    """Owner of the transaction: Spark does not tell the driver's side of a stream."""
 
 
 class SemelWriter(DataSourceArrowWriter):
-    """Appends a batch. Made once for each write, and pickled to its tasks and its commit."""
+    """Appends a batch. Made once for each write, and pickled for its tasks and its commit."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         """Raises InvalidRequest, UnknownTopic, Unavailable."""
@@ -86,12 +86,15 @@ class SemelWriter(DataSourceArrowWriter):
         return TaskReceipt(receipt, BATCH_OWNER)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Makes all rows visible. Raises TransactionAborted and TransactionConflict when nothing is
-        stored, Unavailable or TimedOut when that is not known."""
+        """Makes all rows visible.
+
+        Raises TransactionAborted and TransactionConflict when nothing is stored, and Unavailable or
+        TimedOut when the outcome is unknown.
+        """
         commit_receipts(messages, self._options, self._epoch)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Gives up what was staged."""
+        """Gives up the staged rows."""
         drop_receipts(messages, self._options)
 
 
@@ -120,12 +123,12 @@ class SemelStreamWriter(DataSourceStreamArrowWriter):
         commit_receipts(messages, self._options, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Gives up what was staged; a micro-batch that is committed stays."""
+        """Gives up the staged rows; a committed micro-batch stays."""
         drop_receipts(messages, self._options)
 
 
 def check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-    """Raises InvalidRequest for what cannot be written."""
+    """Raises InvalidRequest for a write that is not possible."""
     if overwrite:
         raise InvalidRequest(
             "format semel only appends: mode('append') in a batch, outputMode('append') in a"
@@ -169,7 +172,7 @@ def stage_rows(
 def commit_receipts(
     messages: Sequence[WriterCommitMessage | None], options: WriteOptions, epoch: int
 ) -> None:
-    """Commits what the tasks of one batch staged; asks again while the outcome is in doubt."""
+    """Commits the rows that the tasks of one batch staged; retries while in doubt."""
     told = _receipts(messages)
     if len(told) != len(messages):
         raise InvalidRequest("a task gave no receipt; nothing is committed")
@@ -202,7 +205,7 @@ def commit_receipts(
 
 
 def drop_receipts(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
-    """Gives up what was staged as far as brokers answer; the rest ends by its time."""
+    """Gives up the staged rows on brokers that answer; the others expire by themselves."""
     receipts = [each.receipt for each in _receipts(messages)]
     if not receipts:
         return
