@@ -1,8 +1,8 @@
-"""`semel bench produce|consume|latency`: load on a running cluster, and how fast it is.
+"""`semel bench produce|consume|latency`: puts load on a running cluster and measures its speed.
 
 How it works. `produce` sends blocks of random bytes with bulk calls; `latency` sends one message at
-a time and waits for it; `consume` reads a topic from its start as Arrow batches. Without --topic a
-topic of its own is created and deleted afterwards (`consume` fills it first).
+a time and waits for it; `consume` reads a topic from its start as Arrow batches. Without --topic
+the command creates a topic and deletes it afterwards (`consume` fills it first).
 
 Not here: comparisons with a floor and with other versions (`benchmarks/`).
 """
@@ -52,7 +52,7 @@ _compression_option = click.option(
 
 
 class _Seconds:
-    """Tells, about once a second, what was done since the last time."""
+    """Reports, about once a second, the messages and bytes done since the last report."""
 
     def __init__(self, out: render.Output, bar: render.Progress, *, watched: bool) -> None:
         self._out = out
@@ -62,7 +62,7 @@ class _Seconds:
         self._bytes = self._messages = 0
 
     def advance(self, messages: int, size: int) -> None:
-        """So many more messages and bytes are done."""
+        """Counts more messages and bytes as done."""
         self._bar.advance(size)
         self._messages += messages
         self._bytes += size
@@ -177,7 +177,7 @@ def latency(
     times = []
     with open_client(bootstrap) as client, _topic(client, topic, queues) as name:
         producer = client.producer()
-        producer.send(name, payload).result()  # opens what is opened once
+        producer.send(name, payload).result()  # opens connections and the producer beforehand
         with out.progress(f"to {name}", count * size) as bar:
             told = _Seconds(out, bar, watched=watched)
             for _ in range(count):
@@ -200,7 +200,7 @@ def latency(
 
 @contextmanager
 def _topic(client: Client, given: str | None, queues: int) -> Iterator[str]:
-    """The topic to use; one that was made for this is deleted."""
+    """Yields the topic to use; a topic that was created here is deleted at the end."""
     if given is not None:
         client.admin.describe_topic(given)
         yield given
@@ -216,7 +216,7 @@ def _topic(client: Client, given: str | None, queues: int) -> Iterator[str]:
 def _fill(
     client: Client, topic: str, size: int, total: int, compression: str, told: _Seconds
 ) -> tuple[int, float]:
-    """Sends and waits; returns messages and seconds."""
+    """Sends all messages, waits until they are stored, and returns messages and seconds."""
     import numpy as np
     import pyarrow as pa
 

@@ -1,19 +1,18 @@
-"""What `semel up` keeps in its directory: which nodes there are and where they listen.
+"""The plan that `semel up` keeps in its directory: the nodes and their addresses.
 
 How it works. The first `up` of a directory chooses ids, ports and the cluster's id, writes them to
-`cluster.toml` (a temporary file, synced, then renamed) and never changes them: addresses stand in
-the replicas' membership, so the same directory must start the same cluster. Brokers that joined
-later are added, and those that left are marked, by the commands that change a group; a running
-`up` looks at the file and starts and stops them (`take_in`, `found_group`, `retire`).
+`cluster.toml` (a temporary file, synced, then renamed) and never changes them: the addresses are
+part of the replicas' membership, so the same directory must start the same cluster. The commands
+that change a group add brokers that join later, and mark those that left; a running `up` watches
+the file and starts and stops them (`take_in`, `found_group`, `retire`).
 
 Format of `cluster.toml`: `version` (3 with metadata in ZooKeeper, else 2 once a broker joined
 later, else 1), `cluster_id`, `metadata` if it is in ZooKeeper (`zookeeper` for one of our own, else
-its address), and one table a node under `[[zookeepers]]` and `[[controllers]]` (`id`, `address`)
-and `[[brokers]]` (`id`, `group`, `address`;
-`joined` for one that did not found its group, `replaces` with the node whose place it takes,
-`retired` for one that is not run any more).
+its address), and one table per node under `[[zookeepers]]` and `[[controllers]]` (`id`, `address`)
+and `[[brokers]]` (`id`, `group`, `address`; `joined` for a broker that did not found its group,
+`replaces` with the node whose place it takes, `retired` for one that no longer runs).
 
-Not here: starting anything (`supervisor.py`).
+Not here: starting any node (`supervisor.py`).
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ BROKER_PORT_STEP: Final = 101
 ZOOKEEPER_PORT_STEP: Final = 90
 """A ZooKeeper of our own listens on the first controller's port + 90: 7160."""
 ZOOKEEPER: Final = "zookeeper"
-"""`metadata` of a cluster that brings a ZooKeeper of its own."""
+"""Value of `metadata` for a cluster with a ZooKeeper of its own."""
 ZOOKEEPER_HOST: Final = "127.0.0.1"
-"""Only the controllers beside it reach it: it asks nobody who he is."""
+"""Loopback, so that only the controllers beside it reach it: it authenticates nobody."""
 PRIVATE_PORTS: Final = range(15_000, 32_000)
-"""Where `--port 0` looks: below the ports that the kernel gives to outgoing connections, which
-could otherwise take a stopped node's place."""
+"""Ports that `--port 0` tries: below those that the kernel gives to outgoing connections, which
+could otherwise take a stopped node's port."""
 
 Kind = Literal["zookeeper", "controller", "broker"]
 
@@ -60,21 +59,21 @@ class NodePlan:
 
     kind: Kind
     id: int
-    """Counts brokers over all groups, and controllers apart from them; 1 and up."""
+    """Number from 1 up; brokers are counted over all groups, controllers separately."""
     group: int | None
-    """Broker group; None for what is no broker."""
+    """Broker group; None for a node that is not a broker."""
     address: str
     """HOST:PORT it listens on."""
     joined: bool = False
-    """It joined a group that was there before."""
+    """True for a broker that joined an existing group."""
     replaces: int = 0
-    """The node whose place it takes; 0 for none."""
+    """The node that it replaces; 0 for none."""
     retired: bool = False
-    """It left its group and is not run any more."""
+    """True for a broker that left its group and no longer runs."""
 
     @property
     def name(self) -> str:
-        """`broker-1`: its data directory and its log are called so."""
+        """Name of its data directory and its log, such as `broker-1`."""
         return f"{self.kind}-{self.id}"
 
 
@@ -86,25 +85,25 @@ class ClusterPlan:
     controllers: tuple[NodePlan, ...]
     brokers: tuple[NodePlan, ...]
     metadata: str = ""
-    """Empty when the controllers keep it, `zookeeper` for `zookeepers`, else somebody's address."""
+    """Empty when the controllers keep it, `zookeeper` for `zookeepers`, else an address."""
     zookeepers: tuple[NodePlan, ...] = ()
 
     @property
     def nodes(self) -> tuple[NodePlan, ...]:
-        """Those that run, in the order in which they are started."""
+        """The nodes that run, in the order in which they are started."""
         brokers = tuple(node for node in self.brokers if not node.retired)
         return self.zookeepers + self.controllers + brokers
 
     @property
     def metadata_address(self) -> str:
-        """Where the controllers find the metadata; empty when they keep it."""
+        """Address of the metadata for the controllers; empty when they keep it themselves."""
         if self.zookeepers:
             return f"zookeeper://{','.join(node.address for node in self.zookeepers)}/semel"
         return self.metadata
 
     @property
     def bootstrap(self) -> str:
-        """What clients connect to."""
+        """The addresses to which clients connect."""
         return ",".join(node.address for node in self.controllers)
 
     @property
@@ -113,7 +112,7 @@ class ClusterPlan:
         return sorted({node.group for node in self.brokers if node.group is not None})
 
     def members(self, group: int) -> list[NodePlan]:
-        """The nodes of one broker group that run."""
+        """The running nodes of one broker group."""
         return [node for node in self.brokers if node.group == group and not node.retired]
 
     def founders(self, group: int) -> list[NodePlan]:
@@ -130,7 +129,7 @@ def plan_cluster(
     port: int | None,
     metadata: str = "",
 ) -> ClusterPlan:
-    """A new cluster: `groups` broker groups of `brokers` nodes each; port 0 takes free ones."""
+    """A new cluster: `groups` broker groups of `brokers` nodes each; port 0 takes free ports."""
     first = CONTROLLER_PORT if port is None else port
     listen = Address.parse(f"{host}:{first}", what="address to listen on")
     ports = _ports(listen, controllers, groups * brokers)
@@ -178,7 +177,7 @@ def _ports(listen: Address, controllers: int, brokers: int) -> Iterator[int]:
 
 
 def is_taken(address: str) -> bool:
-    """Somebody listens on HOST:PORT; raises OSError for a host that is not this machine's."""
+    """True when HOST:PORT is in use; raises OSError for a host that is not this machine's."""
     wanted = Address.parse(address)
     family, kind, protocol, _, target = socket.getaddrinfo(
         wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -263,7 +262,7 @@ def save(directory: Path, plan: ClusterPlan) -> None:
 
 @contextlib.contextmanager
 def _changing(directory: Path) -> Iterator[ClusterPlan]:
-    """The plan, for one command at a time. Raises DataDirectoryError where there is none."""
+    """Locks the plan for one command at a time. Raises DataDirectoryError if there is none."""
     if not (directory / FILE_NAME).exists():
         raise DataDirectoryError(f"{directory} holds no cluster: name the --data of a `semel up`")
     descriptor = os.open(directory / "plan.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -277,9 +276,9 @@ def _changing(directory: Path) -> Iterator[ClusterPlan]:
 
 
 def take_in(directory: Path, group: int, *, size: int = 0, replaces: int = 0) -> list[NodePlan]:
-    """Brokers that are to join a group: until it has `size`, or one in the place of `replaces`.
+    """Plans brokers that join a group, up to `size` members, or one that replaces `replaces`.
 
-    Those that an earlier call planned are found again. Raises DataDirectoryError, InvalidRequest.
+    Returns them with those that an earlier call planned. Raises DataDirectoryError, InvalidRequest.
     """
     with _changing(directory) as plan:
         members = plan.members(group)
@@ -309,7 +308,7 @@ def take_in(directory: Path, group: int, *, size: int = 0, replaces: int = 0) ->
 
 
 def found_group(directory: Path, group: int, brokers: int) -> list[NodePlan]:
-    """The nodes of a new broker group; those that an earlier call planned are found again.
+    """The nodes of a new broker group, or those that an earlier call planned for it.
 
     Raises DataDirectoryError, and InvalidRequest when the group has another size.
     """
@@ -346,7 +345,7 @@ def _free_places(plan: ClusterPlan, beside: Address) -> Iterator[tuple[int, str]
 
 
 def retire(directory: Path, node_id: int) -> None:
-    """A broker has left its group: `up` stops it and starts it no more; its data stays."""
+    """Marks a broker that left its group: `up` stops it for good; its data stays."""
     with _changing(directory) as plan:
         brokers = tuple(
             dataclasses.replace(node, retired=True) if node.id == node_id else node

@@ -1,8 +1,8 @@
-"""`semel completion`, and what the shell is told beside options: names that the cluster knows.
+"""`semel completion`, and completion of names that only the cluster knows.
 
 How it works. A completion runs the command line so far without executing it; names come from the
-cluster that `--bootstrap` or the environment names, within `PATIENCE_MS`. A cluster that is not
-there completes nothing, silently: somebody is typing.
+cluster that `--bootstrap` or the environment names, within `PATIENCE_MS`. When the cluster does not
+answer, nothing is completed and no error is shown, because the user is typing.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def _names(
 
 
 topics: Final = _names(lambda client: (topic.name for topic in client.admin.list_topics()))
-"""For `shell_complete` of an argument that is a topic."""
+"""`shell_complete` of an argument that is a topic."""
 groups: Final = _names(lambda client: client.admin.list_groups())
-"""For one that is a consumer group."""
+"""`shell_complete` of an argument that is a consumer group."""
 producers: Final = _names(
     lambda client: (producer.name for producer in client.admin.list_producers())
 )
-"""For one that is a named producer."""
+"""`shell_complete` of an argument that is a named producer."""
 transactions: Final = _names(
     lambda client: (one.transaction_id for one in client.transactions.list())
 )
-"""For one that is a transaction."""
+"""`shell_complete` of an argument that is a transaction."""
 
 
 @click.command(epilog=examples('eval "$(semel completion bash)"'))

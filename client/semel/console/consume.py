@@ -1,7 +1,7 @@
-"""`semel consume`: messages of a topic to stdout, as bytes or as JSON.
+"""`semel consume`: writes messages of a topic to stdout, as bytes or as JSON.
 
-How it works. Without a group a reader goes from `--from` on. With a group a consumer takes its
-share of the queues, and what was written out (and flushed) is committed. `--until-end` notes every
+How it works. Without a group a reader reads from `--from` on. With a group a consumer takes its
+share of the queues, and commits what was written out (and flushed). `--until-end` notes every
 queue's end at the start and stops there.
 
 Invariants
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 POLL_MESSAGES: Final = 5_000
 POLL_S: Final = 0.2
 COMMIT_S: Final = 1.0
-"""Progress is committed so often, and at the end."""
+"""Interval between commits of the progress; there is another commit at the end."""
 GROUP_CHECK_S: Final = 0.5
-"""How often `--until-end` asks how far the other members are."""
+"""Interval at which `--until-end` asks for the progress of the other members."""
 
 
 @click.command(
@@ -114,7 +114,7 @@ def _writer(encode: Callable[[list[Message]], bytes]) -> _Write:
 
 
 def _copy(client: Client, topic: str, start: str | int | datetime, until_end: bool) -> None:
-    """Values alone, to their end, a batch at a time."""
+    """Writes only the values, a batch at a time."""
     out = sys.stdout.buffer
     with client.reader(topic, start=start, end="latest" if until_end else None) as reader:
         while not reader.finished:
@@ -134,7 +134,7 @@ def _read(
     until_end: bool,
     write: _Write,
 ) -> None:
-    """Without a group."""
+    """Writes messages without a group."""
     left = limit
     with client.reader(topic, start=start, end="latest" if until_end else None) as reader:
         while left is None or left > 0:
@@ -155,7 +155,7 @@ def _consume(
     until_end: bool,
     write: _Write,
 ) -> None:
-    """As a member of a group."""
+    """Writes messages as a member of a group, and commits them."""
     left = limit
     committed = time.monotonic()
     ends = _ends(client, topic) if until_end else None
@@ -182,7 +182,7 @@ def _consume(
 
 
 def _ends(client: Client, topic: str) -> dict[int, int]:
-    """Where each queue that holds anything ends now."""
+    """The present end of each queue that holds any message."""
     queues = client.admin.describe_topic(topic).queues
     return {q.queue: q.log_end_offset for q in queues if q.log_end_offset > q.log_start_offset}
 
@@ -190,7 +190,7 @@ def _ends(client: Client, topic: str) -> dict[int, int]:
 def _is_through(
     client: Client, consumer: Consumer, topic: str, group: str, ends: dict[int, int]
 ) -> bool:
-    """Every queue was read up to its end, by this member or by another one."""
+    """True when every queue was read up to its end, by this member or by another one."""
     if not ends:
         return True
     states = client.admin.describe_group(group).queues
@@ -199,7 +199,7 @@ def _is_through(
 
 
 def _names(client: Client) -> Callable[[int], str]:
-    """Names of producers by id, asked for when one is met; an anonymous one shows its id."""
+    """Looks up producers' names by id when first needed; an anonymous one shows its id."""
     known: dict[int, str] = {}
 
     def name(producer_id: int) -> str:
@@ -238,7 +238,7 @@ def _json_lines(messages: Iterable[Message], producer_name: Callable[[int], str]
 
 
 def _bytes(name: str, value: bytes | None) -> dict[str, str | None]:
-    """As text where it is UTF-8, else in base64 under a name that says so."""
+    """The field as text if it is UTF-8, else in base64 under a name that says so."""
     try:
         return {name: None if value is None else value.decode()}
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""What `semel doctor` makes of an inspection: findings, each with what to do about it. Pure.
+"""The checks of `semel doctor`: turn an inspection into findings with advice. Pure.
 
-How it works. Each check looks at one kind of trouble and yields findings; `diagnose` runs them all
+How it works. Each check looks for one kind of problem and yields findings; `diagnose` runs them all
 and sorts by severity. An *error* means that something does not work, or that the next failure will
-hurt: exit status 1. A *warning* asks for a look, a *note* tells what was chosen.
+do damage: exit status 1. A *warning* asks for a look, a *note* points out a choice.
 
 Not here: asking the cluster (`semel.client.admin.inspection`), printing (`doctor.py`).
 """
@@ -20,33 +20,33 @@ from semel.console.render import brief, plural
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: Final = ("error", "warning", "note")
 DISK_LOW: Final = 0.10
-"""Share of free disk below which a warning is due: time to act before it is full."""
+"""Share of free disk below which a warning is due, early enough to act before it is full."""
 DISK_VERY_LOW: Final = 0.03
 CLOCK_MS: Final = 1_000
-"""Clocks that are further apart are worth a look; log time bears it, people who compare logs do
-not."""
+"""Clocks that are further apart get a warning: log time tolerates the difference, but it confuses
+people who compare logs."""
 EXPIRY_SHARE: Final = 0.2
-"""A producer is near its expiry when so little of its time is left."""
+"""A producer is near its expiry when less than this share of its time is left."""
 STUCK_MS: Final = 120_000
-"""A commit that takes so long is stuck: brokers look after it every few seconds."""
+"""A commit that takes this long is stuck: brokers retry it every few seconds."""
 NAMES_SHOWN: Final = 5
 WAITING: Final = ("joining", "removed")
-"""Roles of nodes that are no members."""
+"""Roles of nodes that are not members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is not as it should be."""
+    """One problem, or one thing worth knowing."""
 
     severity: Severity
     check: str
-    """Which check found it, for scripts."""
+    """Name of the check that found it, for scripts."""
     subject: str
-    """What it is about: `broker 2`, `topic orders`."""
+    """The part that it concerns: `broker 2`, `topic orders`."""
     text: str
-    """What is the matter."""
+    """The problem."""
     advice: str
-    """What to do."""
+    """What to do about it."""
 
     def as_dict(self) -> dict[str, Any]:
         """All fields."""
@@ -57,7 +57,7 @@ Check = Callable[[Inspection], Iterator[Finding]]
 
 
 def diagnose(found: Inspection) -> list[Finding]:
-    """All findings, the gravest first."""
+    """All findings, the most severe first."""
     findings = [finding for check in CHECKS for finding in check(found)]
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
@@ -121,7 +121,7 @@ def _masters(found: Inspection) -> Iterator[Finding]:
 
 
 def _racks(found: Inspection) -> Iterator[Finding]:
-    """A group's nodes are spread over the racks that the cluster has as evenly as they can be."""
+    """Checks that each group's nodes are spread over the cluster's racks as evenly as possible."""
     racks = {node.rack for group in found.status.groups for node in group.nodes if node.rack}
     for group in found.status.groups if racks else ():
         subject = f"group {group.id}"
@@ -249,7 +249,7 @@ def _disks(found: Inspection) -> Iterator[Finding]:
 
 
 def _clocks(found: Inspection) -> Iterator[Finding]:
-    """Nodes whose clock is off from most others', as far as that can be told."""
+    """Finds nodes whose clock differs from most others', beyond the error of measurement."""
     known = sorted((node for node in found.nodes if not node.trouble), key=lambda n: n.clock_ms)
     if not known:
         return
@@ -286,7 +286,7 @@ def _versions(found: Inspection) -> Iterator[Finding]:
 
 
 def _levels(found: Inspection) -> Iterator[Finding]:
-    """Programs that know more than what they work on is at, and programs that know less."""
+    """Finds programs that know fewer feature levels than others, and levels not raised yet."""
     known = {f"broker {n.node}": n.level_max for n in found.nodes if not n.trouble}
     known |= {f"controller {c.address}": c.level_max for c in found.controllers if not c.trouble}
     common, newest = min(known.values(), default=0), max(known.values(), default=0)

@@ -1,6 +1,6 @@
-"""`semel dlq list|show|redrive`: what consumer groups gave up, and bringing it back.
+"""`semel dlq list|show|redrive`: shows the dead letters of consumer groups and redrives them.
 
-TOPIC is a dead-letter topic, or the name of the group whose dead letters are meant.
+TOPIC is a dead-letter topic, or the name of the consumer group that the dead letters belong to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUFFIX = ".dead-letters"
 REASON_CHARACTERS = 60
 
 
-if TYPE_CHECKING:  # a generic class in newer versions of click only
+if TYPE_CHECKING:  # generic only in newer versions of click
     _Place = click.ParamType[tuple[int, int]]
 else:
     _Place = click.ParamType
@@ -47,7 +47,7 @@ class _At(_Place):
 
 
 def _filter_options(function: _Function) -> _Function:
-    """Adds the options that choose letters, as one `which`."""
+    """Adds the options that select letters, passed on as one argument `which`."""
 
     @click.option("--letter", "places", type=_At(), multiple=True, help="QUEUE/OFFSET; repeatable.")
     @click.option(
@@ -266,7 +266,7 @@ def _as_dict(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _text(data: bytes) -> str | dict[str, str]:
-    """As text where it is UTF-8, else in base64 under a name that says so."""
+    """The data as text if it is UTF-8, else in base64 under a name that says so."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -76,7 +76,7 @@ def _looked_at(found: Inspection) -> dict[str, int]:
 
 
 def _runtimes(found: Inspection) -> list[dict[str, str]]:
-    """What each program runs on that has said so."""
+    """The runtime of each program that reported it."""
     parts = [(f"controller {c.address}", c.version, c.runtime) for c in found.controllers]
     parts += [(f"broker {n.node}", n.version, n.runtime) for n in found.nodes]
     return [

@@ -1,4 +1,4 @@
-"""What the commands that change a broker group share: nodes of a `semel up`, progress, results."""
+"""Shared by the commands that change a broker group: nodes of a `semel up`, progress, results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from semel.client.admin.descriptions import BrokerGroupDescription
 
 REPORT_WAIT_S: Final = 60.0
-"""How long a node that `up` is to start may take until it reports to the controllers."""
+"""How long a node that `up` starts may take until it reports to the controllers."""
 
 up_option = click.option(
     "--up",
@@ -35,7 +35,7 @@ same_machine_option = click.option(
 
 
 def where(up: Path | None, bootstrap: str) -> str:
-    """The controllers: those of `up`'s directory, or as told."""
+    """The controllers' addresses: from `up`'s directory, or else `bootstrap`."""
     if up is None:
         return bootstrap
     plan = cluster_file.load(up)
@@ -47,9 +47,9 @@ def where(up: Path | None, bootstrap: str) -> str:
 def planned_nodes(
     client: Client, up: Path, *, group: int = 0, size: int = 0, replaces: int = 0
 ) -> list[int]:
-    """Has `up` start the nodes that a group needs, and waits until they report.
+    """Makes `up` start the nodes that a group needs, and waits until they report.
 
-    Raises InvalidRequest, TimedOut when `up` does not start them.
+    Raises InvalidRequest, and TimedOut when `up` does not start them.
     """
     if replaces:
         plan = cluster_file.load(up)
@@ -64,7 +64,7 @@ def planned_nodes(
 
 
 def wait_reported(client: Client, up: Path, wanted: Iterable[int]) -> None:
-    """Waits until nodes that `up` is to start report. Raises TimedOut."""
+    """Waits until the nodes in `wanted` report to the controllers. Raises TimedOut."""
     deadline = time.monotonic() + REPORT_WAIT_S
     while True:
         status = client.admin.cluster_status()
@@ -81,7 +81,7 @@ def wait_reported(client: Client, up: Path, wanted: Iterable[int]) -> None:
 
 
 def wait_served(client: Client, group: int, timeout_s: float) -> BrokerGroupDescription:
-    """A broker group as soon as the controllers know a live master of it. Raises TimedOut."""
+    """Returns a broker group once the controllers know a live master of it. Raises TimedOut."""
     deadline = time.monotonic() + timeout_s
     while True:
         known = {each.id: each for each in client.admin.cluster_status().groups}
@@ -99,9 +99,9 @@ def wait_served(client: Client, group: int, timeout_s: float) -> BrokerGroupDesc
 
 @contextmanager
 def show_progress(out: render.Output) -> Iterator[Callable[[MemberProgress], object]]:
-    """Says what is being done: JSON lines, or lines on stderr for a person.
+    """Reports each step: as JSON lines, or as lines on stderr for people.
 
-    Ctrl-C leaves the group as it is then, which is whole after every step.
+    Ctrl-C leaves the group as it is at that moment; the group is whole after every step.
     """
 
     def tell(progress: MemberProgress) -> None:
@@ -119,7 +119,7 @@ def show_progress(out: render.Output) -> Iterator[Callable[[MemberProgress], obj
 
 
 def tell_result(out: render.Output, result: MembershipResult, text: str) -> None:
-    """The group as it is now."""
+    """Shows the group's present members."""
     voters = ", ".join(f"{node} at {address}" for node, address in sorted(result.voters.items()))
     done = text if result.changed else f"{text}; nothing was left to do"
     shown = {"event": "done", **result.as_dict()}

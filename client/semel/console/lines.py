@@ -6,10 +6,10 @@ Arrow's search for the separator. No Python object is made for a line. JSON line
 one.
 
 Invariants
-1. Any byte but a newline passes unchanged. An empty line is an empty message; a last line needs no
-   newline.
+1. Every byte except a newline passes unchanged. An empty line is an empty message; the last line
+   needs no newline.
 2. Line n of the input, counted from 0, is message n, however the stream was cut into blocks.
-3. Everything before a line that is too long or malformed is yielded, then the error is raised, and
+3. All lines before a line that is too long or malformed are yielded; then the error is raised, and
    it names the line, counted from 1 as editors do.
 
 Not here: sending (`produce.py`).
@@ -53,17 +53,17 @@ class Block:
     """Consecutive messages of the input."""
 
     first: int
-    """Number of the first one, counted from 0."""
+    """Number of the first message, counted from 0."""
     values: pa.Array
-    """binary, without nulls."""
+    """Type binary, without nulls."""
     keys: pa.Array | None
-    """binary, null where a message has no key; None when no message of the input has one."""
+    """Type binary, null for a message without a key; None when no message has a key."""
     headers: list[dict[str, bytes]] | None
     """Headers of each message; None when no message of the block has any."""
     read_bytes: int
-    """Bytes of the input that the block took."""
+    """Bytes of the input that the block covers."""
     deliver_at: list[int | None] | None = None
-    """When each message is due, microseconds since 1970; None when none of the block says so."""
+    """Due time of each message, in microseconds since 1970; None when no message has one."""
     message_ids: list[bytes | None] | None = None
     """Ids of each message; None when no message of the block has any."""
 
@@ -75,7 +75,7 @@ def read_lines(
     separator: bytes = b"",
     block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[Block]:
-    """Messages of the lines of `file`; with a separator, key and value are cut at its first place.
+    """Messages from the lines of `file`; a separator's first place splits key and value.
 
     Raises MessageTooLarge for a line of more than `limit` bytes.
     """
@@ -102,7 +102,7 @@ def read_lines(
 
 
 def _whole_lines(file: BinaryIO, *, limit: int, block_bytes: int) -> Iterator[bytes]:
-    """Blocks that end with a newline; the input's last line is given one."""
+    """Blocks that end with a newline, which is added to the input's last line if missing."""
     rest: list[bytes] = []
     rest_bytes = 0
     while block := file.read(block_bytes):
@@ -113,7 +113,7 @@ def _whole_lines(file: BinaryIO, *, limit: int, block_bytes: int) -> Iterator[by
         if end < len(block):
             rest.append(block[end:])
             rest_bytes += len(block) - end
-            if rest_bytes > limit:  # it cannot become a good line: no need to see its end
+            if rest_bytes > limit:  # the line is too long already: its end does not matter
                 break
     if rest:
         yield b"".join((*rest, b"\n"))
@@ -161,7 +161,7 @@ def _array(data: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], validity: 
 
 
 def _count_within(sizes: pa.Array, limit: int) -> int:
-    """How many sizes stand before the first one above the limit."""
+    """The number of sizes before the first one above the limit."""
     over = np.flatnonzero(sizes.to_numpy(zero_copy_only=False) > limit)
     return int(over[0]) if len(over) else len(sizes)
 
@@ -175,11 +175,12 @@ def _too_long(line: int, limit: int) -> MessageTooLarge:
 
 
 def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Messages of JSON objects, one a line, with `value`, `key`, `message_id` (or `…_base64`),
-    `headers` and `deliver_at`.
+    """Messages from JSON objects, one per line.
 
-    Raises InvalidRequest for a line that is no such object, MessageTooLarge for a message over the
-    limit.
+    Fields: `value`, `key`, `message_id` (or `…_base64`), `headers` and `deliver_at`.
+
+    Raises InvalidRequest for a line that is no such object, and MessageTooLarge for a message over
+    the limit.
     """
     line_limit = 6 * limit + 65_536  # an escaped byte takes up to six
     first = 0
@@ -227,7 +228,7 @@ def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> 
 
 
 def _table(line: bytes, number: int) -> dict[str, Any]:
-    """One JSON line as an object that has no other fields than there are."""
+    """One JSON line as an object that has only known fields."""
     try:
         table = json.loads(line)
     except ValueError as error:
@@ -252,7 +253,7 @@ def _message(table: dict[str, Any], number: int) -> tuple[bytes, bytes | None, d
 
 
 def _due(table: dict[str, Any], number: int) -> int | None:
-    """When the message is due, if the object says so: in ISO 8601, or in microseconds."""
+    """The message's due time, if the object has one: in ISO 8601, or in microseconds."""
     told = table.get("deliver_at")
     try:
         if isinstance(told, str):

@@ -1,9 +1,9 @@
-"""Sends the blocks of an input to a topic, and knows at any time what has become of them.
+"""Sends the blocks of an input to a topic and keeps account of their outcome.
 
-How it works. Each block goes out with one bulk call; its future joins a line, and those at the head
-of the line that are done are counted and dropped, so memory is bounded by the producer's buffer.
-With a named producer a message's position is its number in the input; blocks that the topic has
-already as a whole are counted and not sent at all.
+How it works. Each block is sent with one bulk call, and its future joins a queue; completed futures
+at the head of the queue are counted and dropped, so the producer's buffer bounds the memory. With a
+named producer a message's position is its number in the input; a block that the topic already has
+as a whole is counted and not sent at all.
 
 Not here: cutting the input (`lines.py`), options and output (`produce.py`).
 """
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Messages, counted."""
+    """Numbers of messages."""
 
     read: int = 0
-    """Taken from the input."""
+    """Read from the input."""
     sent: int = 0
-    """Handed to the producer and not skipped."""
+    """Passed to the producer and not skipped."""
     stored: int = 0
     """Newly stored by this load."""
     duplicates: int = 0
-    """Sent, and recognised by a broker as stored already."""
+    """Sent, and recognised by a broker as already stored."""
     skipped: int = 0
     """Known to be stored before this load, so not sent."""
 
     def as_dict(self) -> dict[str, int]:
-        """For JSON."""
+        """The numbers by name, for JSON."""
         return {
             "read": self.read,
             "sent": self.sent,
@@ -71,7 +71,7 @@ class PacedReader:
         self._due = clock()
 
     def read(self, size: int) -> bytes:
-        """Like the file's, but not too soon."""
+        """Reads from the file, after a wait that keeps to the rate."""
         wait = self._due - self._clock()
         if wait > 0:
             self._sleep(wait)
@@ -92,7 +92,7 @@ class Load:
         on_progress: Callable[[], None],
         due_us: Callable[[], int] | None = None,
     ) -> None:
-        """`due_us` says when messages are due that have no time of their own; else at once."""
+        """`due_us` gives the due time of messages without one of their own; None is at once."""
         self._producer = producer
         self._due_us = due_us
         self._topic = topic
@@ -103,10 +103,10 @@ class Load:
         self.tally = Tally()
 
     def run(self, blocks: Iterable[Block]) -> None:
-        """Sends everything and returns when everything is stored.
+        """Sends all blocks and returns when they are stored.
 
-        Raises what the input or the first failed message raises; what was sent before is waited
-        for first, as long as it can be stored.
+        Raises the error of the input or of the first failed message, after waiting for the
+        messages sent before as long as they can be stored.
         """
         try:
             for block in blocks:
@@ -142,7 +142,7 @@ class Load:
         self._pending.append(self._producer.send_many(self._topic, block.values, **options))
 
     def _settle(self, *, wait: bool) -> None:
-        """Counts what is done at the head of the line; waits for all of it if asked to."""
+        """Counts completed futures at the head of the queue; with `wait`, waits for all."""
         while self._pending:
             future = self._pending[0]
             if not future.done():

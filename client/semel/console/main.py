@@ -1,13 +1,13 @@
-"""The `semel` command itself: which nouns there are, and what an error looks like.
+"""The `semel` command itself: the list of its nouns, and the form of an error.
 
-How it works. Every noun stands in a module of its own that is imported when it is called, so that
-`semel --version` or a completion costs no gRPC and no Arrow. `main` runs click without its own
+How it works. Every noun has a module of its own that is imported when the noun is called, so that
+`semel --version` or a completion need not import gRPC and Arrow. `main` runs click without its own
 error handling and turns every failure into one line on stderr.
 
 Invariants
 1. Exit status 0 success, 1 failure, 2 wrong usage, 130 interrupted; an error is one line,
    `error: what happened, to what, what to do`.
-2. Nothing but JSON is on stdout with `--json`, also when the call fails.
+2. With `--json` stdout has nothing but JSON, also when the call fails.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def run(arguments: list[str] | None = None) -> int:
     except SemelError as error:
         render.error(error.message or type(error).__name__)
         return 1
-    except BrokenPipeError:  # the reader of our output went away: nobody left to tell
+    except BrokenPipeError:  # the reader of our output is gone, so there is nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -128,8 +128,8 @@ def _usage_error(error: click.UsageError) -> int:
 def main() -> NoReturn:
     """Entry point of the `semel` command.
 
-    gRPC's C core logs below errors to stderr, too (a server that went away is INFO), between our
-    own lines; it looks once, when it is loaded, at the variable that forbids it.
+    gRPC's C core also logs messages below errors to stderr (a server that went away is INFO),
+    between our own lines. It reads the variable that forbids this only once, when it is loaded.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     sys.exit(run())

@@ -1,6 +1,7 @@
 """`semel broker` and `semel controller`: one node in this process.
 
-The node's own module knows its options; these commands become it and hand everything over.
+These commands replace themselves by the node's own program and pass all arguments on; only that
+program knows its options.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options that many commands share, and the way from them to a client."""
+"""Options that many commands share, and the client that they connect."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
 
 
 def examples(*lines: str, more: str = "") -> str:
-    """The end of a command's help: what one would type, and what else is worth knowing."""
+    """The end of a command's help: example command lines, and further explanation."""
     head = "\b\n" + ("Example:" if len(lines) == 1 else "Examples:")
     text = "\n".join([head, *(f"  {line}" for line in lines)])
     return f"{text}\n\n{more}" if more else text
 
 
 def confirm(question: str, *, yes: bool, as_json: bool) -> None:
-    """Asks before something is destroyed. Raises UsageError where nobody can be asked, Abort
-    when the answer is no."""
+    """Asks before something is destroyed.
+
+    Raises UsageError where nobody can be asked, and Abort when the answer is no.
+    """
     if yes:
         return
     if as_json or not sys.stdin.isatty():
@@ -52,7 +54,7 @@ def confirm(question: str, *, yes: bool, as_json: bool) -> None:
 
 
 def watch_options(function: _Function) -> _Function:
-    """Adds --watch and --every, as `every_s`: None when the command is to look once."""
+    """Adds --watch and --every, passed on as `every_s`: None means to look only once."""
 
     @click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
     @click.option("--every", type=Duration(), default="2s", show_default=True, help="For --watch.")
@@ -69,7 +71,7 @@ def client_options(function: _Function) -> _Function:
 
 
 def open_client(bootstrap: str) -> Client:
-    """A connected client; the SDK is imported here and not before."""
+    """A connected client. The SDK is imported only here, to keep other commands fast."""
     from semel.client import connect
 
     return connect(bootstrap)

@@ -1,11 +1,11 @@
-"""`semel produce`: a file or stdin, message by message, into a topic.
+"""`semel produce`: sends a file or stdin, message by message, to a topic.
 
 How it works. `lines.py` cuts the input, `load.py` sends it. With `--producer` a message's position
-is its number in the input, counted from 0: its queue and sequence follow from that (and from its
-key) alone, so the same call after any crash stores what is missing and nothing twice.
+is its number in the input, counted from 0: its queue and sequence depend only on that (and on its
+key), so the same call after any crash stores what is missing and nothing twice.
 
 Invariants
-1. On failure everything before the failing message is stored; nothing after it was sent.
+1. After a failure every message before the failing one is stored, and none after it was sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from semel.console.load import Load
 
 _SLICES_A_SECOND: Final = 100
-"""A bounded load reads so often, so that it flows and does not pulse."""
+"""How often a rate-limited load reads per second, so that it flows evenly."""
 
 
 @click.command(
@@ -179,7 +179,7 @@ def produce(
 
 
 class _Meter:
-    """Prints a line of progress from time to time."""
+    """Prints a line of progress at intervals."""
 
     def __init__(self, out: render.Output, every: float | None) -> None:
         self._out = out
@@ -198,7 +198,7 @@ class _Meter:
 
 
 def _due(at: datetime | None, after_ms: int | None) -> Callable[[], int] | None:
-    """When messages are due that are read now; None for at once."""
+    """The due time of a message that is read now; None for at once."""
     if after_ms is not None:
         if at is not None:
             raise click.UsageError("--deliver-at and --deliver-after contradict each other")
@@ -210,7 +210,7 @@ def _due(at: datetime | None, after_ms: int | None) -> Callable[[], int] | None:
 
 
 def _one_message(blocks: Iterator[Block], message_id: str) -> Iterator[Block]:
-    """The only message of an input, with its id. Raises InvalidRequest when there are more."""
+    """The only message of an input, with its id. Raises InvalidRequest if there are more."""
     first = next(blocks, None)
     if first is None:
         return
@@ -235,7 +235,7 @@ def _separator(text: str | None, kind: str) -> bytes:
 
 @contextmanager
 def _opened(name: str) -> Iterator[tuple[IO[bytes], int | None]]:
-    """The input and its size where it has one. Raises OSError, InvalidRequest for an empty file."""
+    """The input and its size if known. Raises OSError, InvalidRequest for an empty file."""
     if name == "-":
         yield os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0), None
         return

@@ -1,4 +1,4 @@
-"""`semel producer list|describe|outcome`: named producers and what became of their messages."""
+"""`semel producer list|describe|outcome`: named producers and the outcome of their messages."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def move(
 
 
 def _wait_for_move(client: Client, out: render.Output, begun: QueueMove) -> QueueMove:
-    """Returns when it has ended, this way or the other."""
+    """Waits until the move is done or aborted, and returns its last state."""
     move, copied = begun, 0
     text = f"{move.topic}/{move.queue} to group {move.target}"
     with out.progress(text, None) as bar:

@@ -1,11 +1,11 @@
 """All output of the console: JSON lines, tables, progress, errors.
 
-How it works. A command hands over plain dictionaries; `Output` prints them as JSON, one object a
-line, or for people. Data goes to stdout, everything else (progress, notes, errors) to stderr. rich
-is imported when something is drawn, not before.
+How it works. A command passes plain dictionaries; `Output` prints them as JSON, one object per
+line, or as text for people. Data goes to stdout, everything else (progress, notes, errors) to
+stderr. rich is imported only when something is drawn.
 
 Invariants
-1. With JSON wanted, nothing else reaches stdout.
+1. With JSON output, nothing else reaches stdout.
 2. An error is one line.
 """
 
@@ -26,38 +26,38 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PIPE_WIDTH: Final = 240
-"""Columns of a table that nobody looks at directly; nothing is cut short for a pipe."""
+"""Width in columns of a table that goes into a pipe, so that nothing is cut short."""
 WHOLE: Final = ("address", "role")
-"""Columns that are never folded: one copies from them."""
+"""Columns that are never folded, because people copy from them."""
 NOTHING: Final = "–"
-"""Stands in a table where there is no value."""
+"""Shown in a table where there is no value."""
 
 
 def error(message: str) -> None:
-    """One line on stderr."""
+    """Prints one line on stderr."""
     print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
-    """One line on stderr that must not be overlooked."""
+    """Prints one line on stderr that must not be overlooked."""
     print("warning: " + " ".join(message.split()), file=sys.stderr, flush=True)
 
 
 def os_error(failure: OSError) -> str:
-    """What the operating system refused, with the path it was about."""
+    """The reason that the operating system gave, with the path if there is one."""
     reason = (failure.strerror or str(failure) or type(failure).__name__).lower()
     return f"{failure.filename}: {reason}" if failure.filename else reason
 
 
 def number(value: int | float | None) -> str:
-    """1234567 -> 1,234,567; floats with one digit; None -> a dash."""
+    """A number for people: 1234567 -> 1,234,567; floats with one digit; None -> a dash."""
     if value is None:
         return NOTHING
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
 def size(value: int) -> str:
-    """Bytes for people: 1.5 MiB."""
+    """A number of bytes for people: 1.5 MiB."""
     amount = float(value)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(amount) < 1024:
@@ -85,17 +85,17 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def when(time_us: int) -> str:
-    """Microseconds since the epoch for people, in UTC: 2026-01-31 12:00:00."""
+    """A time in microseconds since the epoch for people, in UTC: 2026-01-31 12:00:00."""
     return iso(time_us, "seconds").replace("T", " ").removesuffix("+00:00")
 
 
 def member(member_id: str) -> str:
-    """A member's id for people: of one that was made up, enough to tell it from others."""
+    """A member's id for people; a generated id is shortened to a distinctive part."""
     return f"{member_id[:15]}…" if re.fullmatch(r"member-[0-9a-f]{32}", member_id) else member_id
 
 
 def brief(milliseconds: int) -> str:
-    """To the largest unit of which there are two: 90000 -> 90 s, 7300000 -> 2 h."""
+    """A duration in the largest unit that gives at least two: 90000 -> 90 s, 7300000 -> 2 h."""
     for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
         if milliseconds >= 2 * unit_ms:
             return f"{milliseconds // unit_ms} {unit}"
@@ -103,12 +103,12 @@ def brief(milliseconds: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """1 topic, 2 topics."""
+    """A count with its noun: 1 topic, 2 topics."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def iso(time_us: int, timespec: str = "milliseconds") -> str:
-    """Microseconds since the epoch as ISO 8601 in UTC."""
+    """A time in microseconds since the epoch as ISO 8601 in UTC."""
     time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
     return time.isoformat(timespec=timespec)
 
@@ -116,9 +116,9 @@ def iso(time_us: int, timespec: str = "milliseconds") -> str:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = ""
 ) -> RenderableType:
-    """A table whose columns of numbers are aligned to the right; bool cells become yes and no.
+    """A table with columns of numbers aligned to the right; bool cells become yes and no.
 
-    Too wide for the terminal, its texts are folded: nothing is cut off.
+    Texts too wide for the terminal are folded, so nothing is cut off.
     """
     from rich import box
     from rich.console import Group
@@ -159,10 +159,10 @@ def _cell(value: object) -> str:
 
 
 class Progress(Protocol):
-    """What a long command tells as it goes."""
+    """Progress reports of a long command."""
 
     def advance(self, amount: int, total: int | None = None) -> None:
-        """`amount` more bytes are done; `total` where it is known only now."""
+        """Reports `amount` more bytes as done; gives `total` if it became known only now."""
 
 
 class _Silent:
@@ -171,29 +171,29 @@ class _Silent:
 
 
 Shown: TypeAlias = "tuple[Mapping[str, Any], RenderableType]"
-"""One look at something: as JSON, and drawn for people."""
+"""One state of something: as JSON, and drawn for people."""
 
 
 class Output:
-    """Where one command's results go."""
+    """The output of one command."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
 
     def emit(self, value: Mapping[str, Any]) -> None:
-        """One JSON object on a line of its own, at once."""
+        """Prints one JSON object on a line of its own, and flushes it."""
         sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
         sys.stdout.flush()
 
     def show(self, value: Mapping[str, Any], drawn: RenderableType) -> None:
-        """The result: `value` as JSON, or `drawn` for people."""
+        """Prints the result: `value` as JSON, or `drawn` for people."""
         if self.as_json:
             self.emit(value)
         else:
             self.draw(drawn)
 
     def draw(self, *drawn: RenderableType) -> None:
-        """For people, on stdout."""
+        """Prints for people, on stdout."""
         from rich.console import Console
 
         width = None if sys.stdout.isatty() else PIPE_WIDTH
@@ -202,9 +202,9 @@ class Output:
             console.print(item)
 
     def watch(self, look: Callable[[], Shown], every_s: float | None) -> int:
-        """One look, or one after the other until Ctrl-C; `look` gives JSON and what to draw.
+        """Shows the result of `look` (JSON and drawing) once, or again and again until Ctrl-C.
 
-        While it watches, a look that fails is shown as such and tried again. Returns the exit
+        While it watches, a failed look is shown as an error and tried again. Returns the exit
         status.
         """
         if every_s is None:
@@ -249,7 +249,7 @@ class Output:
 
     @contextmanager
     def progress(self, text: str, total: int | None, *, unit: str = "bytes") -> Iterator[Progress]:
-        """A bar on stderr while the block runs, when a person is looking; `total` is in `unit`."""
+        """Shows a bar on a terminal's stderr while the block runs; `total` is in `unit`."""
         if self.as_json or not sys.stderr.isatty():
             yield _Silent()
             return

@@ -1,4 +1,4 @@
-"""What `semel cluster status` shows: the cluster at a glance, for people and as JSON.
+"""The view of `semel cluster status`: the cluster at a glance, for people and as JSON.
 
 Not here: the command (`cluster.py`), asking the cluster (`semel.client.admin.inspection`).
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def as_json(found: Inspection) -> dict[str, Any]:
-    """The controllers' view, what stands out, and every node's own word."""
+    """The controllers' view, the problems in it, and every node's own report."""
     return {
         **found.status.as_dict(),
         "masterless_groups": masterless(found),
@@ -27,17 +27,17 @@ def as_json(found: Inspection) -> dict[str, Any]:
 
 
 def masterless(found: Inspection) -> list[int]:
-    """Broker groups that take no writes."""
+    """Broker groups without a master, which take no writes."""
     return [group.id for group in found.status.groups if found.master(group.id) is None]
 
 
 def under_replicated(found: Inspection) -> list[int]:
-    """Broker groups of which a member does not follow."""
+    """Broker groups with a member that does not keep up."""
     return [group.id for group in found.status.groups if found.under_replicated(group.id)]
 
 
 def drawn(found: Inspection) -> Any:
-    """Headline, verdict, controllers, and a row a node."""
+    """Headline, verdict, controllers, and one row per node."""
     from rich.console import Group
     from rich.text import Text
 
@@ -120,7 +120,7 @@ def _row(group: BrokerGroupDescription, node: NodeDescription, report: NodeRepor
 
 
 def state(node: NodeDescription, report: NodeReport) -> str:
-    """What is wrong with a node, in a few words; "ok" when nothing is."""
+    """The problems of a node in a few words; "ok" when there are none."""
     if report.trouble:
         return (
             "no answer"

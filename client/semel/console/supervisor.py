@@ -1,18 +1,18 @@
-"""Keeps a cluster's nodes running as child processes, and takes them down with it.
+"""Keeps a cluster's nodes running as child processes, and ends them with itself.
 
 How it works. `Restarts` decides, purely, how long to wait before a node that died is started
-again. `Supervisor` is the shell around it: one task a node starts the process through
+again. `Supervisor` is the shell around it: one task per node starts the process through
 `launcher.py`, waits for its end, reports both as events and starts it again after the delay.
 
 Invariants
 1. When `Supervisor` is left, by whatever way, none of its processes lives: SIGTERM first, SIGKILL
    after `STOP_GRACE_S`. When it is killed itself, the kernel kills its nodes (`launcher.py`).
-2. A node that gives up by itself (exit status 1 or 2) before the cluster served once is not tried
-   again: its last line says why, and that is the error of `up`.
+2. A node that gives up by itself (exit status 1 or 2) before the cluster served once is not
+   restarted: its last line says why, and becomes the error of `up`.
 3. Processes are started from the thread of the event loop, which must be the main thread: the
-   kernel's wish is bound to the starting thread's life.
+   kernel binds the request of `launcher.py` to the life of the starting thread.
 
-Not here: ports and ids (`cluster_file.py`), what "serving" means (`up.py`).
+Not here: ports and ids (`cluster_file.py`), when a cluster counts as serving (`up.py`).
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Restarts:
     _started_ms: int = 0
 
     def on_started(self, now_ms: int) -> None:
-        """The process runs since `now_ms` (any monotonic clock)."""
+        """Notes that the process was started at `now_ms` (any monotonic clock)."""
         self._started_ms = now_ms
 
     def on_exited(self, now_ms: int) -> int:
-        """The process ended; returns the milliseconds to wait."""
+        """Notes that the process ended; returns the milliseconds to wait."""
         if now_ms - self._started_ms >= self.settled_ms:
             self._failures = 0
         delay = min(self.delay_ms << min(self._failures, 16), self.delay_ms_max)
@@ -102,14 +102,14 @@ class Supervisor:
         self._command = command or measured_command
         self._tasks: list[asyncio.Task[None]] = []
         self._processes: dict[str, asyncio.subprocess.Process] = {}
-        """By name of the node."""
+        """Running processes by the node's name."""
         self._kept: set[str] = set()
         """Names of the nodes that have a task, and have not been retired."""
         self._failure: str | None = None
         self._stopping = asyncio.Event()
         self.serving = False
-        """Set by the owner once the cluster served; from then on every death is restarted and
-        every event told."""
+        """Set by the owner once the cluster served; from then on every node that dies is restarted
+        and every event is reported."""
 
     async def __aenter__(self) -> Supervisor:
         (self._directory / "logs").mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ class Supervisor:
         stopping.result()
 
     def follow(self, plan: ClusterPlan) -> None:
-        """Starts the nodes that are new in `plan`, and ends those that are not in it any more."""
+        """Starts the nodes that are new in `plan`, and ends those that are no longer in it."""
         self._plan = plan
         for node in plan.nodes:
             if node.name not in self._kept and not self._stopping.is_set():
@@ -143,7 +143,7 @@ class Supervisor:
                     self._processes[name].terminate()
 
     def check(self) -> None:
-        """Raises Unavailable when a node gave up or the keeping of one failed."""
+        """Raises Unavailable when a node gave up, and the error of a task that failed."""
         if self._failure is not None:
             raise Unavailable(self._failure)
         for task in self._tasks:
@@ -151,21 +151,21 @@ class Supervisor:
                 raise error
 
     def pid(self, node: NodePlan) -> int | None:
-        """Process id of a node that runs."""
+        """Process id of a node; None when it does not run."""
         process = self._processes.get(node.name)
         return process.pid if process is not None else None
 
     def log_path(self, node: NodePlan) -> Path:
-        """Where a node's output goes."""
+        """The file that receives a node's output."""
         return self._directory / "logs" / f"{node.name}.log"
 
     def kill_now(self) -> None:
-        """SIGKILL to every node: the owner has no patience left."""
+        """Sends SIGKILL to every node, without the grace period."""
         self._stopping.set()
         self._signal(signal.SIGKILL)
 
     async def _keep(self, node: NodePlan) -> None:
-        """Runs one node for ever, or until it is not to be started again."""
+        """Runs one node until it must not be started again."""
         restarts = Restarts()
         while not self._stopping.is_set() and node.name in self._kept:
             if not await self._needs_met(node):
@@ -186,9 +186,9 @@ class Supervisor:
                     await self._stopping.wait()
 
     async def _needs_met(self, node: NodePlan) -> bool:
-        """Returns when what the node needs listens: a controller, its ZooKeeper. False at the end.
+        """Waits until ZooKeeper listens if the node is a controller; False when it must not start.
 
-        A controller would wait some seconds and then give up, and a JVM may take longer.
+        A controller by itself waits only some seconds and then gives up; a JVM may take longer.
         """
         for other in self._plan.zookeepers if node.kind == "controller" else ():
             while not await _listens(other.address):
@@ -214,7 +214,7 @@ class Supervisor:
         self._processes[node.name] = process
         self._tell(NodeEvent(event="started", node=node, pid=process.pid))
         if self._stopping.is_set() or node.name not in self._kept:
-            # The signal went out while this one was being started.
+            # The signal was sent while this process was being started.
             process.terminate()
         return process
 
@@ -230,7 +230,7 @@ class Supervisor:
             os.close(descriptor)
 
     def _last_line(self, node: NodePlan) -> str:
-        """The newest line that names an error, else the newest line at all."""
+        """The newest line that names an error, or else the newest line."""
         path = self.log_path(node)
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-200:]
         lines = [line for line in lines if line.strip()]
@@ -285,13 +285,13 @@ def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str
 
 
 def measured_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str]:
-    """The same, with a port for its metrics, which the directory remembers."""
+    """The command line of a node with a port for its metrics, which the directory remembers."""
     measured = [] if node.kind == "zookeeper" else targets.options(plan, node, directory)
     return [*node_command(plan, node, directory), *measured]
 
 
 async def _listens(address: str) -> bool:
-    """Somebody takes connections at HOST:PORT."""
+    """True when some process accepts connections at HOST:PORT."""
     wanted = Address.parse(address)
     try:
         _, writer = await asyncio.open_connection(wanted.host, wanted.port)

@@ -1,9 +1,9 @@
-"""Where the nodes of a `semel up` serve their metrics: `DIR/prometheus.json`.
+"""The metrics addresses of the nodes of a `semel up`: `DIR/prometheus.json`.
 
-How it works. Each node gets a port of its own when it is first started, by choice 1000 above the
-one it listens on (8070, 8171, …), and keeps it as long as nobody else has taken it. The file is
-what Prometheus reads with `file_sd_configs`, so it need not be told of nodes one by one; labels
-say which node each target is.
+How it works. Each node gets a port of its own when it is first started, preferably 1000 above the
+one it listens on (8070, 8171, …), and keeps it unless another program takes the port. Prometheus
+reads the file with `file_sd_configs`, so its configuration need not list the nodes; labels say
+which node each target is.
 
 Invariant: only the `up` that holds the directory writes the file, and renames it into place.
 """
@@ -24,7 +24,7 @@ PORT_STEP: Final = 1_000
 
 
 def options(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str]:
-    """Flags that have a node serve metrics; none where the library for it is not installed."""
+    """Flags that make a node serve metrics; none where prometheus-client is not installed."""
     if importlib.util.find_spec("prometheus_client") is None:
         return []
     known = addresses(directory)
@@ -36,8 +36,10 @@ def options(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str]:
 
 
 def addresses(directory: Path) -> dict[str, str]:
-    """HOST:PORT of the metrics by the node's name; a file that says nothing useful counts as
-    none, it is written anew."""
+    """HOST:PORT of the metrics by the node's name.
+
+    An unreadable file counts as empty: it is written anew.
+    """
     try:
         rows = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
         return {str(row["labels"]["node_name"]): str(row["targets"][0]) for row in rows}

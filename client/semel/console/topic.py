@@ -156,8 +156,11 @@ def alter(name: str, bootstrap: str, as_json: bool, **settings: Any) -> None:
 def queue_table(
     queues: list[QueueDescription], moves: Sequence[QueueMove] = (), *, title: str
 ) -> RenderableType:
-    """Queues with their slots and offsets; what is delayed once anything is, and their state once
-    any of them was split or moves."""
+    """Queues with their slots and offsets.
+
+    The columns for delayed messages appear once there are any, and the state once a queue was split
+    or moves.
+    """
     delayed = any(queue.delayed_messages for queue in queues)
     split = bool(moves) or any(queue.sealed for queue in queues)
     moving = {move.queue: move for move in moves}

@@ -1,4 +1,4 @@
-"""`semel transaction list|describe|abort`: what programs store all or nothing, and ending it."""
+"""`semel transaction list|describe|abort`: shows transactions, and ends open ones."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-if TYPE_CHECKING:  # a generic class in newer versions of click only
+if TYPE_CHECKING:  # generic only in newer versions of click
     _Whole = click.ParamType[int]
     _Place = click.ParamType[str | int | datetime]
     _TopicQueue = click.ParamType[tuple[str, int | None]]
@@ -79,7 +79,7 @@ class Place(_Place):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | int | datetime:
-        """What the SDK takes: a word, a whole number, or a datetime with a time zone."""
+        """The form that the SDK takes: a word, a whole number, or a datetime with a time zone."""
         if isinstance(value, int | datetime):
             return value
         if not self._time_only and value in ("earliest", "latest"):
@@ -106,7 +106,7 @@ class TopicQueue(_TopicQueue):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, int | None]:
-        """The topic and the queue's number, None for all of them."""
+        """The topic and the queue's number; None for all queues."""
         topic, colon, queue = str(value).partition(":")
         if not topic or (colon and not queue.isdecimal()):
             self.fail(f"{value!r} is neither TOPIC nor TOPIC:QUEUE", param, ctx)
@@ -114,7 +114,7 @@ class TopicQueue(_TopicQueue):
 
 
 def duration(milliseconds: int) -> str:
-    """For people: 604800000 -> 7d; -1 -> unlimited."""
+    """A duration for people: 604800000 -> 7d; -1 -> unlimited."""
     if milliseconds < 0:
         return "unlimited"
     for unit in ("d", "h", "m", "s"):

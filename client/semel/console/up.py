@@ -2,11 +2,11 @@
 
 How it works. It locks the directory, loads or makes the plan of the cluster, runs the nodes under
 a `Supervisor` and asks the controller until every group has a master that answers a confirmed
-read; then it says that it is ready and stays until SIGINT, SIGTERM or SIGHUP. A second signal ends
-the nodes at once. Commands that change a broker group change the plan, and `up` follows it.
+read. Then it reports that it is ready and stays until SIGINT, SIGTERM or SIGHUP. A second signal
+ends the nodes at once. Commands that change a broker group change the plan, and `up` follows it.
 
 Invariants
-1. One `up` at a time runs a directory (an flock, gone with the process).
+1. Only one `up` at a time runs a directory (an flock, which ends with the process).
 2. `ready` is printed once, after every group can take a write; `started` and `exited` lines follow
    for every process that comes or goes after it.
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 READY_TIMEOUT_S: Final = 60.0
 PORT_WAIT_S: Final = 3.0
-"""How long a port may still be held by the nodes of an `up` that was just killed."""
+"""How long the nodes of an `up` that was just killed may still hold a port."""
 LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
@@ -110,7 +110,7 @@ def _check_counts(brokers: int | None, controllers: int | None, groups: int | No
 
 
 def _check_metadata(metadata: str | None) -> None:
-    """Whether it can be had shows before anything is written."""
+    """Raises unless the metadata's place can be used, before anything is written."""
     if metadata == cluster_file.ZOOKEEPER:
         zookeeper.check()
     elif metadata is not None and not metadata.startswith("zookeeper://"):
@@ -121,7 +121,7 @@ def _check_metadata(metadata: str | None) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Holds the directory for this process; raises DataDirectoryError when another has it."""
+    """Locks the directory for this process; raises DataDirectoryError when another has it."""
     descriptor = os.open(directory / "up.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -144,7 +144,7 @@ def _plan(
     port: int | None,
     host: str | None,
 ) -> ClusterPlan:
-    """The directory's plan, or a new one that is saved; refuses options that contradict it."""
+    """The directory's plan, or a new, saved one; refuses options that contradict the plan."""
     plan = cluster_file.load(directory)
     if plan is None:
         plan = cluster_file.plan_cluster(
@@ -226,7 +226,7 @@ async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bo
 
 
 class _Stop(asyncio.Event):
-    """Set by the first signal; a second one calls `on_second`."""
+    """An event that the first signal sets; a second signal calls `on_second`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ async def _wait(stop: asyncio.Event, seconds: float) -> None:
 
 
 async def _until_ready(nodes: Supervisor, watch: ClusterWatch, stop: asyncio.Event) -> bool:
-    """True once every group serves, False when stopped before; raises TimedOut, Unavailable."""
+    """True once every group serves, False when stopped before. Raises TimedOut, Unavailable."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while not stop.is_set():
         nodes.check()

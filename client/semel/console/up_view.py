@@ -1,8 +1,8 @@
-"""What `semel up` prints: JSON events for scripts, or a live table for people.
+"""Output of `semel up`: JSON events for scripts, or a live table for people.
 
 How it works. `up` tells a view when the cluster serves, when a node comes or goes, and the
-controller's newest status; a view draws. On a terminal the table stands still and changes in place;
-into a pipe people's output becomes one line an event.
+controller's newest status; the view draws. On a terminal the table stays in place and changes; in a
+pipe the output for people is one line per event.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ EVENTS_SHOWN = 5
 
 
 class Pids(Protocol):
-    """Who knows the processes."""
+    """Gives the process ids of nodes."""
 
     def pid(self, node: NodePlan) -> int | None:
         """Process id of a node that runs."""
 
 
 class View(Protocol):
-    """What `up` tells, in the order in which it happens."""
+    """Receives the events of `up`, in the order in which they happen."""
 
     wants_status: bool
 
     def on_ready(self, pids: Pids, seconds: float) -> None:
-        """The cluster serves."""
+        """The cluster serves now."""
 
     def on_event(self, event: NodeEvent) -> None:
         """A node came or went, after `on_ready`."""
@@ -47,14 +47,14 @@ class View(Protocol):
         """Brokers joined or left."""
 
     def on_status(self, status: ClusterStatusReply | None) -> None:
-        """The controller's newest word; None while it is silent."""
+        """The controller's newest status; None while it does not answer."""
 
     def on_stopping(self) -> None:
         """The nodes are being ended."""
 
 
 class JsonView:
-    """The contract for scripts."""
+    """The output that scripts rely on."""
 
     wants_status = False
 
@@ -100,17 +100,17 @@ class JsonView:
         self._out.emit(line if event.status is None else {**line, "status": event.status})
 
     def on_plan(self, plan: ClusterPlan) -> None:
-        """Scripts see the `started` and `exited` lines."""
+        """A no-op: scripts see the `started` and `exited` lines."""
 
     def on_status(self, status: ClusterStatusReply | None) -> None:
-        """Scripts ask for it themselves."""
+        """A no-op: scripts ask for the status themselves."""
 
     def on_stopping(self) -> None:
-        """Scripts see the `exited` lines."""
+        """A no-op: scripts see the `exited` lines."""
 
 
 class LiveView:
-    """For people; `with LiveView(...)` gives the terminal back."""
+    """The output for people; `with LiveView(...)` restores the terminal at its end."""
 
     wants_status = True
 
@@ -146,7 +146,7 @@ class LiveView:
         self._live.stop()
 
     def on_ready(self, pids: Pids, seconds: float) -> None:
-        """The table appears."""
+        """Shows the table."""
         self._pids = pids
         self._headline = (
             f"serving at {self._plan.bootstrap} after {seconds:.1f} s · data in {self._directory}"
@@ -158,7 +158,7 @@ class LiveView:
         self._draw()
 
     def on_event(self, event: NodeEvent) -> None:
-        """A line under the table."""
+        """Adds a line under the table."""
         status = event.status
         if event.event == "started":
             text = f"{event.node.name} started, pid {event.pid}"
@@ -171,17 +171,17 @@ class LiveView:
         self._draw()
 
     def on_plan(self, plan: ClusterPlan) -> None:
-        """The table's rows."""
+        """Updates the table's rows."""
         self._plan = plan
         self._draw()
 
     def on_status(self, status: ClusterStatusReply | None) -> None:
-        """The table's figures."""
+        """Updates the table's figures."""
         self._status = status
         self._draw()
 
     def on_stopping(self) -> None:
-        """The headline says so."""
+        """Shows in the headline that the cluster stops."""
         self._headline = "stopping …"
         self._draw()
 
@@ -223,7 +223,7 @@ class LiveView:
         return [node.name, node.group, shown, node.address, str(pid or ""), log_end, term]
 
     def _figures(self, node: NodePlan) -> tuple[str, int | None, int | None]:
-        """Role, last index and term of a node, as far as they are known."""
+        """Role, last index and term of a node; None where they are unknown."""
         assert self._pids is not None
         if self._pids.pid(node) is None:
             return "down", None, None

