@@ -1,1 +1,1 @@
-"""Programs for this repository alone; nothing of it goes into the wheel."""
+"""Programs for this repository only; none of them is part of the wheel."""

@@ -1,10 +1,10 @@
-"""docs/metrics.md and docs/grafana.json, made from the tables of the parts' probes.
+"""Generates docs/metrics.md and docs/grafana.json from the tables of the parts' probes.
 
     python -m tools.metrics
 
-How it works. The page is one table a part. The dashboard is made of rows of panels, each a title, a
-unit of Grafana's and one or two queries; `$group` is the dashboard's variable for broker groups. A
-test compares both files with what this module makes, and every query with the tables.
+How it works. The page has one table per part. The dashboard has rows of panels, each with a title,
+one of Grafana's units and one or two queries; `$group` is the dashboard's variable for broker
+groups. A test compares both files with the output of this module, and every query with the tables.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from semel.protos.metrics import Metric
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 SUFFIXES: Final = ("_bucket", "_sum", "_count")
-"""What a histogram's series are called behind its name."""
+"""Suffixes of a histogram's series."""
 STANDARD: Final = frozenset({"process_cpu_seconds_total", "process_resident_memory_bytes"})
-"""Of prometheus-client's own figures of a process, those that the dashboard shows."""
+"""The process metrics of prometheus-client that the dashboard shows."""
 
 _HEAD: Final = """\
 # Metrics
@@ -41,7 +41,7 @@ nothing twice. Counters begin at 0 with the process. Beside these every page has
 
 
 def page() -> str:
-    """docs/metrics.md."""
+    """The text of docs/metrics.md."""
     parts = [
         ("Broker node", broker_probe.COMMON, broker_probe.METRICS),
         ("Controller", controller_probe.COMMON, controller_probe.METRICS),
@@ -67,7 +67,7 @@ class Panel:
     unit: str
     queries: dict[str, str]
     stat: bool = False
-    """A large figure instead of a graph."""
+    """True for a large figure instead of a graph."""
 
 
 def _rate(name: str, by: str = "node") -> str:
@@ -217,7 +217,7 @@ ROWS: Final[dict[str, list[Panel]]] = {
 
 
 def dashboard() -> str:
-    """docs/grafana.json."""
+    """The text of docs/grafana.json."""
     shown = {
         "title": "Semel",
         "uid": "semel",
@@ -282,7 +282,7 @@ def _panels() -> Iterator[dict[str, Any]]:
 
 
 def unknown_metrics(expressions: Iterable[str]) -> set[str]:
-    """Names in queries that no probe has; what a histogram's series are called is known."""
+    """Names in queries that no probe has; the suffixes of a histogram's series are known."""
     known = set(STANDARD)
     for metric in (*broker_probe.METRICS, *controller_probe.METRICS):
         if metric.kind == "histogram":

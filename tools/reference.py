@@ -45,7 +45,7 @@ class Program:
     title: str
     command: click.Command
     file_has_switches: bool
-    """Options that are no settings of a config dataclass may stand in the TOML file, too."""
+    """True when the TOML file may also have options that no config dataclass defines."""
 
 
 PROGRAMS = (
@@ -88,7 +88,7 @@ def _facts(program: Program, option: click.Option) -> Iterator[str]:
 
 
 def _text(option: click.Option) -> str:
-    """The documentation without what `_facts` has said already."""
+    """The documentation without the default, which `_facts` gives."""
     if isinstance(option, SettingOption):
         return option.documentation.removesuffix(f" Default: {option.shown_default}.")
     return option.help or ""

@@ -49,7 +49,7 @@ def main() -> int:
         return 1
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # the rest is cleaning up, and is short
+            signal.signal(number, signal.SIG_IGN)  # only a short clean-up follows
         stage.clear()
         shutil.rmtree(scratch, ignore_errors=True)
 

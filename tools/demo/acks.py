@@ -1,10 +1,10 @@
-"""When was there a new master, and when did it first acknowledge something?
+"""Measures when there was a new master, and when it first acknowledged a message.
 
-How it works. From the kill on every surviving node is asked, again and again, whether it is master
+How it works. From the kill on, every surviving node is asked again and again whether it is master
 in a newer term; acknowledgements are counted until one comes after that answer. The outage is the
-longest silence on the way there. Nothing is concluded from the moment of the answer itself: slaves
-notice a broken connection and elect within some 50 ms, and on a busy machine that is heard when the
-new master has long acknowledged something.
+longest silence up to then. The time of the answer itself proves nothing: slaves notice a broken
+connection and elect a master within some 50 ms, and on a busy machine the answer arrives long after
+the new master has acknowledged a message.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ASK_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elected:
-    """A master that was not one before."""
+    """A newly elected master."""
 
     time: float
-    """Monotonic seconds at which it said so."""
+    """Monotonic seconds at which it reported that it is master."""
     node: int
     term: int
 
@@ -61,7 +61,7 @@ def await_master(addresses: Iterable[str], *, newer_than: int, timeout: float) -
 
 
 class AckWatch:
-    """Fed with (time, messages known to be stored) from the kill on."""
+    """Takes (time, messages known to be stored) from the kill on, and finds the outage."""
 
     def __init__(self, *, killed: float, elected: float, done: int) -> None:
         self._killed = killed
@@ -72,7 +72,7 @@ class AckWatch:
         self._resumed = killed
 
     def on_progress(self, time: float, done: int) -> bool:
-        """One line of the loader; True once it counts something that the new master stored."""
+        """Handles one line of the loader; True once it counts messages of the new master."""
         if done == self._done:
             return False
         self._done = done

@@ -1,9 +1,9 @@
-"""What the demo does, scene by scene, and the figures it takes from it.
+"""The demo, scene by scene, and the figures that it measures.
 
 How it works. The first load is slowed to some seconds, so that both kills fall into its middle and
-can be watched. The loader itself tells how many messages are acknowledged, every 10 ms;
-from those lines come the shares at which the kills fell and the seconds without a master. Spark's
-Java starts in the background while the cluster works.
+can be watched. The loader itself reports every 10 ms how many messages are acknowledged; these
+lines give the shares at which the kills fell and the seconds without a master. Spark's Java starts
+in the background while the cluster works.
 
 Not here: processes (`stage.py`), the verdict (`proof.py`).
 """
@@ -47,16 +47,16 @@ QUEUES: Final = 4
 PRODUCER: Final = "demo-loader"
 GROUP: Final = "demo-readers"
 LOAD_S: Final = 8.0
-"""How long the load would take without failures."""
+"""Duration of the load if there were no failures."""
 MASTER_DIES_AT: Final = 0.3
 LOADER_DIES_AT: Final = 0.65
 PROGRESS_S: Final = 0.01
 LINES_MIN: Final = 20
-"""A file of fewer lines has no middle in which something could be killed."""
+"""A file of fewer lines has no middle in which a process could be killed."""
 
 
 class Screen:
-    """Tells what happens: a line a scene, and a bar while something moves."""
+    """Shows what happens: one line per scene, and a bar during a load or a read."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -65,13 +65,13 @@ class Screen:
         self._began = time.monotonic()
 
     def tell(self, text: str) -> None:
-        """One line, with the seconds since the start."""
+        """Prints one line with the seconds since the start."""
         seconds = time.monotonic() - self._began
         self.console.print(f"[dim]{seconds:5.1f} s[/]  {text}")
 
     @contextmanager
     def bar(self, text: str, total: int) -> Iterator[Any]:
-        """A bar; yields a function that takes how much is done. Nothing off a terminal."""
+        """Shows a bar on a terminal; yields a function that takes the amount done."""
         if not self.console.is_terminal:
             yield lambda done: None
             return
@@ -91,7 +91,7 @@ class Screen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What the scenes of the load found out."""
+    """The figures of the scenes of the load."""
 
     killed_master: int
     killed_at: float
@@ -106,7 +106,7 @@ class Loaded:
 
 
 def play(stage: Stage, file: Path | None) -> Figures:
-    """The whole demo. Raises DemoFailed, SemelError or OSError when it cannot go on."""
+    """Plays the whole demo. Raises DemoFailed, SemelError or OSError when it cannot go on."""
     screen = Screen()
     if file is None:
         file = stage.scratch / "library.txt"
@@ -190,7 +190,7 @@ def _name(file: Path, stage: Stage) -> str:
 def _load(
     screen: Screen, stage: Stage, cluster: Actor, client: Client, source: Source, bootstrap: str
 ) -> Loaded:
-    """Both loaders and both kills."""
+    """Plays the load with both loaders and both kills."""
     began = time.monotonic()
     command = ["semel.console", "produce", TOPIC, str(source.path), "--producer", PRODUCER]
     command += ["--bootstrap", bootstrap, "--json", "--progress", str(PROGRESS_S)]
@@ -252,7 +252,7 @@ def _load(
 
 
 def _done(line: dict[str, Any]) -> int:
-    """Messages that are known to be stored."""
+    """Number of messages that are known to be stored."""
     return int(line["stored"]) + int(line["duplicates"]) + int(line["skipped"])
 
 
@@ -280,7 +280,7 @@ def _pid(cluster: Actor, node: int) -> int:
 
 
 def _kill_node(pid: int, loader: Actor) -> float:
-    """SIGKILL while the loader runs; returns when."""
+    """Sends SIGKILL while the loader runs; returns the time, in monotonic seconds."""
     if not loader.running:
         raise DemoFailed(f"the loader ended before the master was killed{loader.tail()}")
     os.kill(pid, signal.SIGKILL)
@@ -288,7 +288,7 @@ def _kill_node(pid: int, loader: Actor) -> float:
 
 
 def _survivors(group: BrokerGroupDescription) -> list[str]:
-    """Addresses of the group's nodes without its master."""
+    """Addresses of the group's nodes except its master."""
     return [node.address for node in group.nodes if node.id != group.master]
 
 
@@ -307,7 +307,7 @@ def _follow(loader: Actor, show: Any) -> dict[str, Any]:
 
 
 def _read_back(screen: Screen, client: Client, rebuilt: Rebuild, stored: int) -> None:
-    """A consumer group reads everything that is stored, and whatever comes within a moment."""
+    """Reads all stored messages as a consumer group, and any that arrive within a second more."""
     deadline = time.monotonic() + 60
     with (
         client.consumer(GROUP, [TOPIC]) as consumer,
@@ -321,7 +321,7 @@ def _read_back(screen: Screen, client: Client, rebuilt: Rebuild, stored: int) ->
             elif rebuilt.messages >= stored:
                 break
             if time.monotonic() > deadline:
-                break  # the figures tell what is missing
+                break  # the figures show what is missing
         consumer.commit()
 
 
@@ -341,7 +341,7 @@ def _take_in(rebuilt: Rebuild, batch: pa.RecordBatch) -> None:
 
 
 def _read_table(directory: Path, rebuilt: Rebuild) -> None:
-    """What Spark's own log of the table says is in it, read without Spark."""
+    """Reads the table's files as listed in Spark's own log of the table, without Spark."""
     written: set[str] = set()
     for log in (directory / "_spark_metadata").iterdir():
         if not log.name.startswith("."):
@@ -354,7 +354,7 @@ def _read_table(directory: Path, rebuilt: Rebuild) -> None:
 
 
 def _read_copy(client: Client, rebuilt: Rebuild) -> None:
-    """Keys are the numbers of the lines. Tasks stage side by side: a copy has no order to keep."""
+    """Reads the copy; keys are line numbers. Tasks stage in parallel, so it has no order."""
     with client.reader(COPY, end="latest") as reader:
         while (batch := reader.poll_arrow(timeout=10)) is not None:
             lines = pc.cast(pc.cast(batch.column("key"), pa.string()), pa.int64())
@@ -362,7 +362,7 @@ def _read_copy(client: Client, rebuilt: Rebuild) -> None:
 
 
 def _verify(bootstrap: str, topic: str) -> dict[str, Any]:
-    """The console's own proof; a verdict of `not ok` is a verdict, anything else a failure."""
+    """The verdict of `semel verify`, good or bad. Raises DemoFailed when there is none."""
     command = [sys.executable, "-m", "semel.console", "verify", "--exactly-once", topic, "--json"]
     done = subprocess.run(
         [*command, "--bootstrap", bootstrap], capture_output=True, text=True, check=False

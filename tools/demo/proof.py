@@ -1,4 +1,4 @@
-"""The demo's verdict: every figure, whether it is what it must be, and the table that says so."""
+"""The demo's verdict: each figure, whether it has the value that it must have, and their table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What one of Spark's copies holds."""
+    """The content of one of Spark's copies."""
 
     messages: int
     lost: int
@@ -23,7 +23,7 @@ class Copied:
 
     @classmethod
     def of(cls, rebuilt: Rebuild) -> Copied:
-        """Of the file as it was put together from the copy."""
+        """The figures of a file that was rebuilt from the copy."""
         return cls(
             messages=rebuilt.messages,
             lost=rebuilt.lost,
@@ -33,7 +33,7 @@ class Copied:
         )
 
     def judge(self, lines: int, digest: str) -> tuple[str, bool]:
-        """What is shown of it, and whether it is the whole file, once."""
+        """The text to show, and whether the copy has the whole file exactly once."""
         wrong = {"lost": self.lost, "twice": self.duplicates, "foreign": self.invented}
         said = [f"{count:,} {what}" for what, count in wrong.items() if count]
         if not said and self.digest != digest:
@@ -44,13 +44,13 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What was measured."""
+    """All measured figures of one demo."""
 
     lines: int
     stored: int
-    """Messages in the topic, by its offsets."""
+    """Number of messages in the topic, by its offsets."""
     delivered: int
-    """Messages that the consumer group read."""
+    """Number of messages that the consumer group read."""
     lost: int
     duplicates: int
     invented: int
@@ -63,16 +63,16 @@ class Figures:
     copy: Copied
     """The topic into which Spark streamed the topic."""
     verified: bool
-    """`semel verify --exactly-once` found every node's log the same and without fault, for the
-    topic and for its copy."""
+    """True when `semel verify --exactly-once` found every node's log equal and without fault, for
+    the topic and for its copy."""
     nodes_compared: int
     nodes: int
     killed_master: int
-    """Node that was killed while it was master."""
+    """The node that was killed while it was master."""
     killed_at: float
-    """Share of the lines that were acknowledged then, 0 to 1."""
+    """Share of the lines that were acknowledged at that moment, 0 to 1."""
     next_master: int
-    """Node that was master afterwards."""
+    """The node that was master afterwards."""
     term_before: int
     term_after: int
     seconds_without_master: float
@@ -80,11 +80,11 @@ class Figures:
     loader_killed_at: float
     """Share of the lines that were acknowledged when the loader was killed."""
     skipped: int
-    """Lines that the second loader found stored already."""
+    """Number of lines that the second loader found already stored."""
     retried: int
-    """Messages that were sent again and recognised as duplicates by a broker."""
+    """Number of messages that were sent again and that a broker recognised as duplicates."""
     seconds: float
-    """The whole load, from the first loader's start to the second one's end."""
+    """Duration of the whole load, from the first loader's start to the second one's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Line:
     name: str
     value: str
     good: bool | None
-    """None when the figure is only told and cannot be wrong."""
+    """None for a figure that is only shown and cannot be wrong."""
 
 
 def judge(figures: Figures) -> list[Line]:
@@ -158,7 +158,7 @@ def judge(figures: Figures) -> list[Line]:
 
 
 def table(lines: list[Line]) -> Table:
-    """The proof, drawn."""
+    """The proof as a drawn table."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,10 +1,10 @@
-"""Puts the file together again from the messages, and notices everything that is wrong with them.
+"""Rebuilds the file from the messages, and detects every error in them.
 
 How it works. A message's sequence is the number of its line, so its bytes belong at that line's
 place in the file. Every message's bytes are written there, whatever its queue and whenever it
-comes; the SHA-256 of the outcome is the topic's digest. Beside it a counter for each line tells
-what is lost or stored twice, and the last offset and sequence of each queue tell whether order was
-kept. All of it is done a batch at a time, with no Python object for a message.
+arrives; the SHA-256 of the result is the topic's digest. In addition a counter for each line shows
+which lines are lost or stored twice, and the last offset and sequence of each queue show whether
+the order was kept. All of it is done a batch at a time, with no Python object for a message.
 
 Invariants
 1. The digest equals the file's only if every line is there with its own bytes and nothing else.
@@ -36,26 +36,26 @@ class Rebuild:
         self._count = np.zeros(source.lines, np.uint32)
         self._last: dict[int, tuple[int, int]] = {}
         self.messages = 0
-        """Messages taken in."""
+        """Number of messages that were added."""
         self.invented = 0
-        """Messages whose sequence is no line, or whose bytes do not fit in their line."""
+        """Number of messages whose sequence is no line, or whose length is not their line's."""
         self.out_of_order = 0
-        """Places in a queue where the offset or the sequence did not rise."""
+        """Number of places in a queue where the offset or the sequence did not rise."""
 
     @classmethod
     @contextmanager
     def on_disk(cls, source: Source, scratch: Path) -> Iterator[Rebuild]:
-        """Works in `scratch`, which has the size of the file."""
+        """Rebuilds in the file `scratch`, which gets the size of the source."""
         yield cls(source, np.memmap(scratch, np.uint8, "w+", shape=(int(source.starts[-1]),)))
 
     def add(self, queue: int, offsets: Array, sequences: Array, values: pa.Array) -> None:
-        """A batch of one queue, as it was delivered."""
+        """Adds a batch of one queue, in the order of delivery."""
         if len(values):
             self._check_order(queue, offsets, sequences)
             self.add_unordered(sequences, values)
 
     def add_unordered(self, sequences: Array, values: pa.Array) -> None:
-        """A batch that may come in any order."""
+        """Adds a batch whose messages may come in any order."""
         self.messages += len(values)
         if not len(values):
             return
@@ -82,21 +82,21 @@ class Rebuild:
 
     @property
     def queues(self) -> int:
-        """Queues that delivered something."""
+        """Number of queues that delivered messages."""
         return len(self._last)
 
     @property
     def lost(self) -> int:
-        """Lines without a message."""
+        """Number of lines without a message."""
         return int(np.count_nonzero(self._count == 0))
 
     @property
     def duplicates(self) -> int:
-        """Messages of lines that had one already."""
+        """Number of messages beyond the first of their line."""
         return int(np.sum(np.maximum(self._count, 1) - 1, dtype=np.int64))
 
     def digest(self) -> str:
-        """SHA-256 of the text as it stands now, as long as the file."""
+        """SHA-256 of the rebuilt text, cut to the length of the file."""
         return hashlib.sha256(memoryview(self._text[: self._source.size])).hexdigest()
 
 

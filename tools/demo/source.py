@@ -23,7 +23,7 @@ class Source:
 
     path: Path
     size: int
-    """Bytes."""
+    """Size in bytes."""
     starts: Array
     """Byte position of each line, int64, and one past the last line's newline at the end (which
     is one past the end of a file whose last line has no newline)."""
@@ -32,12 +32,12 @@ class Source:
 
     @property
     def lines(self) -> int:
-        """How many there are."""
+        """Number of lines."""
         return len(self.starts) - 1
 
 
 def standard_library(target: Path) -> None:
-    """Writes all of the standard library's Python files into one, in the order of their names."""
+    """Joins all of the standard library's Python files into one, in the order of their names."""
     found: list[Path] = []
     for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
         folders[:] = [name for name in folders if not name.endswith("-packages")]

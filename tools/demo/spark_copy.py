@@ -1,14 +1,14 @@
 """Spark, as a process of the demo: `spark_copy BOOTSTRAP TOPIC COPY DIRECTORY`.
 
-Two streaming queries over the topic: one appends to a Parquet table, one to another topic, each row
-there with its line's number as key. Both are exactly once.
+It runs two streaming queries over the topic: one appends to a Parquet table, one to another topic,
+where each row has its line's number as key. Both are exactly once.
 
-Starts Spark early and reads once what the topic holds then, because nine tenths of a first query's
-time is Java and Python getting ready; prints `{"event":"ready"}`. For every line on stdin it lets
-both queries do what is there to do, from their checkpoints on, and prints
-`{"event":"copied","seconds":S}`. Ends when stdin does.
+It starts Spark early and reads the topic once, because nine tenths of a first query's time goes
+into starting Java and Python, and then prints `{"event":"ready"}`. For every line on stdin it lets
+both queries process everything that is available, from their checkpoints on, and prints
+`{"event":"copied","seconds":S}`. It ends when stdin does.
 
-Not here: what must be in table and topic (`play.py`).
+Not here: what the table and the topic must contain (`play.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""A JVM that lives for seconds: measured, these halve the processor time of its start."""
+"""Options for a JVM that lives for seconds; they were measured to halve the processor time of
+its start."""
 TABLE: Final = "table"
-"""The Parquet files' directory."""
+"""Name of the Parquet files' directory."""
 STARTS_MAX: Final = 5
 
 
@@ -63,8 +64,11 @@ def main(bootstrap: str, topic: str, copy: str, place: str) -> int:
 
 
 def _run(writer: DataStreamWriter) -> None:
-    """Until nothing is new. Spark ends a query whose Python is not there within 10 s, however busy
-    the machine is: then once more, from the checkpoint."""
+    """Runs a query until it has processed all available data.
+
+    Spark ends a query whose Python worker does not connect within 10 s, however busy the machine
+    is; the query is then started again from the checkpoint.
+    """
     from pyspark.errors import PySparkException
 
     for left in reversed(range(STARTS_MAX)):

@@ -1,14 +1,14 @@
-"""The demo's processes: the cluster, the loader, Spark; how they are started, heard and ended.
+"""The demo's processes (the cluster, the loader, Spark): starting, listening, ending.
 
 How it works. Every process is started through the console's launcher, so the kernel kills it when
-the demo ends, however it ends. Each prints JSON lines, which a thread collects with the time at
-which they came. The demo also adopts orphans: what a killed process leaves behind (the Java of
-Spark, its Python workers) becomes our child and is ended with the rest.
+the demo ends, however it ends. Each prints JSON lines, which a thread collects with the time of
+their arrival. The demo also adopts orphans: processes that a killed process leaves behind (the Java
+of Spark, its Python workers) become its children and are ended with the rest.
 
 Invariants
 1. After `clear` no process that the demo started lives, not even one it never knew of (given
    `adopt_orphans`).
-2. Nothing waits without a limit for a process that does not end, nor for a pipe that one holds.
+2. Every wait for a process to end, or for a pipe that one holds, has a limit.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from semel.console import launcher
 
 PR_SET_CHILD_SUBREAPER: Final = 36
 STOP_S: Final = 8.0
-"""How long all of them may take to stop after SIGTERM."""
+"""How long all processes together may take to stop after SIGTERM."""
 READ_S: Final = 2.0
-"""How long the last lines of one that ended may take to be read."""
+"""How long reading the last lines of an ended process may take."""
 
 
 class DemoFailed(Exception):
@@ -44,7 +44,7 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A line that a process printed, and when (monotonic seconds)."""
+    """A line that a process printed, and the time (monotonic seconds)."""
 
     time: float
     line: dict[str, Any]
@@ -77,7 +77,7 @@ class Actor:
 
     @property
     def running(self) -> bool:
-        """It has not ended."""
+        """True until the process has ended."""
         return self._process.poll() is None
 
     def wait_for(
@@ -105,13 +105,13 @@ class Actor:
                     return said
 
     def say(self, line: str) -> None:
-        """One line to its stdin."""
+        """Writes one line to its stdin."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
     def kill(self) -> float:
-        """SIGKILL; returns when (monotonic seconds), once it has ended."""
+        """Sends SIGKILL and waits for the end; returns when it was sent (monotonic seconds)."""
         at = time.monotonic()
         self._process.kill()
         self._process.wait()
@@ -119,12 +119,14 @@ class Actor:
         return at
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Sends SIGTERM."""
         self._process.terminate()
 
     def end(self, deadline: float) -> None:
-        """Waits for its end after SIGTERM, until `deadline` (monotonic seconds); then SIGKILL to it
-        and to whatever is left of its process group, such as the Java of a Spark that is gone."""
+        """Waits for the end after SIGTERM until `deadline` (monotonic seconds), then sends SIGKILL.
+
+        The SIGKILL goes to the rest of the process group, such as the Java of a Spark that ended.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
         with contextlib.suppress(ProcessLookupError):
@@ -132,14 +134,14 @@ class Actor:
         self._process.wait()
         self._reader.join(READ_S)
         if self._reader.is_alive():
-            return  # somebody out of reach holds the pipe: to close it would wait for him
+            return  # a process out of reach holds the pipe, and closing it would wait for that one
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
     def tail(self) -> str:
-        """The end of what it wrote to stderr, for an error message."""
+        """The last lines that it wrote to stderr, for an error message."""
         text = self._log.read_text(errors="replace").strip().splitlines()
         return ": " + " / ".join(text[-3:]).removeprefix("error: ") if text else ""
 
@@ -156,7 +158,7 @@ class Actor:
 
 
 class Stage:
-    """Everything the demo starts, below one scratch directory."""
+    """All processes that the demo starts, with their files in one scratch directory."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
@@ -164,12 +166,12 @@ class Stage:
 
     @staticmethod
     def adopt_orphans() -> None:
-        """Orphans below this process become its children, so that `clear` finds them."""
+        """Makes orphans below this process its children, so that `clear` finds them."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def start(self, name: str, *command: str) -> Actor:
-        """A Python module as a process: `start("loader", "semel.console", "produce", ...)`."""
+        """Starts a Python module: `start("loader", "semel.console", "produce", ...)`."""
         temporary = self.scratch / f"{name}-tmp"
         temporary.mkdir(exist_ok=True)
         actor = Actor(
@@ -192,7 +194,7 @@ class Stage:
     def clear(self) -> None:
         """Ends every process below this one."""
         self.end_actors()
-        for _ in range(100):  # orphans of orphans come to us one after another
+        for _ in range(100):  # orphans of orphans become our children one after another
             left = psutil.Process().children(recursive=True)
             for process in left:
                 with contextlib.suppress(psutil.Error):

@@ -1,1 +1,1 @@
-"""Mutants of the product's code, and how many of them the tests kill."""
+"""Makes mutants of the product's code and measures how many of them the tests kill."""

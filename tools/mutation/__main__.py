@@ -147,7 +147,7 @@ def _run(
     options: argparse.Namespace,
     until: float,
 ) -> str | None:
-    """Tests these mutants; what is wrong with the tests, if they are."""
+    """Tests these mutants; returns the error if the tests themselves are wrong."""
     if not todo or time.monotonic() >= until:
         return None
     # pytest's own report would drown the progress.

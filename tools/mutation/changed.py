@@ -1,6 +1,7 @@
-"""Which lines of a file are not as they were at a commit: what a change brought needs its tests.
+"""Finds the lines of a file that differ from a commit, to test only the mutants of a change.
 
-By `git diff`: a line counts that was added, or changed, since then; a removed one has no mutants.
+`git diff` decides: a line that was added or changed since the commit counts; a removed line has no
+mutants.
 """
 
 from __future__ import annotations

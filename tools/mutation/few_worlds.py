@@ -1,5 +1,8 @@
-"""A few seeds of the simulated clusters, as tests of mutants: one seed a test, so that one fails
-soon. Each kind of world takes part, because each reaches duties that the others do not have."""
+"""A few seeds of the simulated clusters, as tests of mutants.
+
+Each seed is one test, so that one fails soon. Each kind of world takes part, because each reaches
+duties that the others do not have.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _KINDS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "delays": (("delays",), 8),
     "transactions": (("transactions",), 12),
 }
-"""What the worlds have on top of a plain one, and how many seeds of them are run."""
+"""By kind: the features beyond those of a plain world, and the number of seeds to run."""
 _DELIVERIES: Final = 8
 
 

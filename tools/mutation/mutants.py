@@ -1,4 +1,4 @@
-"""Mutants: one small change each, made in the syntax tree of one function.
+"""Makes mutants: one small change each, in the syntax tree of one function.
 
 How it works. A file is parsed once. Every function and method is walked, and each place where an
 operator of the list below fits gives one mutant, or two. A mutant is not written to disk: `code_of`
@@ -14,11 +14,11 @@ the place of the real one.
 
 Invariants
 1. The same source gives the same mutants with the same keys, in the same order; a key depends on
-   the function alone, so that results stay good while other functions change.
+   the function alone, so that results stay valid while other functions change.
 
-Not here: assertions (they check, they do not act), texts and types, log lines, what an exception is
-made of, default values and everything outside of functions. A layout's structs and constants are
-compared with the documents by tests of their own.
+Not here: assertions (they check, they do not act), texts and types, log lines, the arguments of an
+exception, default values and everything outside of functions. Separate tests compare a layout's
+structs and constants with the documents.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class Mutant:
 
     key: str
     file: str
-    """Relative to the repository."""
+    """Path relative to the repository."""
     function: str
     """Qualified name."""
     first_line: int
-    """Of the function, its decorators included; with the name it identifies the code object."""
+    """First line of the function with its decorators; with the name it identifies the code."""
     lines: range
-    """Of the statement's head, where the change is."""
+    """Lines of the changed statement's head."""
     operator: str
     before: str
     after: str
@@ -109,7 +109,7 @@ class Source:
 
     @property
     def mutants(self) -> list[Mutant]:
-        """In the order of the file."""
+        """The mutants in the order of the file."""
         return [mutant for mutant, _ in self._edits.values()]
 
     def _collect(self, name: str, function: _Function) -> None:
@@ -171,7 +171,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _apply(edit: _Edit, new: ast.AST) -> ast.AST:
-    """Puts `new` in its place; returns what stood there."""
+    """Puts `new` in its place; returns the old node."""
     if edit.at is None:
         old: ast.AST = getattr(edit.parent, edit.field)
         setattr(edit.parent, edit.field, new)
@@ -183,12 +183,12 @@ def _apply(edit: _Edit, new: ast.AST) -> ast.AST:
 
 
 def _head(node: ast.AST) -> str:
-    """A statement or a part of one on one line; of a compound statement its first line."""
+    """The first line of a statement or of a part of one."""
     return ast.unparse(node).split("\n", 1)[0]
 
 
 def _shown(edit: _Edit) -> ast.AST:
-    """The statement with the change; of a very long one only the part that holds the change."""
+    """The statement with the change; if it is very long, only the part that has the change."""
     short = isinstance(edit.parent, ast.stmt) or len(_head(edit.statement)) <= _SHOWN_MAX
     return edit.statement if short else edit.parent
 
@@ -209,7 +209,7 @@ def _edits_of(function: _Function) -> Iterator[_Edit]:
 
 
 def _is_text(node: ast.AST) -> bool:
-    """A docstring, also one of a field."""
+    """True for a docstring, also one of a field."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -238,7 +238,7 @@ def _visit(
     *,
     returns: bool,
 ) -> Iterator[_Edit]:
-    """Edits at `node` and below it. `returns`: the function around it returns something."""
+    """Edits at `node` and below it. `returns`: the function around it returns a value."""
     if isinstance(node, ast.Assert | ast.JoinedStr) or _is_text(node) or _is_log_line(node):
         return
     if isinstance(node, ast.stmt):
@@ -306,6 +306,6 @@ def _is_condition(parent: ast.AST, field: str, node: ast.AST) -> bool:
     if field == "test":
         return isinstance(parent, ast.If | ast.While | ast.IfExp)
     if isinstance(parent, ast.BoolOp) and field == "values":
-        # What stands last in an `or` is often a default, and no condition.
+        # The last operand of an `or` is often a default and not a condition.
         return isinstance(parent.op, ast.And) or node is not parent.values[-1]
     return field == "ifs" and isinstance(parent, ast.comprehension)

@@ -1,10 +1,10 @@
 """Puts a mutant in the place of the real function, in this process only.
 
-How it works. A function is known everywhere by its object, whatever name it was imported under; so
-its `__code__` is replaced and the object stays. That reaches methods, properties, class and static
-methods, and wrapped functions, without importing anything anew.
+How it works. Every name under which a function was imported refers to the same object, so its
+`__code__` is replaced and the object stays. That reaches methods, properties, class and static
+methods, and wrapped functions, without importing any module anew.
 
-Not here: processes (`workbench.py`); undoing it, because a process that was planted ends.
+Not here: processes (`workbench.py`). Planting is never undone, because the process then ends.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def _unwrapped(value: Any) -> Iterator[FunctionType]:
 
 
 def plant(mutant: Mutant, module: ModuleType, code: CodeType) -> None:
-    """From now on the function does what the mutant does.
+    """Makes the live function behave as the mutant.
 
-    Raises LookupError when no such function lives, ValueError when the change takes away the last
-    use of a variable of an enclosing scope.
+    Raises LookupError when there is no such function, and ValueError when the change removes the
+    last use of a variable of an enclosing scope.
     """
     for function in live_functions(module):
         known = function.__code__

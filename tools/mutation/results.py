@@ -1,15 +1,15 @@
-"""What became of each mutant, kept in a file, and the account at the end.
+"""Keeps the fate of each mutant in a file, and makes the account at the end.
 
-How it works. One JSON line a mutant, appended when its fate is known, so that a run can be ended at
-any time and goes on where it was; the last line of a key counts. Mutants that cannot be noticed
+How it works. One JSON line per mutant is appended when its fate is known, so that a run can be
+ended at any time and resumed; the last line of a key counts. Mutants that no test can notice
 because they change nothing are listed in `docs/testing.md`, each with its reason:
 
     - `FILE` `FUNCTION`: `BEFORE` → `AFTER`: why it is the same program
 
 An entry may be wrapped: lines that begin with a space continue it. Entries are matched by these
-four texts. One that no longer exists is reported, so the list stays true.
+four texts. An entry whose mutant no longer exists is reported, so the list stays true.
 
-Not here: running them (`workbench.py`).
+Not here: running the mutants (`workbench.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tools.mutation.mutants import Mutant
 
 KILLED: Final = "killed"
 TIMEOUT: Final = "timeout"
-"""Killed as well: a test ran far longer than without the change."""
+"""Counts as killed: a test ran far longer than without the change."""
 SURVIVED: Final = "survived"
 UNPLANTABLE: Final = "unplantable"
 _EQUIVALENT: Final = re.compile(r"^- `([^`]+)` `([^`]+)`: `([^`]*)` → `([^`]*)`: \S")
@@ -34,7 +34,7 @@ _EQUIVALENT: Final = re.compile(r"^- `([^`]+)` `([^`]+)`: `([^`]*)` → `([^`]*)
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of one mutant."""
+    """The outcome of one mutant."""
 
     key: str
     outcome: str
@@ -44,7 +44,7 @@ class Fate:
 
 
 class Results:
-    """The fates known so far. A line that was cut when a run ended is ignored."""
+    """The fates known so far. A line that was cut off when a run ended is ignored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -102,16 +102,16 @@ class Account:
     equivalent: int
     survivors: list[Mutant]
     unknown: int
-    """Not run yet."""
+    """Number of mutants that were not run yet."""
     unplantable: int
     stale: list[Place]
-    """Explained in the document, and no mutant of these files any more."""
+    """Explained in the document, but no longer a mutant of these files."""
     wrong: list[Mutant]
-    """Explained as equivalent, and killed all the same."""
+    """Explained as equivalent, but killed."""
 
     @property
     def score(self) -> float:
-        """Killed, of all that are known and not equivalent."""
+        """Share of killed mutants among those that were run and are not equivalent."""
         known = self.killed + len(self.survivors)
         return self.killed / known if known else 0.0
 
@@ -119,7 +119,7 @@ class Account:
 def settle(
     mutants: Iterable[Mutant], results: Results, equivalents: set[Place], files: set[str]
 ) -> Account:
-    """The account of `mutants`; `files` tells which explanations can be stale."""
+    """The account of `mutants`; only explanations of `files` can be stale."""
     count: Counter[str] = Counter()
     survivors, wrong = [], []
     places = set()

@@ -1,11 +1,11 @@
-"""What is mutated, and which tests have to notice.
+"""The targets of mutation: files of the product, and the tests that must notice their mutants.
 
 A target names files of the product and the tests that are run against their mutants; a test that
-does not execute the changed line is left out for that mutant. Tests of whole processes are no part
-of this: they take seconds each, and what only they notice deserves a test of its own.
+does not execute the changed line is left out for that mutant. Tests of whole processes are not
+included: they take seconds each, and a mutant that only they notice deserves a test of its own.
 
-`tests/sim` enters with a few seeds (`few_seeds.py`), and so do the simulated clusters
-(`few_worlds.py`), for what has no pure core: the client's threads, the duties of masters and of
+`tests/sim` takes part with a few seeds (`few_seeds.py`), and so do the simulated clusters
+(`few_worlds.py`), for code without a pure core: the client's threads, the duties of masters and of
 controllers. Their full runs would only kill more.
 """
 
@@ -23,8 +23,10 @@ _CONTROLLER: Final = "controller/semel/controller"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Files and tests, relative to the repository; a folder stands for all its files. A test named
-    behind a "!" is left out."""
+    """Files and tests, relative to the repository; a folder stands for all its files.
+
+    A test behind a "!" is left out.
+    """
 
     files: tuple[str, ...]
     tests: tuple[str, ...]

@@ -1,11 +1,11 @@
-"""Runs tests against mutants: collected once, then a forked process for each mutant.
+"""Runs tests against mutants: collected once, then one forked process per mutant.
 
-How it works. pytest collects the tests in this process and runs them once as they are, while a
-trace notes which lines of the mutated files each test executes, and how long it takes. Then,
-instead of ending, a process is forked for every mutant: it plants the change in its own memory
-(`planting.py`) and runs the tests that execute the changed lines, those first that killed a mutant
-of the same function before, then the quickest. The first failure ends it. So a mutant costs as
-much as the test that kills it, and no interpreter is ever started.
+How it works. pytest collects the tests in this process and runs them once on unchanged code, while
+a trace notes which lines of the mutated files each test executes, and how long it takes. Then, in
+place of the end of the run, a process is forked for every mutant: it plants the change in its own
+memory (`planting.py`) and runs the tests that execute the changed lines: first the tests that have
+killed a mutant of the same function, then the quickest. The first failure ends it. So a mutant
+costs as much as the test that kills it, and no interpreter is ever started.
 
 Invariants
 1. A mutant never outlives its process, and nothing of it is written to disk.
@@ -13,8 +13,8 @@ Invariants
 3. Tests are the same in each process: hypothesis draws from a fixed seed, and remembers nothing.
 4. Unchanged code survives, in a forked process too: checked before any mutant is run.
 
-A test that takes much longer than before, and a process that needs far more memory, have noticed,
-too. Shrinking is left out: it is not asked which example fails.
+A test that takes much longer than before, and a process that needs far more memory, count as having
+noticed the mutant. Hypothesis does not shrink, because it does not matter which example fails.
 
 Not here: which mutants there are (`mutants.py`), the account (`results.py`).
 """
@@ -63,14 +63,14 @@ class Unsound(Exception):
 
 @dataclass(slots=True)
 class _Case:
-    """One test, and what it was seen to do."""
+    """One test, with the lines that it executes."""
 
     item: pytest.Item
     seconds: float = 0.0
     lines: dict[str, set[int]] = field(default_factory=dict)
-    """By path; lines of the mutated files."""
+    """Executed lines of the mutated files, by path."""
     reaches_all: bool = False
-    """Its module says so (`REACHES_ALL = True`): a trace would only cost time."""
+    """Set by its module (`REACHES_ALL = True`) where a trace would only cost time."""
 
     def reaches(self, path: str, lines: set[int]) -> bool:
         return self.reaches_all or not lines.isdisjoint(self.lines.get(path, ()))
@@ -87,20 +87,20 @@ class _Run:
     reached: int = 0
     since: float = 0.0
     cpu_s: float = 0.0
-    """What its process had used when the present test began."""
+    """Processor time that its process had used when the present test began."""
 
     def expected_s(self) -> float:
-        """How long the test that runs now took without the change."""
+        """Seconds that the present test took without the change."""
         return self.cases[self.reached].seconds if self.reached < len(self.cases) else 0.0
 
 
 class Workbench:
     """A pytest plugin that takes the place of running the tests.
 
-    `on_fate` is called with each mutant and its fate; `until` is when, on the monotonic clock, no
-    further mutant is begun. A test may take `grace_s` and six times as long as without the change,
-    counted in processor time, so that a busy machine kills nothing; standing still ends as well.
-    A mutant meets only the tests that take `within_s` together, the quickest ones.
+    `on_fate` is called with each mutant and its fate; after `until`, on the monotonic clock, no
+    further mutant is begun. A test may take `grace_s` plus six times as long as without the change,
+    counted in processor time, so that a busy machine kills nothing; a test that stands still is
+    ended as well. A mutant meets only the first tests that take `within_s` together.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class Workbench:
     # --- hooks of pytest
 
     def pytest_sessionstart(self) -> None:
-        """After the conftest of the tests has set its profile, before tests take it over."""
-        from hypothesis import Phase, settings  # pytest must be first: it rewrites plugins
+        """Sets hypothesis' profile, after the tests' conftest did and before tests run."""
+        from hypothesis import Phase, settings  # only after pytest, which rewrites plugins
 
         settings.register_profile(
             "mutants",
@@ -266,7 +266,7 @@ class Workbench:
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            # Also when this process has gone and nobody looks any more.
+            # The limit also holds when the parent process is gone and no longer watches.
             seconds = math.ceil(self._grace_s + _SLOWER * sum(case.seconds for case in cases)) + 1
             used = math.ceil(time.process_time())
             resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, used + seconds))
@@ -291,7 +291,7 @@ class Workbench:
         select.select([run.pipe for run in runs], [], [], _POLL_S)
 
     def _look(self, run: _Run) -> Fate | None:
-        """How far it is; its fate when that is known."""
+        """Reads the progress of a run; returns the mutant's fate once it is known."""
         now = time.monotonic()
         ended = False
         try:
@@ -329,7 +329,7 @@ def _case_of(item: pytest.Item) -> _Case:
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor time of a process, also of one that has ended and was not waited for."""
+    """Processor time of a process, also of one that has ended but was not waited for."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     user, system = stat.rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
