@@ -12,7 +12,8 @@ Invariants
 3. While no reader on this node uses the written bytes (`page_cached` is false), they do not stay in
    the page cache.
 
-Not here: who writes and when (`writer.py`), where frames go (`index.py`), files (`keeper.py`).
+Not here: who writes and when (`log/writer.py`), where frames go (`log/index.py`), files
+(`log/keeper.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Invariants
    not be readable from disk yet.
 2. The tail cache holds the consecutive indexes [first, last] of the log, or nothing.
 
-Not here: when frames are read from disk (`reader.py`).
+Not here: when frames are read from disk (`log/reader.py`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ costs nothing as long as there is only one directory.
 
 Format. `docs/formats/hard-state.md`.
 
-Not here: the lock on the data directory (`log.py`).
+Not here: the lock on the data directory (`log/log.py`).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ Invariants
    read, which `File.read` returns as zeros.
 4. Invariant 1 also holds for a sync of `Syncs`, once its result is there.
 
-Not here: formats (`segment.py`, `kept.py`, `checkpoint.py`), how the kernel is asked to sync
-(`kernel_sync.py`).
+Not here: formats (`log/segment.py`, `log/kept.py`, `log/checkpoint.py`), how the kernel is asked to
+sync (`log/kernel_sync.py`).
 """
 
 from __future__ import annotations

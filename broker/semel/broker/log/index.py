@@ -12,7 +12,7 @@ Invariants
    recovery that everything an older segment holds from there on is void, so nothing has to be
    overwritten.
 
-Not here: the files (`keeper.py`, `writer.py`), what survives a crash (`recovery.py`).
+Not here: the files (`log/keeper.py`, `log/writer.py`), what survives a crash (`log/recovery.py`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Invariants
 2. A segment is sealed only after its frames are durable, and a void segment is removed only after
    the segment that makes it void is durable.
 
-Not here: which segments are needed (`index.py`), which are old (`cleaner.py`).
+Not here: which segments are needed (`log/index.py`), which are old (`log/cleaner.py`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Invariants
 1. One sync is under way at a time, and its result is never lost: either `on_done` or `wait` gets
    it. The kernel reports an error only once for each open file, so a second sync would succeed.
 
-Not here: which writes are synced this way, and when (`writer.py`); files (`files.py`).
+Not here: which writes are synced this way, and when (`log/writer.py`); files (`log/files.py`).
 """
 
 from __future__ import annotations

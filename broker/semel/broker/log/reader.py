@@ -9,7 +9,7 @@ Invariants
 1. Reads return only bytes whose CRC was checked, and only for the requested index.
 2. A segment is recycled only when no reader holds its file, and no reader opens it afterwards.
 
-Not here: records of segments that are gone (`kept.py`).
+Not here: records of segments that are gone (`log/kept.py`).
 """
 
 from __future__ import annotations

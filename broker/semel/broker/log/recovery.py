@@ -38,7 +38,7 @@ Invariants
 3. Everything it returns is durable. A successful sync proves that: either an earlier process's,
    which its later writes show, or recovery's own.
 
-Not here: checkpoints (`checkpoint.py`), kept records (`kept.py`).
+Not here: checkpoints (`log/checkpoint.py`), kept records (`log/kept.py`).
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ Invariants
 2. Everything below a segment's first index was durable before its header was.
 3. Frames of a segment are consecutive, in index and in place.
 
-Not here: when segments are made and sealed (`keeper.py`), what their states after a crash mean
-(`recovery.py`).
+Not here: when segments are made and sealed (`log/keeper.py`), what their states after a crash mean
+(`log/recovery.py`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ How it works. Opening loads the checkpoints, recovers the segments, finds the ke
 removes the leftovers of crashes. It starts no thread: `start` runs the two threads, `close` ends
 them.
 
-Not here: which directory is the live one (`current.py`), the interface (`log.py`).
+Not here: which directory is the live one (`log/current.py`), the interface (`log/log.py`).
 """
 
 from __future__ import annotations

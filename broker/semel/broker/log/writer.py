@@ -25,7 +25,7 @@ Invariants
 3. The loop and the thread never have the segment at the same time.
 4. Nothing is written to a segment while a sync of it is under way.
 
-Not here: how a segment is written and synced (`active.py`), where frames go (`index.py`).
+Not here: how a segment is written and synced (`log/active.py`), where frames go (`log/index.py`).
 """
 
 from __future__ import annotations
