@@ -1,11 +1,11 @@
 """The identity of this node, and the check whether another node belongs to the same group.
 
 How it works. The cluster, the group and the node come from the configuration and are compared with
-the data directory at the start. The *founding* identifies one history of the group. An operator who
-begins the group anew, after a majority of disks was lost, gives it another founding, so nodes of
-two histories never take each other for members of one group. A node with an empty directory belongs
-to no founding until it learns the group's (`membership/status.py`); until then it answers no node
-that belongs to one.
+the data directory at the start. The *founding* is the birth of the group; its random name
+identifies one history of the group. When an operator begins the group anew, after a majority of
+disks was lost, the group gets another founding, so nodes of two histories never take each other for
+members of one group. A node with an empty directory belongs to no founding until it learns the
+group's (`membership/status.py`); until then it answers no node that belongs to one.
 
 Every call between nodes of a group names the caller and the called node. The called node checks all
 of it, because an address may lead to another machine today than yesterday. A node that asks another
