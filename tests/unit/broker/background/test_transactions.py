@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from semel.broker.background.transactions import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.state import Refused
-from semel.protos.errors import SemelError, Unavailable
+from semel.protos.errors import NotMaster, SemelError, Unavailable
 from semel.protos.ids import GroupId, NodeId
-from semel.protos.v1 import control_pb2
+from semel.protos.v1 import control_pb2, transactions_pb2
 from semel.protos.v1 import transaction_records_pb2 as records
 from tests.kit.state_log import KEY, control
 from tests.unit.broker.state.staging import A, Stage, staged, winner
@@ -27,9 +30,15 @@ class FakeReplica:
         self.state = group.state
         self.steps: list[str] = []
         """As they were applied."""
+        self.confirming: Callable[[], None] = lambda: None
+        """Called by each confirmation; may raise."""
+        self.now_us = 0
 
     async def confirm_read(self) -> None:
-        pass
+        self.confirming()
+
+    def log_time_us(self) -> int:
+        return self.now_us
 
     async def submit_control(self, record: control_pb2.ControlRecord) -> Any:
         await asyncio.sleep(0)
@@ -47,11 +56,15 @@ class FakeCalls:
     def __init__(self) -> None:
         self.away: SemelError | None = Unavailable("group 2 has no master")
         self.asked: list[tuple[int, str]] = []
+        self.requests: list[Any] = []
+        self.committed = False
 
     async def call(self, group: int, method: str, request: object, timeout_s: float) -> Any:
         self.asked.append((group, method))
+        self.requests.append(request)
         if self.away is not None:
             raise self.away
+        return transactions_pb2.AbortReply(committed=self.committed)
 
 
 def decided(*participants: int) -> tuple[TransactionWork, FakeReplica, FakeCalls]:
@@ -67,6 +80,10 @@ def decided(*participants: int) -> tuple[TransactionWork, FakeReplica, FakeCalls
             transaction_id="t", epoch=0, attempt=1, participants=participants
         )
     )
+    return work_of(group)
+
+
+def work_of(group: Stage) -> tuple[TransactionWork, FakeReplica, FakeCalls]:
     replica, calls = FakeReplica(group), FakeCalls()
     config = BrokerConfig(
         data=Path("unused"),
@@ -84,14 +101,14 @@ def published(replica: FakeReplica) -> bool:
 
 
 def test_an_epoch_is_finished_only_when_every_participant_has_published() -> None:
-    duty, replica, calls = decided(OWN, OTHER)
+    work, replica, calls = decided(OWN, OTHER)
 
     async def play() -> None:
-        assert not await duty.redrive("t")
+        assert not await work.redrive("t")
         assert replica.steps == ["publish"]
         assert not published(replica)
         calls.away = None
-        assert await duty.redrive("t")
+        assert await work.redrive("t")
         assert replica.steps == ["publish", "finish"]
         assert calls.asked == [(OTHER, "Publish")] * 2
 
@@ -101,7 +118,7 @@ def test_an_epoch_is_finished_only_when_every_participant_has_published() -> Non
 
 def test_an_epoch_is_not_finished_while_nothing_is_published_here() -> None:
     """The other one has, and this one cannot: the same holds for the coordinator's own part."""
-    duty, replica, calls = decided(OWN, OTHER)
+    work, replica, calls = decided(OWN, OTHER)
     calls.away = None
     real = replica.submit_control
 
@@ -111,13 +128,111 @@ def test_an_epoch_is_not_finished_while_nothing_is_published_here() -> None:
         return await real(record)
 
     replica.submit_control = refuse  # type: ignore[method-assign]
-    assert not asyncio.run(duty.redrive("t"))
+    assert not asyncio.run(work.redrive("t"))
     assert not published(replica)
 
 
 def test_the_next_epoch_waits_for_the_last_participant() -> None:
-    duty, replica, _ = decided(OTHER)
-    assert not asyncio.run(duty.redrive("t"))
+    work, replica, _ = decided(OTHER)
+    assert not asyncio.run(work.redrive("t"))
     begun = replica.group.step(begin=records.BeginTransaction(transaction_id="t", query_id="q"))
     assert isinstance(begun, SemelError)
     assert "not published" in begun.message
+
+
+# --- a participant whose pin is old
+
+
+def pinned(*, coordinator: int) -> tuple[TransactionWork, FakeReplica, FakeCalls]:
+    """Something is pinned here for attempt 1 at epoch 0, and nothing is decided."""
+    group = Stage()
+    group.open(A)
+    head = staged(A, 0, 3)
+    group.stage(head)
+    group.step(begin=records.BeginTransaction(transaction_id="t", query_id="q"))
+    group.pin(winner(A, {KEY: [head]}), attempt=1, coordinator=coordinator)
+    return work_of(group)
+
+
+def pins(replica: FakeReplica) -> list[str]:
+    return list(replica.state.transactions.staging.pins)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_pin_ends_as_its_coordinator_says(committed: bool) -> None:
+    work, replica, calls = pinned(coordinator=OTHER)
+    calls.away = None
+    calls.committed = committed
+    assert asyncio.run(work.settle("t"))
+    assert replica.steps == ["publish" if committed else "drop_pin"]
+    assert replica.state.queues[KEY].log_end_offset == (3 if committed else 0)
+    assert pins(replica) == []
+    assert calls.asked == [(OTHER, "Abort")]
+    assert calls.requests == [records.AbortTransaction(transaction_id="t", attempt=1)]
+
+
+def test_a_pin_whose_coordinator_does_not_answer_stays() -> None:
+    """It may be committed: nothing but the coordinator's word ends it."""
+    work, replica, _ = pinned(coordinator=OTHER)
+    with pytest.raises(Unavailable):
+        asyncio.run(work.settle("t"))
+    assert (replica.steps, pins(replica)) == ([], ["t"])
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_pin_that_this_group_coordinates_is_asked_about_in_its_own_log(committed: bool) -> None:
+    work, replica, calls = decided(OWN) if committed else pinned(coordinator=OWN)
+    assert asyncio.run(work.settle("t"))
+    assert replica.steps == ["abort", "publish" if committed else "drop_pin"]
+    assert replica.state.queues[KEY].log_end_offset == (3 if committed else 0)
+    assert calls.asked == []
+    late = replica.group.step(
+        decide=records.DecideTransaction(transaction_id="t", epoch=0, attempt=1)
+    )
+    assert isinstance(late, SemelError) is not committed, "aborted is for good"
+
+
+def test_a_pin_is_asked_about_only_when_it_is_old() -> None:
+    """An abort at the coordinator ends a commit that is on its way."""
+    work, replica, calls = pinned(coordinator=OTHER)
+    calls.away = None
+    (pin,) = replica.state.transactions.staging.pins.values()
+    patience_us = work._config.transaction_pin_ms * 1000
+
+    async def look(age_us: int) -> None:
+        replica.now_us = pin.pinned_us + age_us
+        work._look_at_pins()
+        await asyncio.gather(*work._working.values())
+
+    asyncio.run(look(patience_us - 1))
+    assert (calls.asked, pins(replica)) == ([], ["t"])
+    asyncio.run(look(patience_us))
+    assert (calls.asked, pins(replica)) == ([(OTHER, "Abort")], [])
+
+
+def test_only_a_master_says_that_a_pin_is_published() -> None:
+    """Who is master no more, or has not applied everything, may not know of the pin: the
+    coordinator would log that all is published, and nobody would ever publish it."""
+    asked = records.PublishTransaction(transaction_id="t", epoch=0, attempt=1)
+    group = Stage()
+    work, replica, _ = work_of(group)
+
+    def lost() -> None:
+        raise NotMaster("not any more")
+
+    replica.confirming = lost
+    with pytest.raises(NotMaster):
+        asyncio.run(work.publish(asked))
+
+    def arrives() -> None:
+        group.open(A)
+        head = staged(A, 0, 3)
+        group.stage(head)
+        group.pin(winner(A, {KEY: [head]}), attempt=1)
+
+    replica.confirming = arrives
+    asyncio.run(work.publish(asked))
+    assert replica.steps == ["publish"]
+    replica.confirming = lambda: None
+    asyncio.run(work.publish(asked))
+    assert replica.steps == ["publish"], "again is the same"

@@ -16,6 +16,7 @@ import pytest
 
 from semel.client import SqlOffsets
 from semel.client.api.aio_reading import AsyncTransaction
+from semel.client.api.sync_reading import Transaction
 from semel.client.consumer import commits
 from semel.client.message import Message
 from semel.protos.errors import InvalidRequest, LockLost, OffsetOutOfRange
@@ -217,6 +218,56 @@ async def test_after_a_commit_that_failed_the_database_is_asked_where_it_stands(
         program.put(0, 10)
         await worker.store(await program.poll())
     assert worker.results == list(range(10))
+
+
+def run_at_once(coroutine: Any) -> Any:
+    """The result of a coroutine that waits for nothing."""
+    with pytest.raises(StopIteration) as stopped:
+        coroutine.send(None)
+    return stopped.value.value
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_brokers_are_told_of_progress_only_after_the_database_has_committed_it(
+    worker: Worker, sync: bool
+) -> None:
+    """If they were told before and COMMIT failed, the group would be ahead of the database, and
+    queues that a split made would be read too soon."""
+    program = worker.program
+    happened: list[str] = []
+    works = False
+
+    def commit() -> None:
+        happened.append("COMMIT")
+        if not works:
+            raise sqlite3.OperationalError("the connection broke")
+        worker.database.commit()
+
+    connection = SimpleNamespace(
+        cursor=worker.database.cursor, commit=commit, rollback=worker.database.rollback
+    )
+    program.runtime.call_soon = lambda function, *_: happened.append(function.__name__)
+    program.core.store._style = "qmark"
+    session: Any = SimpleNamespace(run=run_at_once, runtime=program.runtime)
+
+    async def store() -> None:
+        program.put(0, 10)
+        messages = await program.poll()
+        if sync:
+            with Transaction(session, program.core, connection, None):
+                worker.add(messages)
+        else:
+            async with worker.transaction(connection=connection):
+                worker.add(messages)
+
+    with pytest.raises(sqlite3.OperationalError):
+        await store()
+    assert happened == ["COMMIT"]
+    await program.give_back()
+    await program.acquire()
+    works = True
+    await store()
+    assert happened == ["COMMIT", "COMMIT", "on_stored"]
 
 
 def broken_rollback(worker: Worker) -> Any:

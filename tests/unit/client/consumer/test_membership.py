@@ -92,6 +92,22 @@ async def test_each_call_is_about_the_lock_that_it_was_made_for(
     assert group.locks[key_of(0)].owner == "m", "the broker has heard nothing of the new one"
 
 
+async def test_a_commit_carries_the_token_of_the_lock_that_it_was_made_for(
+    group: SimulatedGroup, program: Program
+) -> None:
+    """What the brokers are told in the background may be about a lock that is another one by then:
+    under the new token the broker would believe it."""
+    committed = watched(group, "_commit")
+    locks, old = program.core.locks, program.queue()
+    locks.on_lost(old.key, old.token)
+    await program.acquire()
+    refused = await program.core.commits.store({old: 5})
+    assert [one.token for request in committed for one in request.commits] == [old.token]
+    assert isinstance(refused[old], LockLost)
+    assert locks.holds(program.queue()), "the new lock is not lost"
+    assert (group.locks[key_of(0)].committed, old.done, program.queue().done) == (-1, 0, 0)
+
+
 @pytest.mark.parametrize(
     "error", [LockLost("gone"), QueueMoved("gone", group_id=2), UnknownQueue("gone")]
 )

@@ -6,14 +6,21 @@ The relay that makes the copies is played by hand; everything else is the consum
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+import sqlite3
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from semel.client import RetryPolicy
-from semel.client.dead_letters import retrying
+from semel.client import Origin, RetryPolicy, SqlOffsets
+from semel.client.core import letters
+from semel.client.core.copies import read_record, record_bytes
+from semel.client.dead_letters import relay, retrying
 from semel.protos.errors import LockLost, ProducerFenced, TimedOut
+from semel.protos.v1.copies_pb2 import CopyAttempt
 from tests.kit.simulated_group import Program, SimulatedGroup, key_of
 
 
@@ -179,3 +186,160 @@ async def test_a_queue_whose_copies_failed_is_given_up(
     await program.commit()  # it was told
     with pytest.raises(LockLost):
         program.core.note(messages[2], "no", rejected=True)
+
+
+# --- what an earlier owner has left
+
+
+def left_behind(
+    group: SimulatedGroup,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    copied: Iterable[int],
+    attempt: CopyAttempt | None = None,
+    stored: Iterable[int] = (),
+) -> list[CopyAttempt]:
+    """The group is at offset 4, and its record names `copied` and an attempt which has `stored`
+    copies of these; the attempts that are ended from now on."""
+    ended: list[CopyAttempt] = []
+
+    async def settle(_cluster: object, _runtime: object, found: CopyAttempt) -> list[Any]:
+        ended.append(found)
+        origin = Origin("orders", 0, 0)
+        return [
+            SimpleNamespace(
+                headers=letters.failed(
+                    [],
+                    origin=origin,
+                    source_offset=offset,
+                    group="g",
+                    attempts=1,
+                    reason="",
+                    failed_us=1,
+                )
+            )
+            for offset in stored
+        ]
+
+    acquire = group._acquire_locks
+
+    def acquired(request: Any) -> Any:
+        reply = acquire(request)
+        for grant in reply.grants:
+            grant.metadata = record_bytes(copied, attempt, 4)
+        return reply
+
+    monkeypatch.setattr(retrying, "settle", settle)
+    monkeypatch.setattr(retrying, "Relay", HandRelay)
+    monkeypatch.setattr(group, "_acquire_locks", acquired)
+    group.locks[key_of(0)].committed = 4
+    return ended
+
+
+def committed_records(group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Offset and record of each commit, from now on."""
+    found: list[Any] = []
+    commit = group._commit
+
+    def committing(request: Any) -> Any:
+        for one in request.commits:
+            found.append((one.offset, read_record(one.metadata)))
+        return commit(request)
+
+    monkeypatch.setattr(group, "_commit", committing)
+    return found
+
+
+async def test_copies_that_an_earlier_owner_has_made_are_skipped_and_committed_over(
+    group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those at the group's place at once: nothing else might ever be committed in the queue. What
+    lies further on stays in the record."""
+    attempt = CopyAttempt(producer_id=9, epoch=1, end=9)
+    ended = left_behind(group, monkeypatch, copied={4, 7}, attempt=attempt, stored={5})
+    commits = committed_records(group, monkeypatch)
+    program = Program(group, retry=RetryPolicy(steps_ms=()))
+    await program.join(0)
+    assert ended == [attempt], "nothing of it can land any more"
+    ((offset, record),) = commits
+    assert (offset, record.copied, record.attempt) == (6, {7}, None)
+    assert group.locks[key_of(0)].committed == 6
+    queue = program.queue()
+    assert (queue.offset, queue.delivered, queue.done) == (6, 6, 6)
+    assert {offset for offset in queue.skip if offset >= 6} == {7}
+
+
+async def test_an_attempt_that_is_over_is_not_ended_again(
+    group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is where the group is: all that it copied is committed over."""
+    ended = left_behind(
+        group, monkeypatch, copied=(), attempt=CopyAttempt(producer_id=9, epoch=1, end=4)
+    )
+    program = Program(group, retry=RetryPolicy(steps_ms=()))
+    await program.join(0)
+    assert ended == []
+    assert (program.queue().offset, group.locks[key_of(0)].committed) == (4, 4)
+    assert "Commit" not in group.calls
+
+
+async def test_a_commit_takes_back_a_record_that_an_earlier_owner_has_left(
+    group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_behind(group, monkeypatch, copied={5})
+    program = Program(group, retry=RetryPolicy(steps_ms=()))
+    await program.join(0)
+    assert program.queue().skip == {5}
+    commits = committed_records(group, monkeypatch)
+    program.put(4, 5)
+    assert len(await program.poll()) == 1
+    await program.commit()
+    assert [(offset, record.copied) for offset, record in commits] == [(6, set())]
+
+
+async def test_a_row_in_the_users_database_goes_over_what_an_earlier_owner_has_copied(
+    group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else the next transaction would not find the row where it expects it."""
+    path = tmp_path / "results.db"
+    left_behind(group, monkeypatch, copied={4, 5})
+    store = SqlOffsets(lambda: sqlite3.connect(path))
+    program = Program(group, retry=RetryPolicy(steps_ms=()), offset_store=store)
+    await program.join(0)
+    assert program.queue().offset == 6
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT next_offset FROM semel_offsets").fetchall() == [(6,)]
+
+
+async def test_a_take_over_that_ends_late_leaves_the_newer_one_alone(
+    group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock was lost, and acquired again, while the copies of an earlier owner were sought."""
+    attempt = CopyAttempt(producer_id=9, epoch=1, end=9)
+    left_behind(group, monkeypatch, copied=(), attempt=attempt, stored={7})
+    settle = relay.settle
+    first = asyncio.Event()
+    waiting = [first]
+
+    async def slow(*given: Any) -> list[Any]:
+        if waiting:
+            await waiting.pop().wait()
+        return await settle(*given)
+
+    monkeypatch.setattr(retrying, "settle", slow)
+    program = Program(group, retry=RetryPolicy(steps_ms=()))
+    group.held_back["nothing"] = first  # so that joining does not wait for the first one
+    await program.join(0)
+    old = program.queue()
+    program.core.locks.on_lost(old.key, old.token)
+    await program.acquire()
+    group.held_back.clear()
+    first.set()
+    await program.rest()
+    assert program.core.feed.queues[key_of(0)] is program.queue()
+    program.put(4, 6)
+    (message, _) = await program.poll()
+    program.core.note(message, "no", rejected=True)
+    HandRelay.made.durable.set()
+    await program.commit()
+    assert group.locks[key_of(0)].committed == 6
