@@ -167,8 +167,15 @@ async def test_who_is_fenced_commits_nothing_more(group: SimulatedGroup, program
             await program.commit(messages[0])
         with pytest.raises(MemberFenced):
             await program.poll()
+    asked: list[str] = []
+
+    async def controller(method: str, request: Any, timeout_s: float | None = None) -> Any:
+        asked.append(method)
+
+    group.controller = controller  # type: ignore[method-assign]
     await program.core.close()
     assert group.calls == calls, "it gives nothing back that is another's"
+    assert asked == [], "nor does it end the membership of another"
 
 
 async def test_after_it_was_closed_nothing_is_committed(

@@ -19,7 +19,7 @@ from semel.client import Origin, RetryPolicy, SqlOffsets
 from semel.client.core import letters
 from semel.client.core.copies import read_record, record_bytes
 from semel.client.dead_letters import relay, retrying
-from semel.protos.errors import LockLost, ProducerFenced, TimedOut
+from semel.protos.errors import LockLost, ProducerFenced, TimedOut, Unavailable
 from semel.protos.v1.copies_pb2 import CopyAttempt
 from tests.kit.simulated_group import Program, SimulatedGroup, key_of
 
@@ -134,6 +134,70 @@ async def test_a_commit_waits_for_the_copies_of_one_that_was_cancelled(
     HandRelay.made.durable.set()
     await again
     assert HandRelay.made.sent == [b"1"], "and makes no others"
+    assert group.locks[key_of(0)].committed == 4
+
+
+@pytest.mark.parametrize("answer", ["refused", "lost"])
+async def test_copies_of_a_commit_that_may_not_be_stored_are_made_once(
+    group: SimulatedGroup, program: Program, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is made again, and the copies are there already; also when the caller gives the
+    message the same end again."""
+    messages = await program.poll(4)
+    program.core.note(messages[1], "no", rejected=True)
+    HandRelay.made.durable.set()
+    commit = group._commit
+
+    def broken(request: Any) -> Any:
+        if request.commits[0].offset < 0:  # the record of the copies
+            return commit(request)
+        if answer == "lost":
+            commit(request)
+        raise Unavailable("not now")
+
+    monkeypatch.setattr(group, "_commit", broken)
+    with pytest.raises(Unavailable):
+        await program.commit()
+    monkeypatch.setattr(group, "_commit", commit)
+    program.core.note(messages[1], "no", rejected=True)
+    await program.commit()
+    assert HandRelay.made.sent == [b"1"]
+    assert group.locks[key_of(0)].committed == 4
+
+
+async def test_the_note_of_the_next_message_outlives_a_commit(
+    group: SimulatedGroup, program: Program
+) -> None:
+    messages = await program.poll(4)
+    for message in messages[1:3]:
+        program.core.note(message, "no", rejected=True)
+    HandRelay.made.durable.set()
+    await program.commit(messages[1])
+    assert HandRelay.made.sent == [b"1"]
+    await program.commit()
+    assert HandRelay.made.sent == [b"1", b"2"]
+    assert group.locks[key_of(0)].committed == 4
+
+
+async def test_what_is_copied_is_not_given_out_again_after_a_seek(
+    group: SimulatedGroup, program: Program
+) -> None:
+    """Its copy will come to an end of its own; what is only noted is given out again."""
+    messages = await program.poll(4)
+    program.core.note(messages[1], "no", rejected=True)
+    cancelled = await begun(program)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    program.core.note(messages[2], "no", rejected=True)
+    await program.core.seek("orders", 0, 0)
+    queue = program.queue()
+    assert queue.skip == {1}
+    HandRelay.made.durable.set()
+    program.put(0, 1)
+    program.put(2, 4)
+    assert [message.offset for message in await program.poll()] == [0, 2, 3]
+    await program.commit()
+    assert HandRelay.made.sent == [b"1"]
     assert group.locks[key_of(0)].committed == 4
 
 
