@@ -201,6 +201,16 @@ def test_the_same_member_again_fences_its_older_self(group: Group) -> None:
     assert commit(group, 2, 5).error is None
 
 
+def test_a_release_that_comes_late_leaves_the_next_lock_alone(group: Group) -> None:
+    """The old owner's, or that of a session which was over: a third member would get the queue."""
+    acquire(group)
+    assert release(group, 1)
+    assert token_of(acquire(group, "b")) == 2
+    assert not release(group, 1)
+    refusal(acquire(group, "c"), errors.QueueLocked)
+    assert commit(group, 2, 10).error is None
+
+
 def test_commit_needs_the_current_and_held_token(group: Group) -> None:
     refusal(commit(group, 0, 5), errors.LockLost)
     acquire(group)

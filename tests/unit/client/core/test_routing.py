@@ -93,6 +93,16 @@ def test_older_routes_are_ignored() -> None:
     assert table.topic("t") is None
 
 
+def test_after_it_forgot_another_clusters_routes_any_version_is_news() -> None:
+    table = RouteTable()
+    table.on_routes(routes(9, master=1, term=7))
+    table.forget()
+    assert table.replicas(GROUP) == []
+    assert known(table) is None
+    table.on_routes(routes(2, master=3, term=1))
+    assert (table.version, table.cluster_id, known(table)) == (2, "c", ("h3:1", 1))
+
+
 def test_unknown_groups_are_no_trouble() -> None:
     table = RouteTable()
     assert table.replicas(GROUP) == []

@@ -1,0 +1,140 @@
+"""An operator's changes, and the entry that lets a node count again: what must be so before."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semel.broker.config import BrokerConfig
+from semel.broker.membership.changes import MembershipChanges
+from semel.broker.raft import Membership
+from semel.broker.replica.member_book import Members
+from semel.protos.errors import InvalidRequest, NotMaster, Throttled
+from semel.protos.frames import RecordKind
+from semel.protos.ids import GroupId, NodeId
+
+ME, OTHER, THIRD, JOINING = map(NodeId, (1, 2, 3, 4))
+
+
+class FakeReplica:
+    """A master whose entries are applied when the test says so."""
+
+    def __init__(self) -> None:
+        addresses = {node: f"h{node}:1" for node in (ME, OTHER, THIRD)}
+        members = Members(voters=addresses, learners={JOINING: "h4:1"})
+        self.peers = SimpleNamespace(
+            addresses=members.addresses, book=SimpleNamespace(current=members, index=5)
+        )
+        self.driver = self
+        self.progress = {
+            node: SimpleNamespace(counts=True, recently_active=True, match_index=9)
+            for node in (OTHER, THIRD, JOINING)
+        }
+        self.core = SimpleNamespace(
+            progress=self.progress,
+            membership=Membership(voters=frozenset(addresses), learners=frozenset({JOINING})),
+            status=lambda: SimpleNamespace(progress=self.progress),
+            propose_membership_allowed=lambda changed: None,
+        )
+        self.appended: list[RecordKind] = []
+        self.applied = asyncio.Event()
+        self.waited_for: list[int] = []
+        self.terms = {10: 3}
+        self.log = SimpleNamespace(term_at=self.terms.get)
+
+    async def wait_master(self) -> None:
+        pass
+
+    def append_alone(
+        self, kind: RecordKind, payload: bytes = b"", members: Members | None = None
+    ) -> tuple[int, int]:
+        self.appended.append(kind)
+        return 10, 3
+
+    async def wait_applied(self, index: int, timeout_s: float | None) -> None:
+        self.waited_for.append(index)
+        if index == 10:
+            await self.applied.wait()
+
+    def not_master(self) -> NotMaster:
+        return NotMaster("not any more")
+
+
+@pytest.fixture
+def replica() -> FakeReplica:
+    return FakeReplica()
+
+
+@pytest.fixture
+def changes(replica: FakeReplica) -> MembershipChanges:
+    config = BrokerConfig(
+        data=Path("unused"),
+        cluster_id="c",
+        group_id=GroupId(1),
+        node_id=ME,
+        listen="h1:1",
+        members={node: f"h{node}:1" for node in (ME, OTHER, THIRD)},
+    )
+    stand_in: Any = replica
+    return MembershipChanges(config, stand_in)
+
+
+async def test_a_node_is_readmitted_by_an_entry_that_is_committed_without_it(
+    replica: FakeReplica, changes: MembershipChanges
+) -> None:
+    """While its acknowledgements count, the entry proves nothing about what it forgot."""
+    with pytest.raises(InvalidRequest, match="no other member"):
+        await changes.readmit(NodeId(9))
+    with pytest.raises(Throttled, match="has not said yet"):
+        await changes.readmit(OTHER)
+    assert replica.appended == [], "nothing is written for a node that counts"
+    replica.progress[OTHER].counts = False
+    readmitting = asyncio.create_task(changes.readmit(OTHER))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert replica.appended == [RecordKind.NOOP]
+    assert not readmitting.done(), "the entry is not applied"
+    replica.applied.set()
+    assert await readmitting == (10, 3)
+
+
+async def test_an_entry_that_another_master_replaced_readmits_nobody(
+    replica: FakeReplica, changes: MembershipChanges
+) -> None:
+    """What stands at its index now may be older than what the node forgot."""
+    replica.progress[OTHER].counts = False
+    replica.terms[10] = 4
+    replica.applied.set()
+    with pytest.raises(NotMaster):
+        await changes.readmit(OTHER)
+
+
+async def test_a_learner_is_promoted_when_everybody_there_knows_its_address(
+    replica: FakeReplica, changes: MembershipChanges
+) -> None:
+    replica.applied.set()
+    replica.progress[THIRD].match_index = 4
+    with pytest.raises(Throttled, match=r"\[3\] do not know node 4"):
+        await changes.promote(JOINING)
+    assert replica.appended == []
+    replica.progress[THIRD].match_index = 5
+    await changes.promote(JOINING)
+    assert replica.appended == [RecordKind.MEMBERSHIP]
+    assert replica.waited_for[-1] == 10, "it is applied"
+
+
+@pytest.mark.parametrize("field", ["recently_active", "counts"])
+async def test_no_node_is_removed_if_too_few_would_be_left_that_count(
+    replica: FakeReplica, changes: MembershipChanges, field: str
+) -> None:
+    replica.applied.set()
+    setattr(replica.progress[THIRD], field, False)
+    with pytest.raises(InvalidRequest, match="would have no quorum"):
+        await changes.remove(OTHER)
+    assert replica.appended == []
+    await changes.remove(THIRD)
+    assert replica.appended == [RecordKind.MEMBERSHIP]
