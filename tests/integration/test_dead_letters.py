@@ -129,6 +129,32 @@ def test_a_run_that_was_cut_short_is_finished_by_the_next(
     assert client.admin.redrive(name).already == 12
 
 
+def test_a_run_that_was_cut_short_is_over_when_the_letters_were_made_again(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copies are of other letters, which lay at the same places."""
+    values = give_up(client, topic, "anew", 6)
+
+    class Cut(Exception):
+        pass
+
+    async def cut(*_: Any, **__: Any) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patched:
+        patched.setattr("semel.client.dead_letters.redrive._Run._write_down", cut)
+        with pytest.raises(Cut):
+            client.admin.redrive("anew")
+    assert values_of(back(client, topic)) == values
+    client.admin.delete_topic("anew.dead-letters")
+    with client.consumer("anew", topic, retry=RetryPolicy(steps_ms=(200,))) as consumer:
+        for message in take(consumer, 6):
+            consumer.reject(message)
+        consumer.commit()
+    result = client.admin.redrive("anew")
+    assert (result.redriven, result.already, result.recovered) == (6, 0, 0)
+
+
 def test_a_run_that_remembers_nothing_would_be_noticed(
     client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,12 +15,13 @@ from semel.broker.config import BrokerConfig
 from semel.broker.identity import BEFORE_FOUNDINGS, NodeIdentity
 from semel.broker.log import HardStateFile
 from semel.broker.membership import status as status_module
-from semel.broker.membership.founding import ControllersSay, MemberSays
+from semel.broker.membership.founding import ControllersSay, Decision, MemberSays, Step
 from semel.broker.membership.status import MembershipStatus
 from semel.broker.raft import Role
 from semel.broker.repair.quarantine import MARK_NAME
-from semel.protos.errors import DataDirectoryError, InvalidRequest
+from semel.protos.errors import DataDirectoryError, InvalidRequest, NotMaster, Unavailable
 from semel.protos.ids import GroupId, NodeId
+from semel.protos.v1 import broker_pb2
 from tests.kit.disk import PowerCut, SimFiles
 
 DATA = Path("/node")
@@ -208,6 +209,28 @@ async def test_the_mark_stays_until_everything_is_here(running: Any) -> None:
     assert gone_when_counted == [True]
 
 
+async def test_a_node_that_is_taken_over_while_it_catches_up_does_so_again(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has caught up with was another history."""
+    monkeypatch.setattr(status_module, "_LOOK_S", 0)
+    disk = lost()
+    status = node(disk)
+    replica: Any = status._replica
+    status.readmitted = 7
+    running(status)
+    await turns()
+    assert replica.asked_for == 7
+    status._identity.found("y")
+    status.readmitted = None
+    replica.applied.set()
+    await turns()
+    assert (replica.muted, marked(disk)) == (True, True)
+    status.readmitted = 9
+    await turns()
+    assert (replica.asked_for, replica.muted, marked(disk)) == (9, False, False)
+
+
 async def test_a_node_that_dies_while_it_catches_up_comes_back_muted(running: Any) -> None:
     disk = lost()
     status = node(disk)
@@ -235,6 +258,28 @@ def test_a_directory_without_its_log_is_not_counted() -> None:
     again = Asked(node(disk)._config, status._replica, disk, status._identity, status._hard_state)
     assert again.begin(log_lost=True)
     assert marked(disk)
+
+
+async def test_the_entry_that_readmits_a_node_is_the_one_that_a_master_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to there everything must be here before the node counts."""
+    status = node(SimFiles())
+    answers: dict[NodeId, Any] = {
+        NodeId(2): NotMaster("ask another"),
+        NodeId(3): broker_pb2.ReadmitNodeReply(index=7, term=2),
+    }
+
+    async def ask(peer: NodeId, address: str) -> Any:
+        if isinstance(answers[peer], Exception):
+            raise answers[peer]
+        return answers[peer]
+
+    monkeypatch.setattr(status, "_peers", lambda: dict.fromkeys(answers, "h:1"))
+    monkeypatch.setattr(status, "_ask_readmission", ask)
+    assert await MembershipStatus._readmit(status) == 7
+    answers[NodeId(3)] = Unavailable("no quorum")
+    assert await MembershipStatus._readmit(status) is None
 
 
 # --- the founding
@@ -285,6 +330,33 @@ async def test_a_founding_goes_on_after_a_crash_at_any_operation(running: Any) -
             assert crash > 20
             return
     raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        ControllersSay(founding="x", founded=False),
+        ControllersSay(founding="y", founded=True),
+        ControllersSay(founding="x", founded=True),
+    ],
+)
+async def test_a_founding_is_complete_when_the_controllers_have_stored_it(
+    said: ControllersSay | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the group could be founded twice."""
+    disk = SimFiles()
+    status = node(disk)
+
+    async def answer(request: Any) -> ControllersSay | None:
+        assert request.complete_id == "x"
+        return said
+
+    monkeypatch.setattr(status, "_ask_controllers", answer)
+    await status._take(Decision(step=Step.COMPLETE, founding="x"))
+    complete = said == ControllersSay(founding="x", founded=True)
+    assert status._identity.founding == ("x" if complete else "")
+    assert (status._replica.muted, marked(disk)) == (not complete, not complete)
 
 
 async def test_a_lost_disk_is_fed_though_all_others_are_empty() -> None:
@@ -339,6 +411,17 @@ async def test_a_node_that_waits_is_taken_over_and_counts(running: Any) -> None:
         assert (status._replica.muted, marked(disk), told) == (False, False, ["y"])
     restarted = node(disk.restart(survives=0.0))
     assert (restarted._identity.founding, restarted._replica.muted) == ("y", False)
+
+
+async def test_a_node_that_was_prepared_is_prepared_no_more_when_it_is_taken_over() -> None:
+    """Else its mark would say after a restart that it has founded the group, and counts."""
+    disk = SimFiles()
+    status = node(disk)
+    await status._take(Decision(step=Step.PREPARE, founding="y"))
+    assert status._identity.prepared == "y"
+    status.refound("", "y", count=False, voters=ALL)
+    restarted = node(disk.restart(survives=0.0))
+    assert (restarted._identity.founding, restarted._replica.muted) == ("y", True)
 
 
 async def test_a_master_is_not_taken_over() -> None:

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.client.core.sequences import Failed, Fence, SendWindow
-from semel.protos.errors import InvalidRequest, SemelError, Throttled, Unavailable
-from tests.kit.send_window import NAMES, STEPS, RenamesInDoubt, World, run
+from semel.client.core.sequences import Failed, Fence, Known, SendWindow, Settled
+from semel.protos.batch import decode_header
+from semel.protos.errors import (
+    InvalidRequest,
+    SemelError,
+    SequenceConflict,
+    Throttled,
+    Unavailable,
+)
+from tests.kit.send_window import NAMES, PRODUCER, STEPS, RenamesInDoubt, World, run
 
 
 @settings(max_examples=120, deadline=None)
@@ -91,6 +98,76 @@ def test_acknowledged_messages_that_are_gone_end_the_producer() -> None:
     world.fence_due = Fence(False)
     world.fence()
     assert world.fatal is not None
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_of_a_batch_that_a_fence_finds_stored_in_part_the_rest_is_sent(positions: bool) -> None:
+    """An earlier shape of it had fewer rows; above what the queue names nothing is stored."""
+    world = World(positions=positions)
+    world.add(3, 0)
+    (batch,) = world.window.batches()
+    world.window.next_to_send()
+    decisions = world.window.on_fenced(
+        producer_id=PRODUCER,
+        epoch=1,
+        session=2,
+        last_sequence=batch.base,
+        known=[Known(batch.base, batch.base, 0, 1)],
+    )
+    assert decisions == []
+    again = world.window.next_to_send()
+    assert again is batch
+    assert (batch.count, batch.trimmed) == (2, 1)
+    header = decode_header(batch.payload)
+    assert (header.count, header.session) == (2, 2)
+    assert header.previous_sequence == 0
+    assert world.window.last_settled == 0
+
+
+def test_an_answer_to_an_earlier_shape_of_a_batch_is_void() -> None:
+    world = World(positions=False)
+    world.add(3, 0)
+    window = world.window
+    (batch,) = window.batches()
+    window.next_to_send()
+    for last in (batch.last - 1, batch.last + 1):
+        assert window.on_stored(batch.base, last, 0, 1, False) == []
+        assert window.on_refused(batch.base, last, InvalidRequest("no")) == []
+    assert window.batches() == [batch]
+    assert batch.error is None
+    (settled,) = window.on_stored(batch.base, batch.last, 0, 1, False)
+    assert isinstance(settled, Settled)
+
+
+def test_other_content_under_a_stored_sequence_is_a_failure_and_no_duplicate() -> None:
+    """The queue ends behind the batch, and what it holds there is something else."""
+    world = World(positions=True)
+    world.add(2, 0)
+    window = world.window
+    batch = window.next_to_send()
+    assert batch is not None
+    assert window.on_refused(batch.base, batch.last, SequenceConflict("other content")) == [
+        Fence(False)
+    ]
+    (failed,) = window.on_fenced(
+        producer_id=PRODUCER, epoch=1, session=2, last_sequence=batch.last, known=[]
+    )
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, SequenceConflict)
+
+
+def test_nothing_leaves_while_a_fence_is_under_way() -> None:
+    """Whatever left now would be refused, or be of unknown fate."""
+    world = World(positions=False)
+    world.add(1, 0)
+    world.add(1, 0)
+    window = world.window
+    first = window.next_to_send()
+    assert first is not None
+    (decision,) = window.on_refused(first.base, first.last, InvalidRequest("no"))
+    assert isinstance(decision, Fence)
+    assert window.next_to_send() is None
+    assert not window.room
 
 
 def test_our_own_fence_does_not_end_us() -> None:
