@@ -1,0 +1,116 @@
+"""Answers that only a master may give: one that was replaced, and does not know it, gives none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semel.broker.background.transactions import TransactionWork
+from semel.broker.control_plane.route_cache import RoutesCopy
+from semel.broker.server.broker_service import BrokerService
+from semel.broker.server.group_offsets import GroupOffsetCalls
+from semel.broker.server.locks import LockCalls
+from semel.broker.server.node_status import NodeStatusCall
+from semel.broker.server.producers import ProducerCalls
+from semel.broker.server.queues import QueueCalls
+from semel.broker.server.transactions import TransactionsService
+from semel.broker.state import State
+from semel.protos.errors import NotMaster, Unavailable
+from semel.protos.queue_refs import queue_ref
+from semel.protos.staging import STAGER_ID_MIN
+from semel.protos.v1 import (
+    broker_pb2,
+    control_pb2,
+    transaction_records_pb2,
+    transactions_pb2,
+)
+from tests.kit.state_log import KEY
+
+QUEUE = queue_ref(KEY)
+CALLS: dict[str, Any] = {
+    "DescribeGroupOffsets": broker_pb2.DescribeGroupOffsetsRequest(group="g"),
+    "DescribeProducers": broker_pb2.DescribeProducersRequest(confirmed=True),
+    "GetNodeStatus": broker_pb2.NodeStatusRequest(confirmed=True),
+    "GetProduceOutcome": broker_pb2.ProduceOutcomeRequest(queue=QUEUE, producer_id=5),
+    "ListOffsets": broker_pb2.ListOffsetsRequest(queues=[QUEUE]),
+    "ReleaseLocks": broker_pb2.ReleaseLocksRequest(group="g", member_id="m"),
+    "RenewLocks": broker_pb2.RenewLocksRequest(group="g", member_id="m"),
+}
+TRANSACTIONS: dict[str, Any] = {
+    "Describe": transactions_pb2.DescribeTransactionsRequest(),
+    "Drop": transaction_records_pb2.DropStagers(stager_ids=[STAGER_ID_MIN]),
+    "Publish": transaction_records_pb2.PublishTransaction(transaction_id="t", epoch=0, attempt=1),
+    "Settle": transactions_pb2.SettleRequest(transaction_id="t"),
+}
+
+
+class Replaced:
+    """A replica whose state is empty, and whose mastership nobody confirms."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.lock_clock = None
+        self.submitted: list[control_pb2.ControlRecord] = []
+
+    async def wait_master(self) -> None:
+        """It believes to be one."""
+
+    async def confirm_read(self) -> None:
+        raise NotMaster("no quorum answers")
+
+    async def submit_control(self, record: control_pb2.ControlRecord) -> None:
+        self.submitted.append(record)
+
+
+def service_of(replica: Replaced, routes: Any = None) -> BrokerService:
+    config: Any = SimpleNamespace(cluster_id="c")
+    stand_in: Any = replica
+    nothing: Any = SimpleNamespace()
+    return BrokerService(
+        producers=ProducerCalls(stand_in),
+        locks=LockCalls(stand_in),
+        groups=GroupOffsetCalls(stand_in),
+        queues=QueueCalls(config, stand_in, routes),
+        status=NodeStatusCall(config, stand_in, nothing, nothing, nothing),
+    )
+
+
+@pytest.mark.parametrize("method", CALLS)
+async def test_a_master_that_was_replaced_tells_nothing(method: str) -> None:
+    replica = Replaced()
+    with pytest.raises(NotMaster):
+        await getattr(service_of(replica), method)(CALLS[method], None)
+    assert replica.submitted == []
+
+
+@pytest.mark.parametrize("method", TRANSACTIONS)
+async def test_a_master_that_was_replaced_tells_nothing_of_transactions(method: str) -> None:
+    """It does not know of what was staged and pinned since: "there is nothing" would be wrong."""
+    replica: Any = Replaced()
+    config: Any = SimpleNamespace(group_id=1, staged_bytes_max=1)
+    nothing: Any = SimpleNamespace()
+    work = TransactionWork(config, replica, nothing)
+    service = TransactionsService(config, replica, work, nothing)
+    with pytest.raises(NotMaster):
+        await getattr(service, method)(TRANSACTIONS[method], None)
+    assert replica.submitted == []
+
+
+async def test_a_controller_that_was_replaced_changes_no_queue() -> None:
+    replica = Replaced()
+    routes = RoutesCopy()
+    service = service_of(replica, routes)
+    request = broker_pb2.ApplyQueuesRequest(cluster_id="c", office=2)
+    request.records.add().delete_queue.queue.CopyFrom(QUEUE)
+    await service.ApplyQueues(request, None)
+    assert len(replica.submitted) == 1
+    request.office = 1
+    with pytest.raises(Unavailable, match="is over"):
+        await service.ApplyQueues(request, None)
+    routes.on_epoch(3)
+    request.office = 2
+    with pytest.raises(Unavailable, match="is over"):
+        await service.ApplyQueues(request, None)
+    assert len(replica.submitted) == 1
