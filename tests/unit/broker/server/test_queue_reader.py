@@ -1,0 +1,110 @@
+"""What a fetch gets of a queue: under which lock, from where, and how it is told of."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semel.broker.server.queue_reader import QueueReader
+from semel.protos.errors import LockLost, OffsetOutOfRange, from_detail
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import broker_pb2, control_pb2
+from tests.kit.state_log import KEY, Group, control, header
+
+
+class Node:
+    """20 messages in two batches; group g holds the queue under token 1. The bytes of a batch are
+    its place in the log."""
+
+    def __init__(self) -> None:
+        self.group = Group()
+        self.group.fence()
+        self.group.produce(header(-1, last=9))
+        self.group.produce(header(9, last=19))
+        self.acquire()
+        self.state = self.group.state
+        self.readers: Any = None
+        self.log: Any = SimpleNamespace(
+            cached_record=lambda index, position, length: b"%d/%d" % (index, position)
+        )
+        self.delivered: list[tuple[str, int, int]] = []
+
+    def acquire(self) -> None:
+        record = control_pb2.AcquireLock(
+            group="g",
+            queue=queue_ref(KEY),
+            member_id="m",
+            lock_ms=500,
+            session_ms=100,
+        )
+        self.group.apply(control(acquire_lock=record))
+
+    def on_delivered(self, group: str, queue_key: Any, token: int, end_offset: int) -> None:
+        assert queue_key == KEY
+        self.delivered.append((group, token, end_offset))
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def wanted(offset: int, *, token: int = 0, group: str = "") -> broker_pb2.FetchQueue:
+    return broker_pb2.FetchQueue(queue=queue_ref(KEY), offset=offset, token=token, group=group)
+
+
+async def read(node: Node, fetch: broker_pb2.FetchQueue, room: int = 1 << 20) -> Any:
+    return await QueueReader(node).read(fetch, KEY, room, alone=True)
+
+
+async def test_the_first_batch_is_given_from_the_row_that_was_asked_for(node: Node) -> None:
+    found = await read(node, wanted(3))
+    ranges = [(one.base_offset, one.row_start, one.row_end) for one in found.result.batches]
+    assert ranges == [(3, 3, 10), (10, 0, 10)]
+    assert found.next_offset == 20
+    assert len(set(found.batches)) == 2
+    assert (found.result.log_start_offset, found.result.high_watermark) == (0, 20)
+    assert node.delivered == [], "under no lock"
+
+
+async def test_what_is_given_under_a_lock_is_delivered_under_its_token(node: Node) -> None:
+    assert (await read(node, wanted(0, token=1, group="g"))).next_offset == 20
+    assert node.delivered == [("g", 1, 20)]
+    node.acquire()
+    found = await read(node, wanted(0, token=1, group="g"))
+    error = from_detail(found.result.error)
+    assert isinstance(error, LockLost)
+    assert error.current_token == 2
+    assert (found.batches, found.next_offset) == ([], 0)
+    assert len(node.delivered) == 1, "the new owner's time goes by on its own deliveries"
+
+
+async def test_a_lock_that_was_released_gives_nothing(node: Node) -> None:
+    record = control_pb2.ReleaseLock(group="g", queue=queue_ref(KEY), token=1)
+    node.group.apply(control(release_lock=record))
+    found = await read(node, wanted(0, token=1, group="g"))
+    assert isinstance(from_detail(found.result.error), LockLost)
+    assert found.batches == []
+
+
+async def test_who_waits_at_the_end_under_a_lost_lock_is_told_at_once(node: Node) -> None:
+    reader = QueueReader(node)
+    assert reader.nothing_for(wanted(20, token=1, group="g"), KEY)
+    assert reader.nothing_for(wanted(20), KEY)
+    assert not reader.nothing_for(wanted(19), KEY)
+    node.acquire()
+    assert not reader.nothing_for(wanted(20, token=1, group="g"), KEY)
+    assert await read(node, wanted(20)) is None
+
+
+@pytest.mark.parametrize("offset", [4, 21])
+async def test_offsets_that_do_not_exist_are_told_with_those_that_do(
+    node: Node, offset: int
+) -> None:
+    trim = control_pb2.Trim(queue=queue_ref(KEY), log_start_offset=5)
+    node.group.apply(control(trim=trim))
+    error = from_detail((await read(node, wanted(offset))).result.error)
+    assert isinstance(error, OffsetOutOfRange)
+    assert (error.log_start_offset, error.log_end_offset) == (5, 20)
