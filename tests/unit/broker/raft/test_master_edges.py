@@ -457,6 +457,18 @@ def test_a_read_before_an_own_entry_is_committed_waits_for_it() -> None:
     assert node.reads == [(7, 2)]
 
 
+def test_a_non_counting_peer_confirms_no_read() -> None:
+    """It may have forgotten that it voted for another master."""
+    node = elected()
+    node.core.read_index(7, node.now_ms)
+    node.perform()
+    round_ = node.core._reads.round
+    node.hear(MessageKind.HEARTBEAT_REPLY, context=round_, log_index=1, muted=True)
+    assert node.reads == []
+    node.hear(MessageKind.HEARTBEAT_REPLY, THIRD, context=round_, log_index=1)
+    assert node.reads == [(7, 1)]
+
+
 def test_a_read_starts_a_round_at_once_and_one_answer_of_three_confirms_it() -> None:
     node = elected()
     node.sent.clear()

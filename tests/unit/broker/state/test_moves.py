@@ -269,6 +269,16 @@ def test_an_aborted_move_leaves_the_queue_as_it_was(source: Home, target: Home) 
     assert target.produce(header(19, last=29, crc=3)) == Duplicate(20)  # type: ignore[arg-type]
 
 
+def test_what_has_moved_is_not_given_up_by_the_same_move(source: Home, target: Home) -> None:
+    """If it were, whoever believes that would have the target drop the only copy."""
+    move(source, target)
+    end = target.state.queues[KEY].log_end_offset
+    assert isinstance(source.step("UNSEAL", 1, 2), errors.InvalidRequest)
+    assert isinstance(target.step("ABORT", 1, 1), errors.InvalidRequest)
+    assert KEY not in source.state.queues
+    assert target.state.queues[KEY].log_end_offset == end > 0
+
+
 @pytest.mark.parametrize("late", ["SEAL", "UNSEAL", "FORWARD", "ABORT", "ACTIVATE", "BEGIN"])
 def test_a_step_of_a_job_that_is_over_changes_nothing(
     source: Home, target: Home, late: str

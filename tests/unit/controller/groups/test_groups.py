@@ -112,6 +112,20 @@ def test_after_a_restart_everything_stands_and_members_get_time_to_come_back() -
     assert again.expire(100 + 5_000 + 1_000) == ["a"]
 
 
+def test_after_a_restart_queues_that_came_meanwhile_are_assigned() -> None:
+    """A topic may have changed after the group was stored, and before the controller ended."""
+    group = ConsumerGroup("g", generation=3)
+    group.join("a", WISH, 0)
+    plan = group.plan({"t": TOPICS["t"][:2]})
+    assert plan is not None
+    again = ConsumerGroup.restore(group.record(plan), 100)
+    assert held(again, "a") == [0, 1]
+    assert not again.settled, "whoever looks for unsettled groups finds it"
+    settle(again)
+    assert again.settled
+    assert (again.generation, held(again, "a")) == (5, [0, 1, 2, 3, 4, 5])
+
+
 def test_a_member_that_was_dropped_may_come_back_under_its_id() -> None:
     group = ConsumerGroup("g", generation=0)
     group.join("a", WISH, 0)
