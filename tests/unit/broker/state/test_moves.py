@@ -6,6 +6,7 @@ groups and the steps of a move.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from semel.broker.state import (
 )
 from semel.protos import errors
 from semel.protos.batch import BatchHeader
+from semel.protos.frames import RecordKind
 from semel.protos.ids import ProducerId, QueueId, QueueKey
 from semel.protos.levels import MOVE_LEVEL
 from semel.protos.v1 import control_pb2
@@ -294,6 +296,16 @@ def test_a_step_of_a_job_that_is_over_changes_nothing(
         assert not group.state.moves.incoming
 
 
+@pytest.mark.parametrize("job", [1, 2])
+def test_what_was_given_up_does_not_begin_again(source: Home, target: Home, job: int) -> None:
+    """A late BEGIN would hold copies for ever."""
+    begin(source, target, 2)
+    assert target.step("ABORT", 2, 1) is None
+    assert isinstance(begin(source, target, job), errors.InvalidRequest)
+    assert not target.state.moves.incoming
+    assert begin(source, target, 3) is None
+
+
 def test_verify_is_not_misled_by_a_late_step(source: Home, target: Home) -> None:
     begin(source, target, 1)
     source.step("SEAL", 1, 2)
@@ -392,6 +404,45 @@ def test_a_copy_that_is_not_whole_is_never_ingested(source: Home, target: Home, 
     assert isinstance(error, errors.InvalidRequest)
     assert isinstance(target.step("ACTIVATE", 1, 1), errors.InvalidRequest)
     assert KEY not in target.state.queues
+
+
+def test_a_copy_that_does_not_follow_is_not_taken(source: Home, target: Home) -> None:
+    """A batch that was lost on the way must not be closed over, and none counts twice."""
+    begin(source, target, 1)
+    first, second = source.stored(0), source.stored(10)
+
+    def copied(stored: bytes) -> Any:
+        target.entry.append((RecordKind.COPY, [stored]))
+        return target.commit()[-1].error  # type: ignore[union-attr]
+
+    def end() -> int:
+        return target.state.moves.incoming[KEY].queue.log_end_offset
+
+    assert isinstance(copied(second), errors.InvalidRequest)
+    assert end() == 0
+    assert copied(first) is None
+    assert isinstance(copied(first), errors.InvalidRequest)
+    assert copied(second) is None
+    assert end() == 20
+
+
+@pytest.mark.parametrize("wrong", ["digest", "length"])
+def test_a_slice_is_ingested_only_if_it_is_the_one_that_was_sent(
+    source: Home, target: Home, wrong: str
+) -> None:
+    begin(source, target, 1)
+    copy_some(source, target, 9)
+    source.step("SEAL", 1, 2)
+    data = make_slice(source.state.queues[KEY], source.state.producers, source.state.groups)
+    assert target.step("PART", 1, 1, offset=0, part=data) is None
+    digest = hashlib.sha256(data).digest()
+    length = len(data)
+    bad = (length, bytes(32)) if wrong == "digest" else (length - 1, digest)
+    refused = target.step("INGEST", 1, 1, offset=bad[0], digest=bad[1])
+    assert isinstance(refused, errors.InvalidRequest)
+    assert isinstance(target.step("ACTIVATE", 1, 1), errors.InvalidRequest)
+    assert target.step("INGEST", 1, 1, offset=length, digest=digest) is None
+    assert target.step("ACTIVATE", 1, 1) is None
 
 
 def test_a_slice_is_read_as_it_was_written(source: Home) -> None:

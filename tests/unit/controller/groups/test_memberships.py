@@ -16,7 +16,13 @@ from semel.controller.groups.group import ConsumerGroup
 from semel.controller.groups.memberships import MembershipService
 from semel.controller.store import MemoryStore, Transaction
 from semel.protos import compat
-from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownMember, UnknownTopic
+from semel.protos.errors import (
+    InvalidRequest,
+    Unavailable,
+    UnknownGroup,
+    UnknownMember,
+    UnknownTopic,
+)
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.metadata_pb2 import ConsumerGroupRecord
 from tests.kit.controller_cluster import Clock, Cluster, raised_by, running_cluster
@@ -174,6 +180,82 @@ async def test_a_forgotten_group_never_repeats_a_generation(cluster: Cluster) ->
     assert isinstance(await raised_by(consumers.beat("a")), UnknownMember)
     await cluster.restart()
     assert (await consumers.join("a", "orders")).generation > last.generation
+
+
+async def served(store: MemoryStore) -> MembershipService:
+    """The groups of a controller that knows one topic of four queues, without its task."""
+    epoch = await ControllerEpoch.begin(store, now_us=0)
+    routes = RouteTable("c", 1, lambda: None)
+    queues = [pb.QueueRoute(queue_id=number) for number in range(4)]
+    routes.set_topic(pb.TopicRoute(name="orders", topic_id=1, queues=queues))
+    return MembershipService(epoch, routes, clock=Clock(), loop_clock=Clock())
+
+
+def joining(member: str) -> pb.JoinGroupRequest:
+    return pb.JoinGroupRequest(group="g", member_id=member, topics=["orders"])
+
+
+async def test_an_assignment_whose_caller_has_gone_is_not_given_another_generation_twice() -> None:
+    """The store would hold one assignment, and members be told another of the same generation."""
+    store = GatedStore()
+    service = await served(store)
+    await service.join(joining("a"))
+    store.gate.clear()
+    gone = asyncio.ensure_future(service.join(joining("b")))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    store.gate.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    key = records.consumer_group_key("g")
+    stored = records.load(ConsumerGroupRecord, key, (await store.scan(records.CONSUMERS))[key])
+    told = await service.heartbeat(pb.HeartbeatGroupRequest(group="g", member_id="a"))
+    assert told.generation == stored.generation
+    assert len(told.assignment) == 2
+    assert (await service.join(joining("c"))).generation == stored.generation + 1
+
+
+async def test_a_member_that_comes_while_its_group_is_forgotten_is_in_it() -> None:
+    store = GatedStore()
+    service = await served(store)
+    await service.join(joining("a"))
+    await service.leave("g", "a")
+    store.gate.clear()
+    forgetting = asyncio.ensure_future(service.forget("g"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    coming = asyncio.ensure_future(service.join(joining("b")))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    store.gate.set()
+    await forgetting
+    assert len((await coming).assignment) == 4
+    again = await service.heartbeat(pb.HeartbeatGroupRequest(group="g", member_id="b"))
+    assert len(again.assignment) == 4
+    assert set(await store.scan(records.CONSUMERS)) == {records.consumer_group_key("g")}
+
+
+async def test_a_group_that_the_store_does_not_forget_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    service = await served(store)
+    await service.join(joining("a"))
+    await service.leave("g", "a")
+
+    async def refuse(transaction: Transaction) -> int:
+        raise Unavailable("no majority")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "transact", refuse)
+        with pytest.raises(Unavailable):
+            await service.forget("g")
+    assert [group.group for group in await service.list("")] == ["g"]
+    await service.forget("g")
+    assert await service.list("") == []
+    assert await store.scan(records.CONSUMERS) == {}
 
 
 async def test_groups_are_listed_with_their_members(cluster: Cluster) -> None:
