@@ -9,9 +9,9 @@ import pytest
 
 from semel.broker.log import HardStateFile, check_identity
 from semel.broker.log.hard_state import BLOCK_BYTES, SLOT_BLOCKS
-from semel.protos.errors import CorruptSegment, DataDirectoryError
+from semel.protos.errors import CorruptSegment, DataDirectoryError, DiskFull
 from semel.protos.ids import NodeId
-from tests.kit.disk import PowerCut, SimFiles
+from tests.kit.disk import PowerCut, SimFile, SimFiles
 
 PATH = Path("/node/hard_state")
 STATES = [(1, None), (1, NodeId(2)), (4, NodeId(1)), (5, None), (9, NodeId(3))]
@@ -64,6 +64,34 @@ def test_a_crash_leaves_the_old_state_or_the_new_one(count: int) -> None:
             found = HardStateFile(PATH, disk.restart(chance, survives)).load()
             old = STATES[count - 1] if count else None
             assert found == STATES[count] if done else found in (old, STATES[count])
+
+
+@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize("count", range(1, len(STATES)))
+def test_nothing_is_written_where_the_state_before_stands(
+    count: int, failing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that is cut off may destroy all blocks that it touches, also the one that follows a
+    write which the disk had refused."""
+    disk = _saved(count)
+    file = HardStateFile(PATH, disk)
+    assert file.load() == STATES[count - 1]
+    before = bytes(disk.image(PATH))
+
+    def refuse(*_: object) -> None:
+        raise DiskFull("no room")
+
+    if failing:
+        with monkeypatch.context() as patched:
+            patched.setattr(SimFile, "write", refuse)
+            with pytest.raises(DiskFull):
+                file.save(*STATES[count])
+    file.save(*STATES[count])
+    for at in range(0, len(before), BLOCK_BYTES):
+        block = slice(at, at + BLOCK_BYTES)
+        if disk.image(PATH)[block] != before[block]:
+            disk.image(PATH)[block] = b"\xaa" * BLOCK_BYTES
+    assert HardStateFile(PATH, disk).load() == STATES[count - 1]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
