@@ -80,6 +80,36 @@ async def test_a_new_clusters_metadata_begin_at_the_newest_level_and_others_stay
     assert (await ControllerEpoch.begin(before, now_us=1)).level == 0, "stored by an older program"
 
 
+async def test_metadata_of_which_a_part_is_missing_is_not_taken_for_the_whole() -> None:
+    """An import that was cut short has left its mark; a topic that is not there yet would be
+    created once more."""
+    store = MemoryStore()
+    await ControllerEpoch.begin(store, now_us=1)
+    await store.transact(Transaction(puts={records.IMPORT: b"half"}))
+    with pytest.raises(DataDirectoryError, match="import of metadata was not finished"):
+        await ControllerEpoch.begin(store, now_us=2)
+    await store.transact(Transaction(deletes=frozenset({records.IMPORT})))
+    await ControllerEpoch.begin(store, now_us=3)
+
+
+async def test_a_level_that_is_not_stored_is_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else records of it would be written that an older controller does not expect."""
+    store = MemoryStore()
+    await ControllerEpoch.begin(store, now_us=1, level_max=4)
+    epoch = await ControllerEpoch.begin(store, now_us=2)
+
+    async def refuse(transaction: Transaction) -> int:
+        raise Unavailable("no majority")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "transact", refuse)
+        with pytest.raises(Unavailable):
+            await epoch.raise_level(5)
+    assert epoch.level == 4
+    await epoch.raise_level(5)
+    assert (epoch.level, (await ControllerEpoch.begin(store, now_us=3)).level) == (5, 5)
+
+
 async def test_a_controller_that_does_not_know_the_metadatas_level_begins_no_epoch() -> None:
     store = MemoryStore()
     epoch = await ControllerEpoch.begin(store, now_us=1)

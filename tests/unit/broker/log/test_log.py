@@ -64,6 +64,38 @@ def test_what_is_appended_is_visible_at_once_and_reported_when_durable() -> None
     again.close()
 
 
+def test_a_checkpoint_is_saved_once_its_entries_are_durable() -> None:
+    """After a failure of power it would stand alone: entries up to it are never replayed."""
+    disk = SimFiles()
+    log = opened(disk)
+    fill(log, frames(1, 4))
+    log.hold_writes()
+    log.append(frames(4, 6))
+    saving = threading.Thread(target=log.save_checkpoint, args=(5, 1, [b"state"]))
+    saving.start()
+    saving.join(0.05)
+    assert log.checkpoint is None
+    log.release_writes()
+    saving.join(WAIT_S)
+    assert log.checkpoint is not None
+    assert log.checkpoint.index == 5
+    log.close()
+
+
+def test_a_checkpoint_makes_entries_durable_whose_syncs_are_delayed() -> None:
+    disk = SimFiles()
+    log = opened(disk, replace(SMALL, sync_interval_ms=3_600_000))
+    added = frames(1, 6)
+    fill(log, added)
+    log.save_checkpoint(5, 1, [b"state"])
+    again = opened(disk.restart(survives=0.0))
+    assert again.checkpoint is not None
+    assert (again.checkpoint.index, again.last_index) == (5, 5)
+    assert everything(again) == added
+    again.close()
+    log.close()
+
+
 def test_a_log_that_was_not_closed_is_found_whole() -> None:
     disk = SimFiles()
     log = opened(disk)
