@@ -74,6 +74,26 @@ def test_live_records_stay_readable() -> None:
     log.close()
 
 
+def test_a_kept_record_that_was_repaired_stays_so_after_a_failure_of_power() -> None:
+    disk = SimFiles()
+    log = _checkpointed(disk)
+    ref = _ref(2)
+    log.compact(30, lambda lo, hi: [ref] if lo <= ref.index < hi else [])
+    (path,) = disk.find("kept-")
+    at = bytes(disk.image(path)).index(_payload(ref.index))
+    damaging = disk.open(path)
+    damaging.write([b"?"], at)
+    damaging.sync()
+    damaging.close()
+    with pytest.raises(DamagedEntry):
+        log.read_record(ref.index, ref.position, ref.length)
+    log.mend_record(ref, _payload(ref.index))
+    again = opened(disk.restart(survives=0.0))
+    assert again.read_record(ref.index, ref.position, ref.length) == _payload(ref.index)
+    again.close()
+    log.close()
+
+
 def test_compaction_stops_before_the_older_checkpoint() -> None:
     log = _filled(SimFiles())
     assert log.compact(60, lambda lo, hi: []) == 1

@@ -273,6 +273,25 @@ def test_a_completion_of_truncated_entries_is_not_taken_for_their_successors() -
     log.close()
 
 
+def test_a_late_completion_says_nothing_of_what_has_replaced_its_entries() -> None:
+    """A write of before the truncation is done: up to the cut it counts, behind it stands what is
+    not written yet."""
+    log = opened(SimFiles())
+    fill(log, frames(1, 4))
+    reports: list[tuple[int, int]] = []
+    log.on_synced = lambda index, term: reports.append((index, term))
+    log.hold_writes()
+    log.append(frames(4, 9))
+    log.truncate(6)
+    log.append(frames(6, 10, term=2))
+    log._on_durable(8, 1, 0, 0)
+    assert (log.synced_index, reports) == (5, [(5, 1)])
+    log.release_writes()
+    assert log.wait_synced(9, WAIT_S)
+    assert reports[-1] == (9, 2)
+    log.close()
+
+
 def test_a_second_owner_is_turned_away(tmp_path: Path) -> None:
     log = Log.open(tmp_path, SMALL)
     with pytest.raises(DataDirectoryError, match="another process"):
