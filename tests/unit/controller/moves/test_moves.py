@@ -237,7 +237,9 @@ async def test_a_target_that_never_answers_gives_the_queue_back(
         assert check_whole([source, target], await topic_of(cluster)) == 1
 
 
-async def test_what_is_decided_is_not_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refusal", [Unavailable("not now"), errors.InvalidRequest("never")])
+async def test_what_is_decided_is_not_given_up(tmp_path: Path, refusal: SemelError) -> None:
+    """Whatever the target says: the other decision would come too late."""
     async with running_cluster(tmp_path) as cluster:
         source, target = await add_groups(cluster)
         await cluster.client.create("orders", 1, groups=[1])
@@ -246,7 +248,7 @@ async def test_what_is_decided_is_not_given_up(tmp_path: Path) -> None:
         async def no_activation() -> None:
             (place,) = target.home.state.moves.places.values() or [None]
             if place is not None and place.state.name == "READY" and not refusing.is_set():
-                raise Unavailable("not now")
+                raise refusal
 
         await move(cluster.client)
         target.before = no_activation
@@ -265,6 +267,30 @@ async def test_what_is_decided_is_not_given_up(tmp_path: Path) -> None:
         refusing.set()
         assert await settled(cluster) == []
         assert check_whole([source, target], await topic_of(cluster)) == 2
+
+
+async def test_a_move_is_decided_when_the_target_has_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call may end before that, because its time is over."""
+    pull, told = MoveService._pull, [False, False]
+    stages: list[str] = []
+
+    async def slow(self: MoveService, record: MoveRecord, *, finish: bool) -> Any:
+        found = await pull(self, record, finish=finish)
+        if finish:
+            stages.append(MoveStage.Name(record.stage))
+            found.ready = told.pop(0) if told else found.ready
+        return found
+
+    monkeypatch.setattr(MoveService, "_pull", slow)
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        await move(cluster.client)
+        assert await settled(cluster) == []
+        assert stages == ["MOVE_STAGE_SEALING"] * 3
+        assert check_whole(brokers, await topic_of(cluster)) == 2
 
 
 async def test_a_move_that_is_decided_while_it_is_given_up_goes_on(tmp_path: Path) -> None:
