@@ -252,11 +252,9 @@ async def test_what_is_decided_is_not_given_up(tmp_path: Path, refusal: SemelErr
 
         await move(cluster.client)
         target.before = no_activation
-        while True:
-            (status,) = await statuses(cluster.client)
-            if status.stage == "decided":
-                break
-            await asyncio.sleep(0.005)
+        async with compat.timeout(20):
+            while [each.stage for each in await statuses(cluster.client)] != ["decided"]:
+                await asyncio.sleep(0.005)
         error = await raised_by(move(cluster.client, cancel=True))
         assert isinstance(error, errors.InvalidRequest)
         assert "is decided" in error.message
