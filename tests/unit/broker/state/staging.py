@@ -147,3 +147,39 @@ def winner(
             digest=sum(batch_digest(head) for head in heads) % (1 << 64),
         )
     return made
+
+
+def group_with(
+    *batches: int, stager: int = A, epoch: int = 0, level: int = LEVEL_MAX
+) -> tuple[Stage, transaction_records_pb2.Winner]:
+    """A group where a stager has staged batches of so many messages, and the stager as a winner."""
+    group = Stage(level=level)
+    group.open(stager, epoch=epoch)
+    heads, base = [], 0
+    for crc, count in enumerate(batches, 1):
+        heads.append(staged(stager, base, count, crc=crc))
+        assert group.stage(heads[-1]) == "staged"
+        base += count
+    return group, winner(stager, {KEY: heads})
+
+
+def begin(group: Stage, query: str = "q", **fields: object) -> object:
+    record = transaction_records_pb2.BeginTransaction(transaction_id="t", query_id=query, **fields)  # type: ignore[arg-type]
+    return group.step(begin=record)
+
+
+def decide(group: Stage, epoch: int, attempt: int, participants: tuple[int, ...] = (1,)) -> object:
+    record = transaction_records_pb2.DecideTransaction(
+        transaction_id="t", epoch=epoch, attempt=attempt, participants=participants
+    )
+    return group.step(decide=record)
+
+
+def abort(group: Stage, attempt: int) -> object:
+    record = transaction_records_pb2.AbortTransaction(transaction_id="t", attempt=attempt)
+    return group.step(abort=record)
+
+
+def finish(group: Stage, epoch: int) -> object:
+    record = transaction_records_pb2.FinishTransaction(transaction_id="t", epoch=epoch)
+    return group.step(finish=record)

@@ -15,48 +15,24 @@ from semel.broker.state import (
 )
 from semel.protos import errors
 from semel.protos.ids import QueueId, QueueKey, TopicId
-from semel.protos.levels import LEVEL_MAX
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 from tests.kit.state_log import KEY, Group, control, header, ref
-from tests.unit.broker.state.staging import HOUR_MS, A, B, C, Stage, staged, winner
+from tests.unit.broker.state.staging import (
+    HOUR_MS,
+    A,
+    B,
+    C,
+    Stage,
+    abort,
+    begin,
+    decide,
+    finish,
+    group_with,
+    staged,
+    winner,
+)
 
 OTHER = QueueKey(TopicId(7), QueueId(1))
-
-
-def group_with(
-    *batches: int, stager: int = A, epoch: int = 0, level: int = LEVEL_MAX
-) -> tuple[Stage, transaction_records_pb2.Winner]:
-    """A group where a stager has staged batches of so many messages, and the stager as a winner."""
-    group = Stage(level=level)
-    group.open(stager, epoch=epoch)
-    heads, base = [], 0
-    for crc, count in enumerate(batches, 1):
-        heads.append(staged(stager, base, count, crc=crc))
-        assert group.stage(heads[-1]) == "staged"
-        base += count
-    return group, winner(stager, {KEY: heads})
-
-
-def begin(group: Stage, query: str = "q", **fields: object) -> object:
-    record = transaction_records_pb2.BeginTransaction(transaction_id="t", query_id=query, **fields)  # type: ignore[arg-type]
-    return group.step(begin=record)
-
-
-def decide(group: Stage, epoch: int, attempt: int, participants: tuple[int, ...] = (1,)) -> object:
-    record = transaction_records_pb2.DecideTransaction(
-        transaction_id="t", epoch=epoch, attempt=attempt, participants=participants
-    )
-    return group.step(decide=record)
-
-
-def abort(group: Stage, attempt: int) -> object:
-    record = transaction_records_pb2.AbortTransaction(transaction_id="t", attempt=attempt)
-    return group.step(abort=record)
-
-
-def finish(group: Stage, epoch: int) -> object:
-    record = transaction_records_pb2.FinishTransaction(transaction_id="t", epoch=epoch)
-    return group.step(finish=record)
 
 
 # --- staging, pinning, publishing ---------------------------------------------------------------
