@@ -167,16 +167,6 @@ def test_a_higher_attempt_takes_the_place_of_a_lower_pin_never_the_reverse() -> 
     assert group.contents() == [6]
 
 
-def test_the_end_of_a_lower_pin_that_comes_late_leaves_the_higher_one_alone() -> None:
-    """The coordinator was asked about the lower attempt; the higher one may be committed by now."""
-    group, first = group_with(2)
-    group.pin(first, attempt=1)
-    assert group.pin(first, attempt=2) == ()
-    group.step(drop_pin=transaction_records_pb2.DropPin(transaction_id="t", attempt=1))
-    assert isinstance(group.publish(attempt=2), Published)
-    assert group.contents() == [1, 1]
-
-
 def test_a_commit_that_is_repeated_with_the_same_receipts_pins_them_again() -> None:
     """The program, or the coordinator's master, died between PIN and DECIDE."""
     group, first = group_with(2, 1)
@@ -398,35 +388,6 @@ def test_the_next_epoch_begins_after_the_last_one_is_published_everywhere() -> N
     assert begin(group) == (1, 2, 0)
 
 
-def test_the_end_of_an_earlier_epoch_that_comes_again_does_not_end_a_later_one() -> None:
-    """An earlier master had it in flight as well: else nobody would publish the later epoch."""
-    group = Stage()
-    coordination = group.state.transactions.coordination
-    begin(group)
-    decide(group, 0, 1, (2,))
-    finish(group, 0)
-    begin(group)
-    decide(group, 1, 2, (2,))
-    finish(group, 0)
-    assert list(coordination.unpublished) == ["t"]
-    assert isinstance(begin(group), errors.Throttled)
-    finish(group, 1)
-    assert list(coordination.unpublished) == []
-
-
-def test_what_is_not_published_everywhere_is_known_after_a_snapshot() -> None:
-    """Whoever is master then goes on with it."""
-    group = Stage()
-    begin(group)
-    decide(group, 0, 1, (1, 2))
-    restored = State.from_bytes(b"".join(group.state.to_parts())).transactions.coordination
-    assert list(restored.unpublished) == ["t"]
-    assert restored.rows["t"].participants == (1, 2)
-    finish(group, 0)
-    restored = State.from_bytes(b"".join(group.state.to_parts())).transactions.coordination
-    assert list(restored.unpublished) == []
-
-
 def test_a_newer_attempt_fences_the_older_one() -> None:
     group = Stage()
     begin(group)
@@ -528,16 +489,6 @@ def test_times_of_a_queue_that_came_from_a_clock_ahead_do_not_fall_at_a_publicat
     assert isinstance(group.publish(), Published)
     assert group.state.log_time_us < ahead_us
     assert queue.last_append_us == ahead_us
-
-
-@pytest.mark.parametrize(("epoch", "attempt"), [(1, 1), (0, 2)])
-def test_a_publication_of_what_is_not_pinned_is_refused(epoch: int, attempt: int) -> None:
-    """Whoever asks for it: in the log it would halt the group."""
-    group, first = group_with(2)
-    group.pin(first)
-    assert isinstance(group.publish(epoch=epoch, attempt=attempt), errors.TransactionAborted)
-    assert group.contents() == []
-    assert isinstance(group.publish(), Published)
 
 
 def test_a_publication_at_the_wrong_offset_halts() -> None:

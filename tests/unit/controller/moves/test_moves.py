@@ -267,6 +267,21 @@ async def test_what_is_decided_is_not_given_up(tmp_path: Path, refusal: SemelErr
         assert check_whole([source, target], await topic_of(cluster)) == 2
 
 
+async def test_the_next_controllers_moves_are_newer_than_all_before(tmp_path: Path) -> None:
+    """Brokers take the steps of an older job for late ones."""
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        first = await move(cluster.client)
+        assert await settled(cluster) == []
+        await cluster.restart()
+        await cluster.report()
+        second = await move(cluster.client, 1)
+        assert second.job > first.job
+        assert await settled(cluster) == []
+        assert check_whole(brokers, await topic_of(cluster)) == 1
+
+
 async def test_a_move_is_decided_when_the_target_has_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
