@@ -65,6 +65,15 @@ def test_members_are_who_the_master_names(table: NodeTable) -> None:
     assert [n.node_id for n in table.route(1).nodes] == [2, 3, 4]
 
 
+def test_a_master_that_was_replaced_names_no_members(table: NodeTable) -> None:
+    """It does not know who came since."""
+    table.on_report(report(2, "master", 5, members=members(1, 2, 3)), 0)
+    table.on_report(report(1, "master", 4, members=members(1, 4)), 1)
+    assert [n.node_id for n in table.route(1).nodes] == [1, 2, 3]
+    table.on_report(report(3, "master", 6, members=members(2, 3)), 2)
+    assert [n.node_id for n in table.route(1).nodes] == [2, 3]
+
+
 def test_a_node_knows_its_own_address_best(table: NodeTable) -> None:
     table.on_report(report(1, "master", members=members(1, 2)), 0)
     table.on_report(report(2, node=NodeAddress(node_id=2, address="new:2")), 0)
