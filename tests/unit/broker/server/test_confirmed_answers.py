@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from semel.broker.background.transactions import TransactionWork
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.server.broker_service import BrokerService
+from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.group_offsets import GroupOffsetCalls
 from semel.broker.server.locks import LockCalls
 from semel.broker.server.node_status import NodeStatusCall
@@ -17,9 +19,10 @@ from semel.broker.server.producers import ProducerCalls
 from semel.broker.server.queues import QueueCalls
 from semel.broker.server.transactions import TransactionsService
 from semel.broker.state import State
-from semel.protos.errors import NotMaster, Unavailable
+from semel.protos.errors import NotMaster, Unavailable, to_detail
 from semel.protos.queue_refs import queue_ref
 from semel.protos.staging import STAGER_ID_MIN
+from semel.protos.streams import decode_fetch_reply
 from semel.protos.v1 import (
     broker_pb2,
     control_pb2,
@@ -114,3 +117,47 @@ async def test_a_controller_that_was_replaced_changes_no_queue() -> None:
     with pytest.raises(Unavailable, match="is over"):
         await service.ApplyQueues(request, None)
     assert len(replica.submitted) == 1
+
+
+class FetchNode:
+    """A node without queues that is not the master."""
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace(
+            fetch_shared_bytes_max=0,
+            fetch_wait_max_ms=0,
+            fetch_buffer_bytes_max=1 << 20,
+            fetch_bytes_max=1 << 20,
+        )
+        self.state = State()
+
+    def check_master(self) -> None:
+        raise NotMaster("ask another node")
+
+
+class Written:
+    """Where replies leave."""
+
+    def __init__(self) -> None:
+        self.reading = asyncio.Semaphore(1)
+        self.errors: list[int] = []
+
+    async def write(self, reply: bytes) -> None:
+        header, _ = decode_fetch_reply(reply)
+        self.errors.append(header.error.code)
+
+
+@pytest.mark.parametrize("any_replica", [True, False])
+async def test_a_node_that_is_not_the_master_is_read_only_if_any_replica_will_do(
+    any_replica: bool,
+) -> None:
+    """What it has applied may be old, and a lock another's by now."""
+    node: Any = FetchNode()
+    out: Any = Written()
+    handler = FetchHandler(node)
+    request = broker_pb2.FetchRequest(any_replica=any_replica)
+    request.queues.add(queue=QUEUE)
+    await handler._serve(request, out, None)
+    refused = to_detail(NotMaster("")).code
+    assert (out.errors == [refused]) is not any_replica
+    assert len(out.errors) == 1
