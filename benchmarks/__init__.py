@@ -2,6 +2,6 @@
 
 import os
 
-# As the `semel` command does (`semel.console.main.main`), and here for the same reason: it must
-# stand there before any program among these loads gRPC.
+# For the same reason as in the `semel` command (`semel.console.main.main`): the variable must be
+# set before any of these programs loads gRPC.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,13 +1,13 @@
 """Memory of nodes to which very many producers and consumers are attached and idle.
 
 How it works. One controller, one broker, one topic to write and one to read. Client processes open
-producers that store one message each and consumers that hold one queue each, in groups of ten, a
-handful of both an application (`--each`), which has its own connections. When all are attached, and
-have been idle for `--seconds`, memory is read.
+producers that store one message each and consumers that hold one queue each, in groups of ten. An
+application has `--each` of both and its own connections. When all are attached and have been idle
+for `--seconds`, memory is read.
 
     broker_mib, controller_mib   resident memory of the largest of each kind, in MiB
-    …_empty_mib                  the same before anybody came
-    broker_cores, …              CPU that it took meanwhile
+    …_empty_mib                  the same before any client was attached
+    broker_cores, …              CPU used in that time
     attached_s                   how long it took to attach all
     kept                         share of the consumers that are members of their groups at the end
 
@@ -59,7 +59,7 @@ class Idle:
         self.attached_s = 0.0
 
     def rest(self) -> Mapping[str, float]:
-        """Lets everybody be idle, and measures."""
+        """Leaves all clients idle for a while and measures the nodes."""
         before = [_cpu(node) for node in self._cluster.nodes]
         start = time.perf_counter()
         time.sleep(self._seconds)
@@ -82,7 +82,7 @@ class Idle:
         return figures
 
     def _resident(self) -> dict[str, float]:
-        """The largest node of each kind, in MiB."""
+        """Resident memory of the largest node of each kind, in MiB."""
         return {
             kind: max(node.resident_bytes() for node in self._cluster.nodes if node.kind == kind)
             / MIB
@@ -91,7 +91,7 @@ class Idle:
 
 
 def _cpu(node: Node) -> float:
-    """Seconds of CPU that the process has had."""
+    """CPU seconds that the process has used."""
     times = psutil.Process(node.pid).cpu_times()
     return float(times.user + times.system)
 
@@ -100,8 +100,10 @@ def _cpu(node: Node) -> float:
 def attached(
     cluster: Cluster, applications: int, each: int, processes: int, *, start: int = 0
 ) -> Iterator[float]:
-    """Client processes with all that is attached, from application `start` on; gives the seconds
-    that it took."""
+    """Runs client processes with applications from number `start` on.
+
+    Yields the seconds that it took to attach all.
+    """
     share = -(-applications // processes)
     module = [sys.executable, "-m", "benchmarks.attached_client"]
     module += [cluster.controller_address, cluster.master().address, "--each", str(each)]

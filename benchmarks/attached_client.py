@@ -1,15 +1,15 @@
-"""Idle producers and consumers of one process, by hand; prints one line when all are attached.
+"""Idle producers and consumers of one process, without the SDK; prints one line once attached.
 
-How it works. Each application has connections as the SDK opens them: for calls and for routes to
+How it works. Each application has the connections that the SDK opens: for calls and for routes to
 the controller, for calls, for produce streams and for fetch streams to the master. Each of its
 producers has stored one message and keeps its stream; each of its consumers is a member of a group,
-holds a queue's lock and has a poll under way. The SDK would poll, renew and beat more often than
-sessions of ten minutes need; that costs CPU, and so many SDKs do not fit on one machine beside the
-nodes. Ends with its standard input.
+holds a queue's lock and has a poll under way. The SDK would poll, renew and send heartbeats more
+often than sessions of ten minutes need; that costs CPU, and that many SDKs do not fit on one
+machine beside the nodes. The process ends with its standard input.
 
     python -m benchmarks.attached_client CONTROLLER BROKER --first 0 --applications 250 --each 5
 
-Not here: the cluster, and what is measured (`attached.py`).
+Not here: the cluster and the measurement (`attached.py`).
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from semel.protos.v1 import broker_pb2, broker_pb2_grpc, controller_pb2, control
 
 WRITTEN: Final = "written"
 READ: Final = "read"
-"""Nothing is written to it: every message would wake a consumer of each group."""
+"""Stays empty, because every message would wake a consumer of each group."""
 MEMBERS: Final = 10
-"""Consumers of one group: as many as the topic has queues."""
+"""Consumers of one group, as many as the topic has queues."""
 OPENING: Final = 8
-"""Applications that are being attached at the same time."""
+"""Number of applications that are attached at the same time."""
 SESSION_MS: Final = 600_000
 BEAT_S: Final = 150.0
 POLL_MS: Final = 30_000
-"""As long as a broker holds a poll at most."""
+"""The longest time for which a broker holds a poll."""
 CALL_S: Final = 120.0
 
 
 class Application:
-    """One set of connections, and what hangs on them."""
+    """One set of connections, and the producers and consumers on them."""
 
     def __init__(self, exits: AsyncExitStack, controller: str, broker: str) -> None:
         self._exits = exits
@@ -74,7 +74,7 @@ class Application:
         return channel
 
     async def attach(self, places: range) -> None:
-        """One producer and one consumer for each place."""
+        """Attaches one producer and one consumer for each place."""
         request = controller_pb2.GetRoutesRequest(topics=[WRITTEN, READ])
         watch = self._controller.WatchRoutes(request)
         routes = await watch.read()
@@ -168,7 +168,7 @@ class Application:
                 raise Unavailable(f"the lock of {group} on queue {key.queue_id} is lost")
 
     async def _poll(self, wanted: broker_pb2.FetchQueue) -> None:
-        """One poll after the other; takes off what comes."""
+        """Sends one poll after the other and reads the replies."""
         stream: Any = self._fetch.stream_stream(
             FETCH_METHOD, request_serializer=broker_pb2.FetchRequest.SerializeToString
         )()
@@ -187,7 +187,7 @@ class Application:
 
 
 async def run(options: argparse.Namespace) -> None:
-    """Attaches all, says so, and stays until nobody wants it any more."""
+    """Attaches all, prints one line, and stays until standard input ends."""
     async with AsyncExitStack() as exits:
         turn = asyncio.Semaphore(OPENING)
         applications: list[Application] = []
@@ -221,7 +221,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, required=True)
     options = parser.parse_args()
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends this process
     asyncio.run(run(options))
     return 0
 

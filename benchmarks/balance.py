@@ -1,15 +1,15 @@
 """How soon a consumer group is balanced again: the plan alone, and a real group of real processes.
 
-How it works. The plan: 200 members and 1,000 queues of 20 topics, all subscribed to the same and to
-different ones, from nothing, after a join, after a death, and from one member that has everything.
+How it works. The plan: 200 members and 1,000 queues of 20 topics, with equal and with different
+subscriptions, from nothing, after a join, after a death, and from one member that has everything.
 The group: consumers in processes of their own, on a real cluster. A member joins (or is killed),
-and the clock runs until every queue's lock is held by the member it is assigned to, all of them
-within one of the fair share; a death cannot be known before the session is over, so that time is
-taken off.
+and the clock runs until every queue's lock is held by the member to which it is assigned, each
+member within one queue of the fair share. A death cannot be known before the session ends, so the
+session's time is subtracted.
 
     python -m benchmarks.balance [--members 4] [--queues 64] [--rounds 5]
 
-Not here: what must hold of a plan; tests show that.
+Not here: the invariants of a plan, which tests check.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Group:
         self.members: dict[str, BaseProcess] = {}
 
     def join(self) -> float:
-        """A new member; the moment at which it had joined."""
+        """Starts a new member; returns the moment at which it had joined."""
         ours, theirs = self._spawn.Pipe()
         process = self._spawn.Process(target=consume, args=(self._bootstrap, theirs), daemon=True)
         process.start()
@@ -101,7 +101,7 @@ class Group:
         return time.perf_counter()
 
     def kill(self) -> float:
-        """One member dies; the moment."""
+        """Kills one member; returns the moment."""
         member_id, process = self.members.popitem()
         assert process.pid is not None, member_id
         process.kill()
@@ -110,7 +110,7 @@ class Group:
         return time.perf_counter()
 
     def settled(self) -> float:
-        """The moment at which every queue is held by who should, evenly."""
+        """Waits until every queue is held by its assigned member, evenly; returns the moment."""
         give_up = time.perf_counter() + SETTLE_S
         while time.perf_counter() < give_up:
             now = time.perf_counter()
@@ -139,7 +139,7 @@ class Group:
 
 
 def settle(group: Group) -> Mapping[str, float]:
-    """Seconds until a join, and a death beyond the session, are over."""
+    """Seconds to settle after a join, and after a death beyond the session time-out."""
     joined = group.join()
     join_s = group.settled() - joined
     died = group.kill()

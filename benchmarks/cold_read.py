@@ -1,15 +1,15 @@
 """Reading a long log that no cache holds, beside a plain sequential read of the same files.
 
 How it works. A topic of four queues is filled once with 1 KiB messages on three replicas. Before
-each read the kernel is told to forget the pages of the master's files; what a process then read
-from the disk stands in /proc, and a read that got less than nine tenths of the log from there is
-no cold read: the run ends with an error. Semel's log is read by a consumer's `poll_arrow`. The
-floor is a process that reads the master's own segment files once from start to end and streams the
-bytes over gRPC to a client that looks at none of them (`cold_read_node.py`).
+each read the kernel is told to drop the cached pages of the master's files. /proc shows how much a
+process then read from the disk; a read that got less than nine tenths of the log from there is not
+a cold read, and the run ends with an error. A consumer's `poll_arrow` reads Semel's log. The floor
+is a process that reads the master's own segment files once from start to end and streams the bytes
+over gRPC to a client that does not look at them (`cold_read_node.py`).
 
     python -m benchmarks.cold_read [--log-mib 10240] [--rounds 3]
 
-Not here: what a cache holds (`consume.py`).
+Not here: reads from a cache (`consume.py`).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ QUEUES = 4
 MESSAGE_BYTES = 1 << 10
 MIB = 1 << 20
 COLD_SHARE = 0.9
-"""Of the log that has to come from the disk. What a broker has in its own memory is some 64 MiB."""
+"""Share of the log that must come from the disk; a broker's own memory has some 64 MiB of it."""
 SMALLEST_MIB = 1024
-"""A shorter log is not long beside a broker's own memory."""
+"""A shorter log is not long compared with a broker's own memory."""
 
 
 def forget(directory: Path) -> None:
-    """Lets the kernel drop all cached pages of a directory's files."""
+    """Makes the kernel drop all cached pages of a directory's files."""
     for path in files(directory):
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -85,7 +85,7 @@ class ColdLog:
         progress("")
 
     def consume(self) -> Mapping[str, float]:
-        """`poll_arrow` of everything, by a new group."""
+        """Reads everything with `poll_arrow`, in a new group."""
         master = self._cluster.master()
         forget(master.data)
         process = psutil.Process(master.pid)
@@ -102,7 +102,7 @@ class ColdLog:
         return self._figures(result["messages"] * MESSAGE_BYTES, result["seconds"], from_disk)
 
     def stream(self) -> Mapping[str, float]:
-        """The floor: the same files."""
+        """Runs the floor: streams the same files."""
         data = self._cluster.master().data
         paths = [str(path) for path in files(data) if _is_segment(path)]
         forget(data)
@@ -123,7 +123,7 @@ class ColdLog:
         return self._figures(result["bytes"], result["seconds"], from_disk)
 
     def _figures(self, volume: int, seconds: float, from_disk: int) -> Mapping[str, float]:
-        """Raises RuntimeError for a read that was not cold."""
+        """The figures of one read. Raises RuntimeError if the read was not cold."""
         if from_disk < COLD_SHARE * self._volume:
             raise RuntimeError(
                 f"only {from_disk // MIB:,} of {self._volume // MIB:,} MiB came from the disk: "
@@ -149,7 +149,7 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures, prints; the exit status."""
+    """Measures and prints; returns the exit status."""
     with (
         temporary_directory(options.data) as data,
         Cluster(data / "cluster") as cluster,

@@ -2,14 +2,14 @@
 
 How it works. The server reads its files one after the other, each once from its start, in pieces
 of READ_BYTES, and writes each piece to a stream of raw bytes. A thread reads the next piece while
-this one is sent. The client counts what arrives and looks at none of it.
+the present one is sent. The client only counts the bytes that arrive.
 
     python -m benchmarks.cold_read_node FILE…
 
 prints one JSON line: the bytes that arrived, and the seconds from the request to the end.
 
-Not here: log formats, checks, more than one reader. This is what a broker on the same library could
-reach at most, not a broker.
+Not here: log formats, checks, more than one reader. This is not a broker, but the most that a
+broker on the same library could reach.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Files:
         self._paths = paths
 
     async def read(self, _request: bytes, _context: Any) -> AsyncIterator[bytes]:
-        """All of them, piece by piece."""
+        """Streams all files, piece by piece."""
         loop = asyncio.get_running_loop()
         for path in self._paths:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -57,7 +57,7 @@ class Files:
 
 
 async def serve(paths: list[str]) -> None:
-    """Says its address, then serves until it is killed."""
+    """Prints its port, then serves until it is killed."""
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
     service, name = READ_METHOD.strip("/").split("/")
     handler: Any = grpc.unary_stream_rpc_method_handler(Files(paths).read)
@@ -71,7 +71,7 @@ async def serve(paths: list[str]) -> None:
 
 
 async def read(port: int) -> None:
-    """Reads everything once."""
+    """Reads all files once and prints the figures."""
     address = f"127.0.0.1:{port}"
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         call: Any = channel.unary_stream(READ_METHOD)

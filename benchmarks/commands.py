@@ -1,4 +1,4 @@
-"""What larger benchmarks' command lines share: help, files to write, one line for trouble.
+"""Shared parts of the larger benchmarks' command lines: help, output files, one-line errors.
 
 Not here: options that all benchmarks have (`harness.arguments`).
 """
@@ -20,15 +20,15 @@ from benchmarks.workloads import ClientError
 from semel.protos.errors import SemelError
 
 STOPS_THE_RUN = (PeerError, ClientError, SemelError, OSError, RuntimeError)
-"""What can go wrong outside; bugs of our own keep their traceback."""
+"""Errors from outside, reported in one line; bugs of our own keep their traceback."""
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and the examples as they are."""
+    """Shows defaults, and leaves the examples unwrapped."""
 
 
 def add_peer_silence(parser: argparse.ArgumentParser) -> None:
-    """The option of benchmarks that run a peer."""
+    """Adds the option of benchmarks that run a peer."""
     parser.add_argument(
         "--peer-silence",
         type=decimal(0.1, 86_400),
@@ -39,7 +39,7 @@ def add_peer_silence(parser: argparse.ArgumentParser) -> None:
 
 
 def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends with one line when `--json` or `--picture` name what cannot be written."""
+    """Ends with one line when a file of `--json` or `--picture` cannot be written."""
     if options.picture is not None and options.picture.suffix != ".svg":
         parser.error(
             f"--picture {options.picture}: pictures are SVG, name a file that ends in .svg"
@@ -51,7 +51,7 @@ def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
 
 
 def some_of(kind: str, known: Collection[str]) -> Callable[[str], list[str]]:
-    """An argparse type: names, in their own order."""
+    """An argparse type: names separated by commas, returned in the order of `known`."""
 
     def parse_names(text: str) -> list[str]:
         names = [name.strip() for name in text.split(",")]
@@ -65,7 +65,7 @@ def some_of(kind: str, known: Collection[str]) -> Callable[[str], list[str]]:
 
 
 def strict_json(document: Mapping[str, Any]) -> str:
-    """The text of a JSON file; figures that do not exist are null."""
+    """The text of a JSON file; missing figures (NaN) are null."""
     return json.dumps(_without_nan(document), indent=1, allow_nan=False) + "\n"
 
 
@@ -78,7 +78,7 @@ def _without_nan(part: Any) -> Any:
 
 
 def guarded(run: Callable[[], int]) -> int:
-    """`run`, or one line and an exit status when something outside went wrong."""
+    """Calls `run`; turns an error from outside into one line and an exit status."""
     try:
         return run()
     except KeyboardInterrupt:

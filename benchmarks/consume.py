@@ -1,9 +1,9 @@
 """Consume throughput from a warm log: columns and single messages, beside the floor's reads.
 
 How it works. Two topics are filled once, one with 1 KiB and one with 100 B messages, and read once
-in the warm-up round, so that all later rounds read what the brokers' page cache holds. Every round
-reads a whole topic from its start with a consumer group of its own, or with a reader. The floor
-streams bytes from its master's cached file.
+in the warm-up round, so that all later rounds read from the brokers' page cache. Every round reads
+a whole topic from its start with a consumer group of its own, or with a reader. The floor streams
+bytes from its master's cached file.
 
     python -m benchmarks.consume [--columns-bytes 256m] [--messages 1m]
 
@@ -52,7 +52,7 @@ class Loads:
         self._messages_count = self._fill(MESSAGES_TOPIC, SMALL_MESSAGE_BYTES, messages)
 
     def _fill(self, topic: str, message_bytes: int, count: int) -> int:
-        """Store `count` messages, rounded up to whole calls; how many."""
+        """Store `count` messages, rounded up to whole calls; return their number."""
         values = random_values(CALL_MESSAGES, message_bytes)
         calls = -(-count // CALL_MESSAGES)
         self._client.admin.create_topic(topic, queues=4)
@@ -63,13 +63,13 @@ class Loads:
         return calls * CALL_MESSAGES
 
     def consumer_columns(self) -> Mapping[str, float]:
-        """`consumer.poll_arrow`, committing at the end."""
+        """Reads with `consumer.poll_arrow` and commits at the end."""
         with self._client.consumer(f"columns-{next(self._groups)}", [COLUMNS_TOPIC]) as consumer:
             start, count, volume = 0.0, 0, 0
             while count < self._columns_count:
                 batch = consumer.poll_arrow(POLL_SECONDS)
                 assert batch is not None, f"{count} of {self._columns_count} messages came"
-                # The group's first assignment is not what is measured.
+                # The group's first assignment is not part of the measured time.
                 start = start or time.perf_counter()
                 count += batch.num_rows
                 volume += batch.num_rows * COLUMNS_MESSAGE_BYTES
@@ -78,7 +78,7 @@ class Loads:
         return {"mb_s": volume / elapsed / 1e6, "messages_s": count / elapsed}
 
     def reader_columns(self) -> Mapping[str, float]:
-        """`reader.poll_arrow`, no group."""
+        """Reads with `reader.poll_arrow`, without a group."""
         start, count = time.perf_counter(), 0
         with self._client.reader(COLUMNS_TOPIC) as reader:
             while count < self._columns_count:
@@ -92,7 +92,7 @@ class Loads:
         }
 
     def consumer_messages(self) -> Mapping[str, float]:
-        """`for message in consumer`, looking at every value, committing at the end."""
+        """Reads with `for message in consumer`, looks at every value, and commits at the end."""
         with self._client.consumer(f"messages-{next(self._groups)}", [MESSAGES_TOPIC]) as consumer:
             start, count, volume = 0.0, 0, 0
             for message in consumer:

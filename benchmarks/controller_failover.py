@@ -1,12 +1,12 @@
 """Seconds without a controller: from the moment the master goes to the next change of metadata.
 
 How it works. Three controllers with a store of their own or in a ZooKeeper of three real servers,
-one broker. Each round takes the controller in office away, at once
-has a client create a topic, and takes the time until the topic can be written: the others have to
-notice, elect, load, be found by client and broker, and bring the queue to the broker. Then the
-controller is brought back, and the next round begins when all three are in the group again.
+and one broker. Each round takes the active controller away, at once has a client create a topic,
+and takes the time until the topic can be written: the others have to notice, elect, load, be found
+by client and broker, and bring the queue to the broker. Then the controller is brought back, and
+the next round begins when all three are in the group again.
 
-    kill        SIGKILL of the controller in office
+    kill        SIGKILL of the active controller
     stop        SIGSTOP
 
     python -m benchmarks.controller_failover [--how kill|stop] [--store zookeeper] [--rounds 20]
@@ -40,7 +40,7 @@ RETURN_TIMEOUT_S = 60.0
 
 
 class Failover:
-    """Three controllers of which the one in office goes away and comes back."""
+    """Three controllers, of which the active one goes away and comes back."""
 
     def __init__(self, cluster: Cluster, client: Client, how: str) -> None:
         self._cluster = cluster
@@ -49,7 +49,7 @@ class Failover:
         self.all_seconds: list[float] = []
 
     def run(self) -> Mapping[str, float]:
-        """One round: `seconds` without an answer."""
+        """Runs one round; `seconds` is the time without a controller."""
         cluster = self._cluster
         master = cluster.controller_in_office()
         start = time.perf_counter()
@@ -81,7 +81,7 @@ class Failover:
             time.sleep(0.05)
 
     def all_rounds(self) -> Mapping[str, float]:
-        """Over all rounds so far."""
+        """The figures over all rounds so far."""
         return outage(self.all_seconds)
 
 

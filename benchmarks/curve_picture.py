@@ -1,8 +1,8 @@
-"""Draws the curves of `growth`: a row a curve, a panel a figure, both axes logarithmic.
+"""Draws the curves of `growth`: one row per curve, one panel per figure, both axes logarithmic.
 
 How it works. Each panel has the points of one metric over what grows: a line through the medians, a
 thin line from the least to the most of the rounds, and in grey the small cluster that was measured
-in turn. A flat line is a cost that does not grow, one that rises as steeply as the dotted diagonal
+in turn. A flat line is a cost that does not grow; one that rises as steeply as the dotted diagonal
 is linear.
 
 Not here: the figures (`curves.py`).
@@ -26,7 +26,7 @@ WIDTH_INCHES: Final = 13.5
 ROW_INCHES, HEAD_INCHES, TOP_INCHES = 1.55, 0.75, 0.6
 LEFT_INCHES, PANEL_INCHES, GAP_INCHES = 0.55, 2.0, 0.62
 METRICS = ("rate", "p99_ms", "rss_mib", "snapshot_bytes", "restart_s")
-"""A panel each; the rate is the first of `RATES` that the curve has."""
+"""The metric of each panel; the rate is the first of `RATES` that the curve has."""
 RATES = ("read_mb_s", "msg_s")
 BESIDE: Final = "#999999"
 TICKS_MAX: Final = 5
@@ -52,7 +52,7 @@ def draw(
 def panels(
     title: str, subtitle: str, curves: Sequence[tuple[Curve, Sequence[int], Comparison]]
 ) -> Figure:
-    """The figure: a row of panels for each curve; a panel without figures is left out."""
+    """The picture as a figure: one row of panels per curve, without empty panels."""
     height = TOP_INCHES + len(curves) * (HEAD_INCHES + ROW_INCHES)
     figure = Figure(figsize=(WIDTH_INCHES, height))
     figure.text(0.01, 1 - 0.22 / height, title, size=14, va="center")
@@ -77,7 +77,7 @@ def panels(
 
 
 def lines(curve: Curve, points: Sequence[int], table: Comparison, metric: str) -> list[Line]:
-    """What a panel shows: the curve, then the small cluster beside it; positive figures only."""
+    """The lines of a panel: the curve, then the small cluster; only positive figures."""
     found = []
     for name, colour in ((curve.label, BETTER), (curve.label_beside, BESIDE)):
         line = Line([], [], colour)
@@ -131,7 +131,7 @@ def _decades(values: Sequence[float]) -> tuple[int, int]:
 
 
 def _short(power: int) -> str:
-    """A power of ten as people write it on an axis."""
+    """The label of a power of ten on an axis."""
     if power < 0:
         return f"{10.0**power:g}"
     steps = ("", "k", "M", "G", "T")

@@ -1,15 +1,15 @@
 """The curves of `growth`: what grows, at which points, what the code promises, and the verdict.
 
-How it works. A curve is measured at a few points, each some rounds long. A round gives figures; a
+How it works. A curve is measured at a few points, each for some rounds. A round gives figures; a
 point is a contender of the curve's one `Comparison`, and so is the small cluster *beside* it, which
 has nothing of what grows and is measured in turn with it (A B A B …), so that the machine's drift
-does not decide. A promise is about the largest point that was measured, as a `harness.Target`:
+does not decide. A promise concerns the largest point that was measured, as a `harness.Target`:
 
     absolute      the figure itself
     of "beside"   its ratio to the small cluster's, median of the rounds' ratios
     of "first"    its ratio to the smallest point's
     of a point    its ratio to that point's; no promise where it was not measured
-    …_each        what one more costs: the growth from the smallest point on, by what grew
+    …_each        the cost of one more: the growth from the smallest point on, by what grew
 
 Not here: how a point is measured (`growth_points.py`), the picture (`curve_picture.py`).
 """
@@ -29,7 +29,7 @@ EACH: Mapping[str, tuple[str, float]] = {
     "master_bytes_each": ("master_mib", float(MIB)),
     "restart_us_each": ("restart_s", 1e6),
 }
-"""What one more costs: the figure that grows, and its unit in that of the cost."""
+"""The cost of one more: the figure that grows, and its unit in units of the cost."""
 HEADS: Mapping[str, str] = {
     "msg_s": "messages/s",
     "mb_s": "MB/s",
@@ -52,7 +52,7 @@ FIGURES: Mapping[str, frozenset[str]] = {
     "snapshot": frozenset({"snapshot_bytes", "snapshot_s", "snapshot_pause_s"}),
     "restart": frozenset({"restart_s", "replayed_restart_s"}),
 }
-"""What can be asked for, and the metrics that it gives; `elections` come with each of them."""
+"""The groups of figures that can be asked for, with their metrics; each adds `elections`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +67,17 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """What grows, how far, and what that may cost."""
+    """One curve: the thing that grows, the points, and the cost that the code promises."""
 
     title: str
     unit: str
-    """What is counted, for many of them."""
+    """The plural of what is counted."""
     points: tuple[int, ...]
     complexity: tuple[str, ...]
-    """What the code promises, in words."""
+    """The code's promises in words."""
     promises: tuple[Promise, ...]
     beside: bool = True
-    """A small cluster is measured in turn with it."""
+    """True when a small cluster is measured in turn with it."""
 
     def label(self, point: int) -> str:
         """A point's name as a contender."""
@@ -223,10 +223,10 @@ CURVES: Mapping[str, Curve] = {
 def judge(
     curve: Curve, points: Sequence[int], rounds: Mapping[str, list[Mapping[str, float]]]
 ) -> Comparison:
-    """The comparison of what was measured: points, what one more costs, promises as targets.
+    """The comparison of the measured points, with the cost of one more and promises as targets.
 
-    `rounds` are figures by contender. A promise about a figure that nobody asked for is left out;
-    one about a figure that is missing where others of its kind are there is missed.
+    `rounds` are figures by contender. A promise about a figure that nobody asked for is left out.
+    A promise counts as missed when its figure is missing although others of its kind are there.
     """
     table = Comparison(title=curve.title, rounds=_with_costs(curve, points, rounds))
     asked = {metric for some in table.rounds.values() for each in some for metric in each}
@@ -250,7 +250,7 @@ def judge(
 
 
 def _other(curve: Curve, points: Sequence[int], promise: Promise) -> str | None:
-    """The contender that a promise compares with, "" for none; None when it was not measured."""
+    """The contender of a promise's ratio, "" for none; None when it was not measured."""
     if isinstance(promise.of, int):
         measured = promise.of in points and promise.of != points[-1]
         return curve.label(promise.of) if measured else None
@@ -262,7 +262,7 @@ def _other(curve: Curve, points: Sequence[int], promise: Promise) -> str | None:
 def _with_costs(
     curve: Curve, points: Sequence[int], rounds: Mapping[str, list[Mapping[str, float]]]
 ) -> dict[str, list[Mapping[str, float]]]:
-    """The rounds, with what one more costs in those of the largest point."""
+    """The rounds, with the cost of one more in those of the largest point."""
     found = dict(rounds)
     first, last = rounds[curve.label(points[0])], rounds[curve.label(points[-1])]
     grown = points[-1] - points[0]
@@ -283,7 +283,7 @@ def _with_costs(
 
 
 def render(curve: Curve, table: Comparison) -> str:
-    """A line a point, what the code promises, and whether the curve keeps it."""
+    """One line per point, the code's promises, and whether the curve keeps them."""
     shown = [
         metric
         for metric in HEADS

@@ -1,10 +1,10 @@
-"""How all pictures of benchmarks look, and their SVG text.
+"""The style of all pictures of benchmarks, and their SVG text.
 
-How it works. A picture is a matplotlib figure that is made and written within `style()`. Texts stay
-texts, so that they can be searched, and tests can read them. The same figures give the same bytes:
-there is no date in a picture, and its ids come from a fixed salt.
+How it works. A picture is a matplotlib figure that is made and written within `style()`. Texts
+remain text in the SVG, so that they can be searched and tests can read them. The same figures give
+the same bytes: there is no date in a picture, and its ids come from a fixed salt.
 
-Not here: what is drawn (`picture.py`, `curve_picture.py`, `recorded.py`).
+Not here: the content of the pictures (`picture.py`, `curve_picture.py`, `recorded.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 def style() -> AbstractContextManager[None]:
-    """matplotlib's settings for a picture, from its making to its writing."""
+    """Sets matplotlib up for a picture, while it is made and written."""
     return mpl.rc_context(_STYLE)
 
 
@@ -67,5 +67,5 @@ def times_axis(axes: Axes, *, least: float, most: float, every: int = 2) -> None
 
 
 def _times(value: float, _: object = None) -> str:
-    """4 as `4×`, a quarter as `1/4`."""
+    """The label of a factor: 4 is `4×`, a quarter is `1/4`."""
     return f"{value:.0f}×" if value >= 1 else f"1/{1 / value:.0f}"

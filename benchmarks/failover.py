@@ -2,18 +2,18 @@
 
 How it works. A thread sends one message after the other and awaits each. Each round takes the
 master away in one of four ways, and takes the time from that moment to the acknowledgement of the
-first message that was sent after it; for a planned hand-over, the longest time between two
-acknowledgements while it lasts. Then the node is brought back and has to catch up before the next
-round, so every round starts from a healthy group of three. A send that fails ends the run.
+first message that was sent after it; for a planned hand-over it takes the longest time between two
+acknowledgements while the hand-over lasts. Then the node is brought back and must catch up before
+the next round, so every round starts from a healthy group of three. A failed send ends the run.
 
     kill        SIGKILL of the master
     stop        SIGSTOP
-    isolate     everything the master says or hears is cut, at proxies on all its links
+    isolate     everything the master sends or receives is cut, at proxies on all its links
     transfer    mastership is handed to another node, as for a planned restart
 
     python -m benchmarks.failover [--how kill|stop|isolate|transfer] [--rounds 20]
 
-Not here: whether nothing was lost or doubled meanwhile; tests show that.
+Not here: whether a message was lost or doubled meanwhile; tests show that.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from tests.kit.cluster import Cluster, Node
 
 TOPIC = "failover"
 BEFORE_S = 1.0
-"""How long messages flow before the master goes."""
+"""How long messages flow before the master is taken away."""
 AFTER_S = 0.5
-"""How long they flow after a planned hand-over, in which a late gap would show."""
+"""How long messages flow after a planned hand-over, so that a late gap is seen."""
 SEND_TIMEOUT_S = 60.0
 LIMITS = {"kill": 1.5, "stop": 3.0, "isolate": 3.0, "transfer": 0.1}
-"""Promised 99th percentile in seconds."""
+"""Promised 99th percentile in seconds, by the way in which the master goes."""
 
 
 class Sender:
@@ -73,7 +73,7 @@ class Sender:
             self._error = error
 
     def first_after(self, moment: float) -> float:
-        """Waits for the first message sent at `moment` or later; when it was acknowledged."""
+        """The acknowledgement time of the first message sent at `moment` or later; waits for it."""
         while True:
             self.check()
             later = [end for start, end in self.sent[-50:] if start >= moment]
@@ -82,12 +82,12 @@ class Sender:
             time.sleep(0.001)
 
     def longest_gap(self, since: float) -> float:
-        """The longest time between two acknowledgements since then."""
+        """The longest time between two acknowledgements since the given moment."""
         ends = [end for _, end in self.sent if end >= since]
         return max(after - before for before, after in pairwise(ends))
 
     def check(self) -> None:
-        """Raises what a send has failed with."""
+        """Raises the error of a failed send, if there was one."""
         if self._error is not None:
             raise self._error
 
@@ -107,7 +107,7 @@ class Failover:
         self.all_seconds: list[float] = []
 
     def run(self) -> Mapping[str, float]:
-        """One round: `seconds` without an acknowledgement."""
+        """Runs one round; `seconds` is the time without an acknowledgement."""
         sender = Sender(self._client)
         try:
             time.sleep(BEFORE_S)
@@ -139,7 +139,7 @@ class Failover:
         return sender.longest_gap(start)
 
     def _ways(self) -> tuple[Callable[[Node], object], Callable[[Node], object]]:
-        """How the master goes, and how it comes back."""
+        """The functions that take the master away and that bring it back."""
         cluster = self._cluster
         if self._how == "kill":
             return cluster.kill, cluster.start_node
@@ -152,7 +152,7 @@ class Failover:
         )
 
     def all_rounds(self) -> Mapping[str, float]:
-        """Over all rounds so far."""
+        """The figures over all rounds so far."""
         return outage(self.all_seconds)
 
 

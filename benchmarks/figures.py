@@ -1,11 +1,11 @@
 """Figures of many workloads in one round, the comparison that each workload is, and its table.
 
 How it works. A system (Semel, a peer, a floor) runs all workloads in one round and gives figures by
-*cell*: system, workload, variant ("Semel", "W1", "send_many, list"). `harness.compare` knows flat
-names, so a cell and a metric are one name there. Afterwards `by_workload` turns all rounds into one
-`Comparison` a workload, whose contenders are "SYSTEM: VARIANT".
+*cell*: system, workload, variant ("Semel", "W1", "send_many, list"). `harness.compare` knows only
+flat names, so a cell and a metric become one name there. Afterwards `by_workload` turns all rounds
+into one `Comparison` per workload, whose contenders are "SYSTEM: VARIANT".
 
-Not here: what the figures ought to be (`goals.py`).
+Not here: the goals for the figures (`goals.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ WORKLOADS: Mapping[str, str] = {
     "W8": "all nodes killed and started again: seconds to the first acknowledgement",
 }
 _BETWEEN = "\t"
-"""Stands in no name: names come from this code, or from JSON strings that are cleaned of it."""
+"""Occurs in no name: names come from this code, or from JSON strings that are cleaned of it."""
 
 
 class Cell(NamedTuple):
-    """Whose figures these are."""
+    """The system, workload and variant to which figures belong."""
 
     system: str
     workload: str
@@ -39,7 +39,7 @@ class Cell(NamedTuple):
 
     @property
     def contender(self) -> str:
-        """Its name within its workload."""
+        """The cell's name within its workload."""
         return f"{self.system}: {self.variant}" if self.variant else self.system
 
 
@@ -47,7 +47,7 @@ Figures = dict[Cell, dict[str, float]]
 
 
 def flat(run: Callable[[], Figures]) -> Callable[[], Mapping[str, float]]:
-    """The same round with flat names, as `harness.Contender` wants it."""
+    """The same round with flat names, in the form of `harness.Contender`."""
 
     def figures() -> Mapping[str, float]:
         return {
@@ -60,7 +60,7 @@ def flat(run: Callable[[], Figures]) -> Callable[[], Mapping[str, float]]:
 
 
 def by_workload(comparison: Comparison) -> dict[str, Comparison]:
-    """One comparison a workload, in the order of WORKLOADS, of those that anybody has run."""
+    """One comparison for each workload that was run, in the order of WORKLOADS."""
     found: dict[str, Comparison] = {}
     for rounds in comparison.rounds.values():
         for figures in rounds:
@@ -80,7 +80,7 @@ def by_workload(comparison: Comparison) -> dict[str, Comparison]:
 def table_lines(
     table: Comparison, metrics: Iterable[str], heads: Mapping[str, str], *, wide: int = 24
 ) -> list[str]:
-    """Medians with their spread, a line a contender; `heads` are names of metrics for people."""
+    """Medians with spread, one line per contender; `heads` are metrics' names for people."""
     metrics = list(metrics)
     width = max([len("median, spread"), *map(len, table.rounds)])
     named = "".join(f"{heads.get(metric, metric):>{wide}}" for metric in metrics)

@@ -5,7 +5,7 @@ promise that matters (a message is acknowledged once two of three have it on dis
 
     python -m benchmarks.floor [--seconds 3] [--rounds 3] [--work-us 100]
 
-`--work-us` is what any logic would cost: so much more of the interpreter's time at each of a
+`--work-us` simulates the cost of any logic: that much more of the interpreter's time at each of a
 message's five stops, from the client over the master and a slave and back.
 
 Not here: the nodes (`floor_node.py`) and the client's loops (`floor_client.py`), each a process.
@@ -44,7 +44,7 @@ class Floor:
         self._stack = ExitStack()
         self.address = ""
         self.pids: list[int] = []
-        """Of the nodes that run."""
+        """Process ids of the running nodes."""
 
     def __enter__(self) -> Floor:
         try:
@@ -110,8 +110,10 @@ class Floor:
         return self._client("paced", batch_bytes, seconds, rate=rate)
 
     def paced_and_read(self, batch_bytes: int, seconds: float, rate: int) -> Mapping[str, float]:
-        """The same with somebody who reads along, whose are `tail_p50_ms`, `tail_p99_ms` and
-        `tail_cpu_s`."""
+        """Like `paced`, with a reader of the same messages.
+
+        The reader's figures are `tail_p50_ms`, `tail_p99_ms` and `tail_cpu_s`.
+        """
         command = self._client_command("tail", batch_bytes, seconds, rate=rate)
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as tail:
             try:
@@ -122,7 +124,7 @@ class Floor:
                 line, _ = tail.communicate(timeout=60)
                 return {**paced, **json.loads(line)}
             finally:
-                tail.kill()  # has ended, unless something went wrong
+                tail.kill()  # it has already ended unless an error occurred
 
     def read(self, batch_bytes: int, seconds: float) -> Mapping[str, float]:
         """`mb_s` of a stream from the master's cached file."""

@@ -74,7 +74,7 @@ class Appender:
         return self._sent - before, time.perf_counter() - start
 
     async def round_trips(self, seconds: float) -> list[float]:
-        """Seconds of each message, sent and awaited one at a time."""
+        """Duration of each message in seconds, sent and awaited one at a time."""
         durations = []
         end = time.perf_counter() + seconds
         while (start := time.perf_counter()) < end:
@@ -87,7 +87,7 @@ class Appender:
         return durations
 
     async def paced(self, seconds: float, rate: int) -> list[float]:
-        """Seconds of each message, from the time at which it is due, `rate` of them a second."""
+        """Duration of each message in seconds from its due time, with `rate` messages a second."""
         count, before = int(seconds * rate), self._acked
         start = time.perf_counter()
         begun: list[float] = []
@@ -109,7 +109,7 @@ class Appender:
             if left > 0:
                 await asyncio.sleep(left)
             work(self._work_us)
-            # uvloop counts in milliseconds: what it sends too soon counts from then.
+            # uvloop counts in milliseconds, so a message may be sent early: it counts from then.
             begun.append(min(due, time.perf_counter()))
             stamp = round(begun[-1] * 1e9).to_bytes(STAMP_BYTES, "little")
             await self._call.write(stamp + self._data[STAMP_BYTES:])
@@ -156,7 +156,7 @@ async def _paced(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mapp
 
 
 async def _tail(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mapping[str, float]:
-    """What a `paced` client of the same settings sends meanwhile, from when it was due."""
+    """Reads what a `paced` client with the same settings sends; times from the due time."""
     tail: Any = channel.unary_stream(TAIL_METHOD)
     call = tail(b"from now on")
     await call.read()
@@ -168,7 +168,7 @@ async def _tail(channel: grpc.aio.Channel, options: argparse.Namespace) -> Mappi
         now = time.perf_counter()
         for place in range(0, len(data), options.batch_bytes):
             stamp = int.from_bytes(data[place : place + STAMP_BYTES], "little")
-            if stamp:  # none while the other one warms up
+            if stamp:  # zero while the other client warms up
                 durations.append(now - stamp / 1e9)
     return {
         "tail_p50_ms": percentile(durations, 50) * 1e3,

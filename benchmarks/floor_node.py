@@ -1,15 +1,17 @@
 """One process of the floor: stores and syncs what comes, and as master forwards it to two slaves.
 
 How it works. Raw byte messages arrive on a grpc.aio stream without a serializer. One writer thread
-takes all that is pending, writes it with one `pwritev` into a preallocated file that it goes round
-and round in, and calls `fdatasync` once (group commit). A master makes one *group* of all that is
-pending and forwards it as one message, beside its own write; a few groups are under way at a time.
-A message is committed once the master has synced its group *and* one slave has acknowledged its
-own sync: a majority of three. Answers to the client are cumulative counts of messages.
+takes all pending messages, writes them with one `pwritev` into a preallocated file that it uses as
+a ring, and calls `fdatasync` once (group commit). A master makes one *group* of all pending
+messages and forwards it as one message, in parallel with its own write; a few groups are under way
+at a time. A message is committed once the master has synced its group *and* one slave has
+acknowledged its own sync: a majority of three. Answers to the client are cumulative counts of
+messages.
 
-Nothing else is here: no log format, no CRC, no terms, no retries. This is what a broker on the same
-libraries could reach at most, not a broker. With `--work-us` each of a message's five stops
-(client, master, slave, master, client) also runs the interpreter for so long, as any logic would.
+Nothing else is here: no log format, no CRC, no terms, no retries. This is not a broker, but the
+most that a broker on the same libraries could reach. With `--work-us` each of a message's five
+stops (client, master, slave, master, client) also runs the interpreter for that time, as any logic
+would.
 
     python -m benchmarks.floor_node --data DIR [--slave HOST:PORT --slave HOST:PORT] [--work-us N]
 
@@ -41,10 +43,10 @@ APPEND_METHOD = "/semel.floor/Append"
 READ_METHOD = "/semel.floor/Read"
 TAIL_METHOD = "/semel.floor/Tail"
 STAMP_BYTES = 8
-"""What a message begins with: 0, or when it was sent, for those who read along."""
+"""Length of the stamp at the start of a message: 0, or the sending time for a reader."""
 FILE_BYTES = 64 << 20
 PARTS_MAX = 1_000
-"""Below the 1,024 parts that one `pwritev` takes."""
+"""Below the limit of 1,024 parts for one `pwritev`."""
 GROUPS_MAX = 2
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", 16 << 20),
@@ -55,7 +57,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` on uvloop where it is installed, with the settings that any node here needs."""
+    """Run `main` on uvloop if it is installed, with the settings that any node here needs."""
     # A thread that returns from fdatasync would wait 5 ms for the interpreter's lock.
     sys.setswitchinterval(0.0005)
     gc.freeze()
@@ -68,12 +70,12 @@ def run_loop(main: Coroutine[Any, Any, None]) -> None:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the one that started it ends."""
+    """Make the kernel kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def work(microseconds: int) -> None:
-    """Runs the interpreter for so much of this thread's own time."""
+    """Runs the interpreter for that many microseconds of this thread's own time."""
     if microseconds:
         end = time.thread_time_ns() + microseconds * 1_000
         while time.thread_time_ns() < end:
@@ -100,7 +102,7 @@ class GroupCommit:
         self._pending.put(data)
 
     def read(self, position: int, length: int) -> bytes:
-        """Bytes from the file, which goes round."""
+        """Reads from the file, which is used as a ring."""
         return os.pread(self._file, length, position % (FILE_BYTES - length))
 
     def _run(self) -> None:
@@ -159,7 +161,7 @@ class Node:
         self._groups_synced = 0
         self._groups_committed = 0
         self._uncommitted: deque[tuple[int, bytes]] = deque()
-        """Of each group that is not committed: the count of messages at its end, and itself."""
+        """Uncommitted groups: the count of messages at the end of each, and its bytes."""
         self._committed = 0
         self._tails: set[asyncio.Queue[bytes]] = set()
         self._progress: set[asyncio.Event] = set()
@@ -173,7 +175,7 @@ class Node:
         self._form_groups()
 
     def _form_groups(self) -> None:
-        """Start a group of all that is pending, unless enough groups are under way."""
+        """Start a group of all pending messages, unless enough groups are under way."""
         if not self._pending or self._groups_formed - self._groups_committed >= GROUPS_MAX:
             return
         group = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
@@ -204,7 +206,7 @@ class Node:
             event.set()
 
     async def append(self, _requests: AsyncIterator[bytes], context: Any) -> None:
-        """One stream of messages; answers with counts of what is committed of this stream."""
+        """Receives one stream of messages; answers with the count of its committed messages."""
         base = self._received
         progress = asyncio.Event()
         self._progress.add(progress)
@@ -229,7 +231,7 @@ class Node:
                 answered = committed
 
     async def tail(self, _request: bytes, context: Any) -> None:
-        """All that is committed from now on, behind a message that says so."""
+        """Streams everything that is committed from now on, after one message of zeros."""
         groups: asyncio.Queue[bytes] = asyncio.Queue()
         self._tails.add(groups)
         try:
@@ -268,7 +270,7 @@ async def serve(data: Path, slaves: list[str], work_us: int) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     print(json.dumps({"address": f"127.0.0.1:{port}", "pid": os.getpid()}), flush=True)
     await stopped.wait()
-    # The links and the writer end with the process; there is nothing worth saving.
+    # The links and the writer end with the process; there is nothing to save.
     os._exit(0)
 
 

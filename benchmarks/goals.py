@@ -1,8 +1,9 @@
-"""What Semel's figures ought to be beside a peer's, and the ratios that a comparison shows.
+"""The goals for Semel's figures beside a peer's, and the ratios that a comparison shows.
 
 How it works. A goal names one of Semel's variants, a figure, a bound and the peer's variant that is
-the 1 of the ratio; it is judged where a peer of that kind has given that figure. `ratios` puts
-every variant of Semel beside one of each peer: the one of its goal, or else the peer's best.
+the denominator of the ratio; it is checked where a peer of that kind has given that figure.
+`ratios` compares every variant of Semel with one of each peer: the one of its goal, or else the
+peer's best.
 
 Not here: the rounds (`side_by_side.py`), their picture (`picture.py`).
 """
@@ -22,19 +23,19 @@ MAIN_METRICS = (
     *("longest_gap_s", "first_ack_s"),
     *("cpu_s_per_million", "cpu_s_per_million_no_consumer", "rss_mib"),
 )
-"""Figures that are printed and compared; all others stand in the JSON alone."""
+"""Figures that are printed and compared; all others are only in the JSON."""
 MORE_IS_BETTER = ("msg_s", "mb_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """One bound, of the figure of a variant of Semel in terms of a peer's variant."""
+    """One bound on the ratio of a figure of Semel's variant to that of a peer's variant."""
 
     workload: str
     variant: str
     metric: str
     peer: str
-    """How the peer's name begins."""
+    """The beginning of the peer's name."""
     peer_variant: str
     at_least: float | None = None
     at_most: float | None = None
@@ -102,14 +103,14 @@ GOALS: tuple[Goal, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """A figure of Semel in terms of a peer's, over all rounds."""
+    """The ratio of a figure of Semel to a peer's, over all rounds."""
 
     workload: str
     metric: str
     contender: str
     of: str
     times: tuple[float, ...]
-    """One for each round."""
+    """The ratio in each round."""
 
     @property
     def median(self) -> float:
@@ -117,14 +118,14 @@ class Ratio:
 
     @property
     def better(self) -> tuple[float, float, float]:
-        """How many times better Semel is: median, least, most; below 1 it is worse."""
+        """How many times better Semel is: median, least, most; worse when below 1."""
         if self.metric in MORE_IS_BETTER:
             return self.median, min(self.times), max(self.times)
         return 1 / self.median, 1 / max(self.times), 1 / min(self.times)
 
 
 def set_targets(workload: str, comparison: Comparison) -> None:
-    """Gives a workload's comparison the goals that can be judged by what was measured."""
+    """Gives a workload's comparison the goals that the measured figures can decide."""
     targets = []
     for goal in GOALS:
         mine = _contender(SEMEL, goal.variant)
@@ -146,7 +147,7 @@ def set_targets(workload: str, comparison: Comparison) -> None:
 
 
 def ratios(workload: str, comparison: Comparison) -> Iterator[Ratio]:
-    """Each of Semel's variants and main figures beside one variant of each other system."""
+    """Ratios of each of Semel's variants and main figures to one variant of each other system."""
     others = dict.fromkeys(name.partition(": ")[0] for name in comparison.rounds)
     for mine in comparison.rounds:
         if mine.partition(": ")[0] != SEMEL:
@@ -167,7 +168,7 @@ def ratios(workload: str, comparison: Comparison) -> Iterator[Ratio]:
 
 
 def _beside(comparison: Comparison, system: str, mine: str, metric: str) -> str | None:
-    """The variant of `system` to compare with; None when it has no such figure."""
+    """The variant of `system` for the comparison; None when it has no such figure."""
     having = [
         name
         for name in comparison.rounds

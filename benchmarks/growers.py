@@ -1,13 +1,13 @@
-"""What grows in `growth`: each brings a cluster from one point of its curve to the next.
+"""The growers of `growth`: each brings a cluster from one point of its curve to the next.
 
 How it works. A *grower* only ever adds, so that a curve is one cluster that grows, and takes the
 fastest way through the real protocol: bulk calls for messages, one call for a topic's queues, raw
 streams of fences and batches for producers, raw clients for consumers that are attached.
 
-A *shape* is what a client may choose on a cluster that does not grow: the size of messages, batches
+A *shape* is a choice of the client on a cluster that does not grow: the size of messages, batches
 in flight, readers. It is measured at any point in any order.
 
-Not here: the measuring (`growth_points.py`), clients by hand (`growth_client.py`).
+Not here: the measuring (`growth_points.py`), clients of the raw protocol (`growth_client.py`).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from benchmarks.workloads import SERVE_S, ClientError, ClientProcess
 MAKE_S = 600
 SMALL_BYTES = 10
 PRODUCER_QUEUES = 16
-"""So that no queue has more producers than it remembers."""
+"""Enough queues that none has more producers than it remembers."""
 ROWS_AT_ONCE = 100_000
-"""Made by one client process."""
+"""Rows that one client process makes."""
 TRIES = 5
 APPLICATION = 5
-"""Consumers, and producers, of one application."""
+"""Number of consumers, and of producers, of one application."""
 PROCESSES = 4
 SPREAD_BYTES = 80 << 20
-"""They stay until the end."""
+"""Bytes of one figure; the messages stay until the end."""
 IN_FLIGHT_BATCH_BYTES = 64 << 10
-"""So that the window in batches is full before the one in bytes."""
+"""Small enough that the window in batches is full before the one in bytes."""
 READ_BYTES = 64 << 20
 READ_CALL = 4 << 10
 
@@ -53,10 +53,10 @@ class Grower(ABC):
     """Brings a site from point to point."""
 
     survives: ClassVar[bool] = True
-    """What has grown is still there when all nodes were killed and are back."""
+    """True when the growth is still there after all nodes were killed and restarted."""
 
     def __init__(self, site: Site, held: ExitStack, rows_each: int) -> None:
-        """`held` closes what must be let go at the end; `rows_each` queues has an idle producer."""
+        """`held` closes resources at the end; an idle producer wrote to `rows_each` queues."""
         self.site = site
         self.held = held
         self.rows_each = rows_each
@@ -64,14 +64,14 @@ class Grower(ABC):
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027 - not all do
-        """Topics that growing needs."""
+        """Creates the topics that growing needs."""
 
     @abstractmethod
     def reach(self, point: int) -> None:
-        """From the point before, or from nothing. Raises ClientError, SemelError, RuntimeError."""
+        """Grows to `point` from the one before. Raises ClientError, SemelError, RuntimeError."""
 
     def rates(self) -> Figures:
-        """Rates of this curve alone."""
+        """Rates that only this curve has."""
         return {}
 
 
@@ -88,7 +88,7 @@ class Messages(Grower):
 
 
 class Queues(Grower):
-    """Topics that together have so many queues, which hold nothing but what `rates` writes."""
+    """Topics that together have as many queues as the point; only `rates` writes to them."""
 
     def reach(self, point: int) -> None:
         self._largest = f"queues-{point}"
@@ -96,19 +96,21 @@ class Queues(Grower):
         self.count = point
 
     def rates(self) -> Figures:
-        """To all queues of the largest topic in turn."""
+        """The rate to all queues of the largest topic in turn."""
         return {"spread_msg_s": self.site.load(self._largest, volume=SPREAD_BYTES)["msg_s"]}
 
 
 class Producers(Grower):
-    """Rows of producers that have stored one message in each of some queues, and are gone, as are
-    their messages."""
+    """Rows of producers that stored one message in each of some queues.
+
+    The producers are gone, and so are their messages.
+    """
 
     def prepare(self) -> None:
         self.site.client.admin.create_topic("idle", queues=PRODUCER_QUEUES, retention_bytes=1)
 
     def reach(self, point: int) -> None:
-        """An election interrupts; what was made stays, so the same is asked for again."""
+        """Makes rows, and repeats a call that an election interrupted: made rows stay."""
         failed = 0
         while self.count < point:
             count = min(ROWS_AT_ONCE, point - self.count)
@@ -176,18 +178,18 @@ GROWERS: Mapping[str, type[Grower]] = {
 
 
 def size(site: Site, point: int, figures: Collection[str], seconds: float) -> Figures:
-    """Messages of so many bytes."""
+    """Figures for messages of `point` bytes."""
     found = site.latency(size=point) if "latency" in figures else {}
     return found | (site.rate(size=point) if "rate" in figures else {})
 
 
 def in_flight(site: Site, point: int, figures: Collection[str], seconds: float) -> Figures:
-    """So many batches without an acknowledgement, to one queue."""
+    """Figures for `point` unacknowledged batches to one queue."""
     return site.hot(figures, queues=1, batch_bytes=IN_FLIGHT_BATCH_BYTES, max_in_flight=point)
 
 
 def readers(site: Site, point: int, figures: Collection[str], seconds: float) -> Figures:
-    """So many readers of one queue: together, then waiting for the awaited message."""
+    """Figures for `point` readers of one queue: reading together, then waiting for a message."""
     found: Figures = {}
     with (
         _read_topic(site) as topic,
@@ -213,7 +215,7 @@ def readers(site: Site, point: int, figures: Collection[str], seconds: float) ->
 
 @contextmanager
 def _read_topic(site: Site) -> Iterator[str]:
-    """One queue with something to read."""
+    """A topic of one queue with messages to read."""
     with site.topic(1) as topic, site.client.producer() as producer:
         values = random_values(READ_CALL, 1 << 10)
         for _ in range(site.scaled(READ_BYTES // (READ_CALL << 10), 1)):

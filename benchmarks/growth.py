@@ -50,13 +50,13 @@ from benchmarks.harness import (
 )
 
 FIXED_BYTES = 4 << 30
-"""Preallocated segments of two clusters, and what is not cleaned yet."""
+"""Preallocated segments of two clusters, and data that is not cleaned yet."""
 STORED_BYTES = 3 * 20
-"""Of one small message, on three nodes."""
+"""Bytes of one small message on three nodes."""
 
 
 class Measured(NamedTuple):
-    """A curve, as far as it was asked for."""
+    """A curve with the measured points that were asked for."""
 
     curve: Curve
     points: tuple[int, ...]
@@ -64,7 +64,7 @@ class Measured(NamedTuple):
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line; ends with one line when it is impossible."""
+    """Parses the command line; ends with one line when it is invalid."""
     parser = arguments(__doc__.partition("\nNot here")[0], rounds=3)
     parser.formatter_class = Help
     parser.add_argument(
@@ -110,14 +110,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def disk_bytes(curves: Collection[str], points: int, scale: float) -> int:
-    """What a run may take at most."""
+    """Disk space that a run may need at most."""
     stored = max(CURVES["messages"].points[:points]) if "messages" in curves else 0
     loads = 2 * 3 * 4 * int(LOAD_BYTES * scale)  # two clusters, three nodes, not cleaned at once
     return FIXED_BYTES + loads + stored * STORED_BYTES
 
 
 def measure(options: argparse.Namespace) -> dict[str, Measured]:
-    """All curves. Raises `commands.STOPS_THE_RUN`."""
+    """Measures all curves. Raises `commands.STOPS_THE_RUN`."""
     found: dict[str, Measured] = {}
     with temporary_directory(options.data) as data, site(data / "beside", options.scale) as beside:
         _warm_up(beside, options)
@@ -146,7 +146,7 @@ def _warm_up(one: Site, options: argparse.Namespace) -> None:
 def grown(
     name: str, points: tuple[int, ...], beside: Site, data: Path, options: argparse.Namespace
 ) -> Iterator[tuple[str, Figures]]:
-    """The rounds of a curve that grows in a cluster of its own, and of the small one beside it."""
+    """Measures a curve that grows in its own cluster, and the small cluster beside it."""
     curve = CURVES[name]
     with site(data, options.scale) as one, ExitStack() as held:
         _warm_up(one, options)
@@ -168,14 +168,14 @@ def grown(
 def _at_point(
     grower: Grower, curve: Curve, point: int, beside: Site, options: argparse.Namespace
 ) -> list[tuple[Figures, Figures]]:
-    """Grows, then measures: the figures of each round, and the small cluster's."""
+    """Grows to a point and measures it; returns each round's figures of both clusters."""
     one, figures = grower.site, options.figures
     since = one.term()
     grower.reach(point)
     first: Figures = {"elections": one.term() - since}
     if "restart" in figures and grower.survives:
         first["replayed_restart_s"] = one.restart()
-        _warm_up(one, options)  # the small cluster was not started just now either
+        _warm_up(one, options)  # the small cluster was not just started either
     rounds = []
     for turn in range(options.rounds):
         progress(f"  {curve.label(point)}: round {turn + 1} of {options.rounds} …")
@@ -193,7 +193,7 @@ def _at_point(
 def shaped(
     name: str, points: tuple[int, ...], one: Site, options: argparse.Namespace
 ) -> Iterator[tuple[str, Figures]]:
-    """The rounds of a curve whose points can be measured in turn, on the small cluster."""
+    """Measures a curve whose points can be measured in turn, on the small cluster."""
     curve = CURVES[name]
     for turn in range(options.rounds):
         for point in points:
@@ -208,7 +208,7 @@ def shaped(
 
 
 def as_json(measured: Mapping[str, Measured], options: argparse.Namespace) -> str:
-    """Everything, for machines; figures that do not exist are null."""
+    """All figures, for machines; missing figures are null."""
     return strict_json(
         {
             "title": "Growth",
@@ -233,7 +233,7 @@ def as_json(measured: Mapping[str, Measured], options: argparse.Namespace) -> st
 
 
 def publish(measured: Mapping[str, Measured], options: argparse.Namespace) -> int:
-    """Prints, writes the files that were asked for; the exit status."""
+    """Prints, writes the files that were asked for, and returns the exit status."""
     for curve, _, table in measured.values():
         print(render(curve, table), flush=True)
     if options.json is not None:

@@ -1,18 +1,18 @@
-"""Clients of `growth` that speak the protocol by hand: a process of its own that prints JSON.
+"""Clients of `growth` that speak the raw protocol: a process of its own that prints JSON.
 
 How it works. As in `side_by_side_client.py`: the first argument is the role, the second its
-settings as JSON; a role that waits for something prints `{"ready": true}` and reads a line.
+settings as JSON; a role that must wait prints `{"ready": true}` and reads a line.
 
-Producers. Rows of the sequence table are made by fences, one call a producer, which names all of
-its queues, and filled by batches of one message on one stream; so this is what as many clients
-would send, without their connections. Ids are above all that a controller has given: asking it for
-each would only measure the controller. Row r belongs to producer r // `rows_each` and queue r mod
-`queues`.
+Producers. Fences make the rows of the sequence table, one call per producer that names all of its
+queues, and batches of one message on one stream fill them; so this is what as many clients would
+send, without their connections. The ids are above all that a controller has given out: asking the
+controller for each would only measure the controller. Row r belongs to producer r // `rows_each`
+and queue r mod `queues`.
 
-Readers. Each has a fetch stream, `READERS_EACH` of them share a connection. They read the whole
-queue again and again, then wait at its end for what comes.
+Readers. Each has a fetch stream, and `READERS_EACH` of them share a connection. They read the whole
+queue again and again, and then wait at its end for new messages.
 
-Not here: who starts it (`growth_points.py`).
+Not here: the process that starts it (`growth_points.py`).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from semel.protos.v1 import broker_pb2, broker_pb2_grpc, controller_pb2, control
 
 FIRST_ID: Final = 1 << 40
 CALLS: Final = 128
-"""Fences under way."""
+"""Number of fences under way."""
 CHUNK: Final = 1_000
-"""Batches of one request."""
+"""Number of batches in one request."""
 REQUESTS_MAX: Final = 4
-"""Without an acknowledgement."""
+"""Number of unacknowledged requests."""
 READERS_EACH: Final = 10
 FETCH_BYTES: Final = 2 << 20
 WAIT_MS: Final = 30_000
@@ -59,14 +59,14 @@ CALL_S: Final = 120.0
 
 
 def connected(exits: AsyncExitStack, address: str) -> grpc.aio.Channel:
-    """A connection of its own."""
+    """Opens a connection of its own."""
     channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     exits.push_async_callback(channel.close)
     return channel
 
 
 async def topic_id(exits: AsyncExitStack, controller: str, topic: str) -> TopicId:
-    """As the controller's routes say it."""
+    """The topic's id from the controller's routes."""
     stub: Any = controller_pb2_grpc.ControllerStub(connected(exits, controller))
     watch = stub.WatchRoutes(controller_pb2.GetRoutesRequest(topics=[topic]))
     routes = await watch.read()
@@ -75,7 +75,7 @@ async def topic_id(exits: AsyncExitStack, controller: str, topic: str) -> TopicI
 
 
 def finished(work: Coroutine[Any, Any, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What `work` returns. Raises the first error of its tasks as one that is one line."""
+    """Returns the result of `work`. Raises the first error of its tasks, as a one-line error."""
     try:
         return asyncio.run(work)
     except BaseException as error:
@@ -143,7 +143,7 @@ class Producers:
         return QueueKey(self._topic, QueueId(row % self._queues))
 
     async def _store(self, fenced: asyncio.Queue[int], count: int) -> None:
-        """A message for each, as many in one request as there are."""
+        """Stores one message for each row, as many in one request as are ready."""
         while count:
             some = [await fenced.get()]
             while len(some) < CHUNK and not fenced.empty():
@@ -207,17 +207,17 @@ class Reader:
         self._wanted = broker_pb2.FetchQueue(queue=queue_ref(key), max_bytes=FETCH_BYTES)
         self._end = 0
         self.read_bytes = 0
-        """Of stored batches."""
+        """Bytes of stored batches that were read."""
 
     async def read(self, until: float) -> None:
-        """The whole queue, again and again."""
+        """Reads the whole queue again and again."""
         while time.perf_counter() < until:
             await self._fetch(0)
             if self._wanted.offset >= self._end:
                 self._wanted.offset = 0
 
     async def wait(self, arrived: asyncio.Event) -> None:
-        """What comes, from the end on; `arrived` is set once it waits there."""
+        """Reads new messages from the end on; sets `arrived` once it waits there."""
         self._wanted.offset = self._end
         while True:
             arrived.set()
@@ -246,7 +246,7 @@ class Reader:
 def readers(
     controller: str, broker: str, topic: str, count: int, seconds: float
 ) -> Mapping[str, Any]:
-    """Reads queue 0 with `count` readers for so long; then all wait at its end until it is told."""
+    """Reads queue 0 with `count` readers for `seconds`; then all wait at its end until told."""
 
     async def run() -> Mapping[str, Any]:
         async with AsyncExitStack() as exits:

@@ -1,15 +1,16 @@
-"""What `growth` measures at a point: a cluster of real processes, and its figures.
+"""The figures of `growth` at one point: a cluster of real processes, and how it is measured.
 
 How it works. A `Site` is a cluster (three brokers, one controller) and the ways to measure it,
 always the same ones: how fast 1 KiB messages are produced to a fresh topic of four queues, how long
-one awaited message of 1 KiB takes, memory, a snapshot, a restart. All that was written before the
-awaited ones is synced first: otherwise they measure a disk that is busy with the load before them.
+one awaited message of 1 KiB takes, memory, a snapshot, a restart. All messages written before the
+awaited ones are synced first; otherwise the awaited ones would measure a disk that is busy with the
+load before them.
 
-A snapshot is provoked as a slave does that has fallen behind: by asking the master, as another
-member of its group, for a checkpoint of its newest index; size and times are the node's own
+A snapshot is provoked as by a slave that has fallen behind: the benchmark asks the master, as
+another member of its group, for a checkpoint of its newest index; size and times are the node's own
 metrics.
 
-Not here: what grows (`growers.py`), which points, promises (`curves.py`).
+Not here: what grows (`growers.py`), points and promises (`curves.py`).
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from tests.kit.cluster import Cluster, Node
 
 Figures = dict[str, float]
 HOT = "hot"
-"""Topic of single messages: for a new entry, after a restart."""
+"""Topic of single messages, for a new entry or after a restart."""
 HOT_QUEUES = 4
 LOAD_BYTES, LOAD_MESSAGES = 640 << 20, 6_000_000
-"""One figure of a rate at scale 1 takes so much, whichever comes first: more than the log grows
-until a broker writes a snapshot, so that the rate has one in it."""
+"""Load of one rate figure at scale 1, whichever comes first. It exceeds the growth of the log
+after which a broker writes a snapshot, so that each rate includes one."""
 AWAITED, AWAITED_LEAST = 2_000, 50
 AWAITED_BYTES = 512 << 20
-"""Awaited messages are fewer if they are large."""
+"""Limit in bytes that makes large awaited messages fewer."""
 WARM = 20
 SIZE = 1_024
 REQUEST_MS = 300_000
@@ -60,31 +61,31 @@ class Site:
         client.admin.create_topic(HOT, queues=HOT_QUEUES)
 
     def term(self) -> int:
-        """Of the broker group; each election raises it."""
+        """The broker group's term, which each election raises."""
         term: int = self.cluster.status(self.cluster.master(), timeout=SERVE_S).term
         return term
 
     def scaled(self, count: int, least: int) -> int:
-        """Messages of one figure."""
+        """Number of messages of one figure."""
         return max(least, int(count * self._scale))
 
     @contextmanager
     def topic(self, queues: int) -> Iterator[str]:
-        """A fresh one, gone afterwards."""
+        """Creates a fresh topic and deletes it afterwards."""
         name = f"load-{next(self._numbers)}"
         self.client.admin.create_topic(name, queues=queues)
         yield name
         self.client.admin.delete_topic(name)
 
     def rate(self, size: int = SIZE, queues: int = HOT_QUEUES, **options: Any) -> Figures:
-        """Messages of `size` to a fresh topic; `options` are the producer's."""
+        """Produces messages of `size` to a fresh topic; `options` are the producer's."""
         with self.topic(queues) as topic:
             return self.load(topic, size, **options)
 
     def load(
         self, topic: str, size: int = SIZE, *, volume: int = LOAD_BYTES, **options: Any
     ) -> Figures:
-        """Messages of `size`, together so many bytes, to a topic that is there."""
+        """Produces messages of `size`, together `volume` bytes, to an existing topic."""
         records = self.scaled(min(volume // size, LOAD_MESSAGES), 20)
         bootstrap = self.cluster.bootstrap
         found = produce(bootstrap, topic, records=records, size=size, how="arrow", **options)
@@ -92,12 +93,12 @@ class Site:
         return {"msg_s": rate, "mb_s": rate * size / 1e6}
 
     def latency(self, size: int = SIZE) -> Figures:
-        """One awaited message at a time, to a fresh topic."""
+        """Sends one awaited message at a time to a fresh topic."""
         with self.topic(HOT_QUEUES) as topic:
             return self.awaited(topic, size)
 
     def awaited(self, topic: str, size: int = SIZE) -> Figures:
-        """One awaited message at a time, to a topic that is there."""
+        """Sends one awaited message at a time to an existing topic."""
         records = self.scaled(min(AWAITED, AWAITED_BYTES // size), AWAITED_LEAST)
         os.sync()
         found = sync_latency(self.cluster.bootstrap, topic, records=records, warm=WARM, size=size)
@@ -109,8 +110,8 @@ class Site:
         return {"rss_mib": total, "master_mib": self.cluster.master().resident_bytes() / MIB}
 
     def snapshot(self) -> Figures:
-        """A checkpoint of the master: its bytes, the seconds that it took, and those in which it
-        served nobody. The others write one afterwards, so that a restart finds a fresh one."""
+        """Makes the master write a checkpoint: its bytes, its seconds, and the seconds without
+        service. The others write one afterwards, so that a restart finds a fresh one."""
         master = self.cluster.master()
         before = figures_of(_page(master), "semel_broker_checkpoint_")
         with self.client.producer() as producer:
@@ -130,7 +131,7 @@ class Site:
         }
 
     def _checkpoint(self, node: Node) -> int:
-        """Has a broker write one, unless it has done so anyway; its bytes."""
+        """Makes a broker write a checkpoint unless it has just done so; returns its bytes."""
         status = self.cluster.status(node, timeout=SERVE_S)
         other = next(each for each in status.members if each.node.node_id != status.node_id)
         caller = raft_pb2.PeerCaller(
@@ -152,30 +153,29 @@ class Site:
             return length
 
     def messages(self, topic: str) -> int:
-        """So many are stored of a topic; 0 while there is no master."""
+        """The number of stored messages of a topic; 0 while there is no master."""
         page = _page(self.cluster.master())
         found = figures_of(page, "semel_broker_topic_messages", topic=topic)
         return int(sum(found.values()))
 
     def restart(self) -> float:
-        """SIGKILL of all nodes, start: seconds until a message is stored."""
+        """Kills all nodes and starts them; returns the seconds until a message is stored."""
         return restarted(self.cluster, HOT, 1)[0]
 
     def hot(self, figures: Collection[str], **options: Any) -> Figures:
-        """Rate and latency, as far as they are asked for; the latency before there is anything to
-        clean up."""
+        """Rate and latency, as far as asked for; latency first, before there is data to clean."""
         found = self.latency() if "latency" in figures else {}
         return found | (self.rate(**options) if "rate" in figures else {})
 
     def weight(self, figures: Collection[str]) -> Figures:
-        """Memory and snapshot, as far as they are asked for."""
+        """Memory and snapshot, as far as asked for."""
         found = self.memory() if "memory" in figures else {}
         return found | (self.snapshot() if "snapshot" in figures else {})
 
 
 @contextmanager
 def site(data: Path, scale: float) -> Iterator[Site]:
-    """A new cluster; it is stopped afterwards."""
+    """Starts a new cluster and stops it afterwards."""
     with ExitStack() as stack:
         cluster = Cluster(data, broker_flags=["--metrics-port", "0"])
         stack.callback(cluster.stop)
@@ -192,7 +192,7 @@ def site(data: Path, scale: float) -> Iterator[Site]:
 
 
 def _page(node: Node) -> str:
-    """A broker's metrics."""
+    """The text of a broker's metrics page."""
     address = json.loads(node.output_file.read_text().partition("\n")[0])["metrics"]
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=SERVE_S) as answer:
         text: str = answer.read().decode()
@@ -200,8 +200,10 @@ def _page(node: Node) -> str:
 
 
 def figures_of(page: str, prefix: str, **labels: str) -> Figures:
-    """The labelled figures of a page of metrics whose names begin with `prefix`, by the rest of the
-    name; buckets aside, with `labels` among theirs."""
+    """The labelled figures of a metrics page whose names begin with `prefix`, by the rest.
+
+    Buckets are left out; a figure counts only if `labels` are among its own.
+    """
     return {
         sample.name.removeprefix(prefix): sample.value
         for family in text_string_to_metric_families(page)

@@ -1,13 +1,13 @@
 """Runs workloads in turn (A B A B …), reports medians, spread and ratios, and writes JSON.
 
 How it works. Machines drift, so a figure alone says little: contenders are run in turn within one
-process, each round gives one figure of each, and a ratio is the median of the ratios of the rounds.
-The first `warm_ups` rounds are run and not counted. Spread is (largest − smallest) / median.
+process, each round gives one figure of each, and a ratio is the median of the rounds' ratios.
+The first `warm_ups` rounds are run but not counted. Spread is (largest − smallest) / median.
 
 A `Target` is a promise about one figure, absolute or as a ratio to another contender. Targets are
 always printed; with `--check` a missed one makes the exit status 1.
 
-Not here: what is measured (`produce.py`, `latency.py`, …), the bare prototype (`floor.py`).
+Not here: the workloads (`produce.py`, `latency.py`, …), the bare prototype (`floor.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BATCH_BYTES_MAX = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """Something that can be run again and again, each time giving the same named figures."""
+    """A workload that can be run again and again and returns the same named figures each time."""
 
     name: str
     run: Callable[[], Mapping[str, float]]
@@ -51,7 +51,7 @@ class Target:
     at_least: float | None = None
     at_most: float | None = None
     of: str | None = None
-    """Contender whose figure is the 1 of the ratio; None for an absolute figure."""
+    """Contender whose figure is the ratio's denominator; None for an absolute figure."""
     of_metric: str | None = None
     """The other contender's metric; None for the same."""
 
@@ -83,11 +83,11 @@ class Comparison:
     targets: Sequence[Target] = ()
 
     def values(self, contender: str, metric: str) -> list[float]:
-        """One figure for each round; rounds without it are left out."""
+        """The figure in each round; rounds without it are left out."""
         return [each[metric] for each in self.rounds.get(contender, ()) if metric in each]
 
     def median(self, contender: str, metric: str) -> float:
-        """NaN when there is no such figure."""
+        """The median over the rounds; NaN when there is no such figure."""
         values = self.values(contender, metric)
         return statistics.median(values) if values else math.nan
 
@@ -110,7 +110,7 @@ class Comparison:
         return statistics.median(ratios) if ratios else math.nan
 
     def judged(self) -> list[tuple[Target, float, bool]]:
-        """Each target with the value it is judged by."""
+        """Each target with its measured value and whether it holds."""
         found = []
         for target in self.targets:
             value = (
@@ -122,7 +122,7 @@ class Comparison:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for machines."""
+        """All figures and targets, for JSON."""
         return {
             "title": self.title,
             "machine": machine(),
@@ -166,7 +166,7 @@ def compare(
     warm_ups: int = 1,
     targets: Sequence[Target] = (),
 ) -> Comparison:
-    """Run all contenders `rounds` times in turn, after `warm_ups` rounds that do not count."""
+    """Run all contenders `rounds` times in turn, after `warm_ups` uncounted rounds."""
     comparison = Comparison(title=title, targets=targets)
     comparison.rounds = {contender.name: [] for contender in contenders}
     for number in range(-warm_ups, rounds):
@@ -181,13 +181,13 @@ def compare(
 
 
 def progress(text: str) -> None:
-    """Show what is going on where somebody watches; the empty text clears the line."""
+    """Show a line of progress on a terminal; the empty text clears the line."""
     if sys.stderr.isatty():
         print(f"\r{text:<78}", end="\r" if not text else "", file=sys.stderr, flush=True)
 
 
 def report(comparison: Comparison, options: argparse.Namespace) -> int:
-    """Print the comparison, write its JSON where asked; the exit status."""
+    """Print the comparison, write its JSON if asked for, and return the exit status."""
     print(comparison.render(), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(comparison.as_json(), indent=1) + "\n")
@@ -204,7 +204,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def outage(seconds: Sequence[float]) -> dict[str, float]:
-    """Figures of how long a service was away, over all rounds."""
+    """Percentiles of the time without service, over all rounds."""
     return {
         "p50_s": percentile(seconds, 50),
         "p99_s": percentile(seconds, 99),
@@ -213,7 +213,7 @@ def outage(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on besides the code."""
+    """The machine and the versions on which figures depend besides the code."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         loop = f"uvloop {version('uvloop')}"

@@ -63,7 +63,7 @@ async def async_round_trips(bootstrap: str, value: bytes, seconds: float) -> Map
 
 
 def summary(durations: Sequence[float]) -> Mapping[str, float]:
-    """The figures of one run; milliseconds."""
+    """The figures of one run, in milliseconds."""
     return {
         "p50_ms": percentile(durations, 50) * 1e3,
         "p99_ms": percentile(durations, 99) * 1e3,

@@ -34,7 +34,7 @@ AWAITED = 100
 
 
 class Frames:
-    """Frames of one size; building them is not what is measured."""
+    """Frames of one size, built outside the measured time."""
 
     def __init__(self, size: int) -> None:
         self._payload = os.urandom(size - 64)
@@ -50,7 +50,7 @@ class Frames:
 
 
 class Floor:
-    """A preallocated file, written from the front again and again, or anew each time."""
+    """A preallocated file, written from the front again and again, or renewed each time."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
@@ -59,7 +59,7 @@ class Floor:
         self.renew()
 
     def renew(self) -> None:
-        """A fresh file: its blocks have no contents yet."""
+        """Makes a fresh file, whose blocks have no contents yet."""
         if self._descriptor >= 0:
             self.close()
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT)
@@ -102,7 +102,7 @@ def awaited_floor(floor: Floor, frames: list[bytes]) -> list[float]:
 
 
 def stream_log(log: Log, frames: list[bytes]) -> tuple[float, int]:
-    """Seconds, and frames in one sync."""
+    """Seconds of the stream, and frames per sync."""
     ahead = max(1, AHEAD_BYTES // len(frames[0]))
     syncs = log.stats().syncs
     start = time.perf_counter()

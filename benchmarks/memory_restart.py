@@ -68,7 +68,7 @@ class FullCluster:
         return {"rss_mib": max(node.resident_bytes() for node in self._cluster.brokers) / 2**20}
 
     def restart_slave(self) -> Mapping[str, float]:
-        """SIGKILL of a slave; `seconds` from its start until it has applied everything."""
+        """Kills a slave; `seconds` is from its start until it has applied everything."""
         slave = self._cluster.slaves()[0]
         self._cluster.kill(slave)
         start = time.perf_counter()
@@ -77,7 +77,7 @@ class FullCluster:
         return {"seconds": time.perf_counter() - start}
 
     def restart_all(self) -> Mapping[str, float]:
-        """SIGKILL of all nodes; `seconds` from their start until a message is acknowledged."""
+        """Kills all nodes; `seconds` is from their start until a message is acknowledged."""
         for node in self._cluster.nodes:
             self._cluster.kill(node)
         start = time.perf_counter()
@@ -87,7 +87,7 @@ class FullCluster:
         return {"seconds": time.perf_counter() - start}
 
     def up(self) -> Mapping[str, float]:
-        """`seconds` from starting `semel up` on a new directory until it says that it serves."""
+        """`seconds` is from the start of `semel up` on a new directory until its ready line."""
         command = [sys.executable, "-m", "semel.console", "up", "--json", "--port", "0"]
         command += ["--data", str(self._data / f"up-{next(self._numbers)}")]
         start = time.perf_counter()

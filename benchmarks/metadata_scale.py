@@ -1,17 +1,16 @@
-"""Many topics: how fast metadata changes, what a controller weighs, how soon a client starts.
+"""Many topics: how fast metadata changes, a controller's memory, how soon a client starts.
 
-How it works. Three controllers, one broker. Topics are created one after the other, ten queues
-each, until there are as many as asked for. Then, with all of them there, producers are opened by
-name (one transaction each), topics are altered, and clients connect, learn one topic and write to
-it.
+How it works. Three controllers, one broker. Topics of ten queues each are created one after the
+other, up to the number asked for. With all topics there, producers are opened by name (one
+transaction each), topics are altered, and clients connect, learn one topic and write to it.
 
     change      99th percentile of one change of metadata, in ms, and the same for a whole new topic
-    resident    memory of the controller in office, in MiB
+    resident    memory of the active controller, in MiB
     start       from `connect` to the first acknowledgement of a new client, in s, the worst
 
     python -m benchmarks.metadata_scale [--topics 1000] [--controllers 1|3] [--rounds 1]
 
-Not here: messages in numbers (`produce.py`).
+Not here: many messages (`produce.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ MIB = 1 << 20
 
 
 class Scale:
-    """A cluster that has grown."""
+    """A cluster with many topics."""
 
     def __init__(self, cluster: Cluster, client: Client, topics: int) -> None:
         self._cluster = cluster
@@ -51,7 +50,7 @@ class Scale:
         self._round = 0
 
     def grow(self) -> Mapping[str, float]:
-        """Creates all topics; p99 of one, in ms."""
+        """Creates all topics; returns the 99th percentile of one creation in ms."""
         took = [
             _timed(partial(self._client.admin.create_topic, f"topic-{number}", queues=QUEUES))
             for number in range(self._topics)
@@ -62,7 +61,7 @@ class Scale:
         }
 
     def run(self) -> Mapping[str, float]:
-        """One round with all topics there."""
+        """Runs one round with all topics there."""
         self._round += 1
         client = self._client
         opened = [

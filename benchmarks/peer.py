@@ -1,21 +1,21 @@
-"""Another broker's figures: runs its script, reads its lines, leaves nothing of it behind.
+"""Another broker's figures: runs its script, reads its lines, and removes all traces of it.
 
 How it works. A peer's script starts its own nodes, runs the workloads that `--only` names and
-prints one JSON object a line and workload. One run of it is one round. It gets a session of its
-own and a place for temporary data that goes with the run. This process adopts what the script
-orphans while it runs, so that nodes in sessions of their own are found and ended too: first with
-SIGTERM to the script, which ends its nodes itself, then with SIGKILL to whatever is left.
+prints one JSON object per line and workload. One run of it is one round. It gets a session of its
+own and a directory for temporary data that is removed with the run. While the script runs, this
+process adopts its orphans, so that nodes in sessions of their own are found and ended too: first
+with SIGTERM to the script, which ends its nodes itself, then with SIGKILL to whatever is left.
 
 Invariants.
 1. A line is a JSON object with `peer` and `workload` and figures that are finite and not negative,
-   or the run has failed: a peer is never half believed.
-2. When `Peer.run` is left, however, no process of the peer runs and its data is gone.
+   or the run has failed: a peer's output is never accepted in part.
+2. However `Peer.run` is left, no process of the peer runs afterwards and its data is gone.
 
 Format of a line: {"peer": NAME, "workload": W, LABEL: TEXT, …, FIGURE: NUMBER, …}. A nested object
 gives figures with its name in front. The labels make the variant, "python, fsync". Several lines of
 one variant are one figure, their median.
 
-Not here: Semel's own workloads (`workloads.py`), what is compared with what (`goals.py`).
+Not here: Semel's own workloads (`workloads.py`), which figures are compared (`goals.py`).
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from benchmarks.goals import FLOOR, SEMEL
 
 LINE_BYTES_MAX = 1 << 20
 GRACE_S = 20.0
-"""For a peer's script to end its nodes after SIGTERM."""
+"""How long a peer's script may take to end its nodes after SIGTERM."""
 LOOK_S = 0.5
-"""Between two looks whether somebody pressed Ctrl-C. A signal that comes behind Python's last look
-and before the system call wakes nothing: a call that waits for minutes would be deaf to it."""
+"""Interval between two checks for Ctrl-C. A signal that arrives after Python's last check and
+before the system call wakes nothing: a call that waits for minutes would not notice it."""
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _LABELS = (
     *("client", "durability", "linger_ms", "streams", "ids", "signal"),
     *("client_on_leader", "sink"),
 )
 _ORDINARY = {"durability": "default"}
-"""A label's value that goes without saying."""
+"""Values of labels that are not shown in the variant."""
 _IGNORED = ("runs_msg_s", "runs_rows_s", "errors", "was_active_controller", "sent", "acked", "n")
-# Is told to end when this process does, then becomes the script: keeps the pid.
+# The launcher asks for SIGTERM when this process ends, then becomes the script with the same pid.
 _LAUNCHER = (
     "import ctypes, os, signal, sys;"
     "ctypes.CDLL(None).prctl(1, signal.SIGTERM);"
@@ -66,7 +66,7 @@ _LAUNCHER = (
 
 
 class PeerError(Exception):
-    """A peer that gives no figures; one line says which, and why."""
+    """A peer gave no figures; the message of one line says which, and why."""
 
 
 class Peer:
@@ -96,12 +96,12 @@ class Peer:
             if not Path(script).is_file():
                 raise PeerError(f"--peer {command!r}: there is no file {script}")
         self.name = Path((scripts or words)[0]).stem
-        """What to call it before it has said its name."""
+        """Name of the peer until its first line gives it."""
         self._command = [*words, "--only", ",".join(workloads), "--runs", "1"]
         self._command += ["--scale", f"{scale:g}", "--durability", durability]
 
     def run(self) -> Figures:
-        """One round. Raises PeerError."""
+        """Runs one round. Raises PeerError."""
         with (
             tempfile.TemporaryDirectory(
                 prefix="peer-data-", dir=self._data, ignore_cleanup_errors=True
@@ -115,7 +115,7 @@ class Peer:
                 raise PeerError(f"{self.name}: {error}{_last_line(errors)}") from None
 
     def _lines(self, process: subprocess.Popen[bytes]) -> Iterator[str]:
-        """Its lines as they come, until it has ended well."""
+        """The script's lines as they arrive, until it has ended successfully."""
         assert process.stdout is not None
         pending = b""
         heard = time.monotonic()
@@ -146,7 +146,7 @@ class Peer:
 
 
 def collect(lines: Iterator[str]) -> Figures:
-    """The figures of all lines of one run. Raises PeerError for a line that is none."""
+    """The figures of all lines of one run. Raises PeerError for an invalid line."""
     found: dict[tuple[Cell, str], list[float]] = {}
     for line in lines:
         if line.strip():
@@ -162,7 +162,7 @@ def collect(lines: Iterator[str]) -> Figures:
 
 
 def parse(line: str) -> tuple[Cell, dict[str, float]]:
-    """One line's cell and figures. Raises PeerError."""
+    """The cell and the figures of one line. Raises PeerError."""
     shown = line.strip()[:80]
     try:
         fields = json.loads(line)
@@ -185,7 +185,7 @@ def parse(line: str) -> tuple[Cell, dict[str, float]]:
 
 
 def _flat(key: str, value: Any, shown: str) -> dict[str, float]:
-    """A field as figures: nested names joined; a list of numbers is their sum and each of them."""
+    """A field as figures: nested names joined; a list of numbers as its sum and its elements."""
     if isinstance(value, dict):
         found: dict[str, float] = {}
         for name, part in value.items():
@@ -206,7 +206,7 @@ def _flat(key: str, value: Any, shown: str) -> dict[str, float]:
 
 
 def _variant(fields: Mapping[str, Any]) -> str:
-    """The labels in words."""
+    """The variant's text from the labels."""
     words = []
     for label in _LABELS:
         value = fields.get(label)
@@ -218,7 +218,7 @@ def _variant(fields: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _started(command: Sequence[str], place: str, errors: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """The running script, which has gone with all its processes afterwards."""
+    """Runs the script; ends it with all its processes afterwards."""
     before = set(psutil.Process().children(recursive=True))
     environment = {"PEERS_CACHE": str(Path("~/.cache/peers").expanduser()), **os.environ}
     environment["TMPDIR"] = place
@@ -239,7 +239,7 @@ def _started(command: Sequence[str], place: str, errors: Any) -> Iterator[subpro
 
 
 def _end(process: subprocess.Popen[bytes], before: set[psutil.Process]) -> None:
-    """Ends the script and everything that it has started."""
+    """Ends the script and all processes that it started."""
     try:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -261,7 +261,7 @@ def _end(process: subprocess.Popen[bytes], before: set[psutil.Process]) -> None:
 
 @contextlib.contextmanager
 def _adopting() -> Iterator[None]:
-    """Orphans of children become children of this process meanwhile."""
+    """Makes orphans of children become children of this process in the meantime."""
     prctl = ctypes.CDLL(None).prctl
     before = ctypes.c_int()
     prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
@@ -273,7 +273,7 @@ def _adopting() -> Iterator[None]:
 
 
 def _last_line(errors: Any) -> str:
-    """The last that it wrote to stderr, for the message of an error."""
+    """The last line that it wrote to stderr, for an error message."""
     errors.seek(0)
     text: str = errors.read()[-4_096:].decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

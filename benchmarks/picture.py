@@ -1,8 +1,8 @@
-"""Draws how many times better or worse Semel is: a bar for every ratio of `side_by_side`.
+"""Draws how many times better or worse Semel is: one bar for each ratio of `side_by_side`.
 
-How it works. Each workload has a panel of bars on one logarithmic scale around the line of 1: to
-the right Semel is better, to the left worse, whatever the figure. A thin line shows the least and
-the most of all rounds.
+How it works. Each workload has a panel of bars on one logarithmic scale around the line of 1: a bar
+to the right means that Semel is better, to the left worse, whatever the figure. A thin line shows
+the least and the most of all rounds.
 
 Not here: the ratios (`goals.py`), the short picture for a stranger (`recorded.py`).
 """
@@ -36,13 +36,13 @@ WORDS = {
 
 
 def draw(title: str, subtitle: str, groups: Sequence[tuple[str, Sequence[Ratio]]]) -> str:
-    """An SVG document: for each (heading, ratios) a heading and a bar each."""
+    """An SVG document: for each (heading, ratios) the heading and one bar per ratio."""
     with style():
         return svg(bars(title, subtitle, groups))
 
 
 def bars(title: str, subtitle: str, groups: Sequence[tuple[str, Sequence[Ratio]]]) -> Figure:
-    """The figure: a panel for each heading that has ratios."""
+    """The picture as a figure: one panel for each heading that has ratios."""
     shown = [(heading, ratios) for heading, ratios in groups if ratios]
     reach = max(
         (abs(math.log2(value)) for _, some in shown for ratio in some for value in ratio.better),

@@ -1,9 +1,9 @@
 """Produce throughput: the SDK's bulk call on three replicas, beside the floor in one run.
 
 How it works. One anonymous producer sends lists of distinct, incompressible values with `send_many`
-for a few seconds and flushes; only what is acknowledged (durable on two of three) counts, and the
+for a few seconds and flushes; only acknowledged messages (durable on two of three) count, and the
 time ends with the last acknowledgement. The floor moves raw batches the same way with no broker
-logic at all. `--arrow` hands Arrow arrays over instead of lists.
+logic at all. `--arrow` passes Arrow arrays instead of lists.
 
     python -m benchmarks.produce [--message-bytes 1k] [--queues 4] [--compression none|lz4|zstd]
 
@@ -37,9 +37,9 @@ from semel.client import Client, connect
 from tests.kit.cluster import Cluster
 
 CALL_BYTES = 4 << 20
-"""Handed over with one call of `send_many`."""
+"""Bytes passed with one call of `send_many`."""
 RETENTION_BYTES = 256 << 20
-"""Of a queue, so that a long run does not fill the disk."""
+"""Retention of a queue, so that a long run does not fill the disk."""
 FLUSH_SECONDS = 60.0
 
 
@@ -53,7 +53,7 @@ class BulkProducer:
         self._column: list[bytes] | pa.Array = values
 
     def use_arrow(self) -> None:
-        """Hand over an Arrow array from now on."""
+        """Pass an Arrow array from now on."""
         self._column = pa.array(self._values, pa.binary())
 
     def run(self, seconds: float) -> Mapping[str, float]:

@@ -1,7 +1,7 @@
-"""What no broker here can beat: the bare prototype, `fdatasync` alone, a copy in memory.
+"""Floors that no broker here can beat: the bare prototype, `fdatasync` alone, a copy in memory.
 
-How it works. Each floor moves the bytes of a workload in the simplest way and its figures are put
-in the workload's own terms: a 64 KiB batch stands for as many messages of 100 B as fit in it.
+How it works. Each floor moves the bytes of a workload in the simplest way, and its figures are
+converted to the workload's terms: a 64 KiB batch counts as the messages of 100 B that fit in it.
 
     prototype    three processes, gRPC, `fdatasync`, a majority; no broker's logic (`floor.py`)
     fdatasync    one process, one file of allocated pages: write 64 KiB (W3: 1 KiB), sync
@@ -34,7 +34,7 @@ AWAITED_BYTES = 1 << 10
 FILE_BYTES = 64 << 20
 MIB = 1 << 20
 SIZES: Mapping[str, int] = {"W1": 100, "W2": 1_024, "W2b": 100, "W5": 100}
-"""Bytes of a message."""
+"""Bytes of a message, by workload."""
 
 
 def write_pages(path: Path) -> Path:
@@ -48,7 +48,7 @@ def write_pages(path: Path) -> Path:
 
 
 def synced_writes(path: Path, size: int, seconds: float) -> list[float]:
-    """Seconds of each write of `size` bytes and its `fdatasync`, one after the other."""
+    """Seconds of each write of `size` bytes with its `fdatasync`, one after the other."""
     data = os.urandom(size)
     taken = []
     places = itertools.cycle(range(0, FILE_BYTES, BATCH_BYTES))
@@ -62,7 +62,7 @@ def synced_writes(path: Path, size: int, seconds: float) -> list[float]:
 
 
 def copies(size: int, seconds: float) -> tuple[int, float]:
-    """How often `size` bytes were copied into the same 64 MiB, and the seconds that it took."""
+    """The number of copies of `size` bytes into the same 64 MiB, and the seconds they took."""
     source = memoryview(os.urandom(size))
     target = memoryview(bytearray(FILE_BYTES))
     places = range(0, FILE_BYTES, size)
@@ -76,7 +76,7 @@ def copies(size: int, seconds: float) -> tuple[int, float]:
 
 
 def rate(mb_s: float, seconds: float, cpu_s: float, size: int) -> dict[str, float]:
-    """Bytes in terms of messages of `size` bytes."""
+    """A rate in bytes, converted to messages of `size` bytes."""
     messages_s = mb_s * 1e6 / size
     return {
         "msg_s": messages_s,
@@ -94,7 +94,7 @@ class RawFloors:
         self._data = data
 
     def run(self) -> Figures:
-        """One round; no figures when no workload has a floor."""
+        """Runs one round; returns no figures when no workload has a floor."""
         found: Figures = {}
         if not self._workloads:
             return found
@@ -129,7 +129,7 @@ class RawFloors:
         workloads: tuple[str, ...],
         variant: str = "fdatasync",
     ) -> Figures:
-        """`run` gives MB/s; the figures in terms of each workload that is wanted."""
+        """Measures `run`, which gives MB/s; converts the figures to each wanted workload."""
         before = cpu_s(floor)
         mb_s = run()
         used = cpu_s(floor) - before
@@ -176,7 +176,7 @@ class RawFloors:
 
 
 def cpu_s(floor: Floor) -> float:
-    """Of the nodes, of this process, and of its clients that have ended."""
+    """CPU seconds of the nodes, of this process, and of its ended clients."""
     nodes = [psutil.Process(pid).cpu_times() for pid in floor.pids]
     mine = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.user + each.system for each in nodes) + sum(
@@ -185,7 +185,7 @@ def cpu_s(floor: Floor) -> float:
 
 
 def resident(floor: Floor) -> dict[str, float]:
-    """MiB: all nodes together, and each."""
+    """Resident MiB of all nodes together, and of each."""
     each = {
         f"rss_mib_node_{place}": psutil.Process(pid).memory_info().rss / MIB
         for place, pid in enumerate(floor.pids, 1)

@@ -1,13 +1,13 @@
-"""A node that lost its disk: how fast it is whole again, and what clients feel of it.
+"""A node that lost its disk: how fast it is whole again, and how much that slows clients.
 
-How it works. A topic is filled, then each round kills a slave, deletes its data directory, starts
-it again and takes the time until it has everything that the master had then. All the while one
-client sends a message every few milliseconds and awaits it; its 99th percentile during the rebuild
-is put beside the one of the seconds before.
+How it works. A topic is filled. Each round then kills a slave, deletes its data directory, starts
+it again and takes the time until it has everything that the master had at that moment. Meanwhile
+one client sends a message every few milliseconds and awaits it; its 99th percentile during the
+rebuild is compared with that of the seconds before.
 
     python -m benchmarks.rebuild [--stored-bytes 2g]
 
-Not here: that what came back is right (`tests/integration/test_broker_group.py`).
+Not here: that the restored data is right (`tests/integration/test_broker_group.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REBUILD_TIMEOUT_S = 600.0
 
 
 class Pulse:
-    """A client that sends one message after the other; `during` says what each took."""
+    """A client that sends one message after the other and keeps the duration of each."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -61,7 +61,7 @@ class Pulse:
                 self._taken.append((start, time.perf_counter() - start))
 
     def p99_ms(self, since: float, until: float) -> float:
-        """Of messages sent between the two (perf_counter seconds)."""
+        """The 99th percentile of messages sent between the two times (perf_counter seconds)."""
         taken = [seconds for start, seconds in self._taken if since <= start <= until]
         assert len(taken) >= 100, f"{len(taken)} messages are too few for a 99th percentile"
         return percentile(taken, 99) * 1e3
@@ -93,7 +93,7 @@ class Rebuild:
         progress("")
 
     def run(self) -> Mapping[str, float]:
-        """One rebuild."""
+        """Runs one rebuild."""
         cluster = self._cluster
         pulse = Pulse(self._client)
         try:

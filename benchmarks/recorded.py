@@ -56,7 +56,7 @@ def drawn() -> dict[str, str]:
 
 
 def short(part: Mapping[str, Any]) -> Figure:
-    """The README's picture: what, a bar, how many times better, both figures."""
+    """The README's picture: for each ratio its name, a bar, the factor, and both figures."""
     bars: Sequence[Mapping[str, Any]] = part["bars"]
     assert len(bars) <= BARS_MAX, "a stranger reads no more in ten seconds"
     figure = Figure(figsize=(10.5, 0.36 * len(bars) + 1.45))

@@ -45,7 +45,7 @@ from benchmarks.raw_floors import RawFloors
 from benchmarks.workloads import Semel, disk_bytes
 
 PEER_BYTES, PEER_FIXED_BYTES = 26 << 30, 4 << 30
-"""What a peer's script may need on the disk: at scale 1, and at any scale."""
+"""Disk space that a peer's script may need: at scale 1, and at any scale."""
 HEADS = {
     "msg_s": "messages/s",
     "cpu_s_per_million": "CPU s/M",
@@ -55,7 +55,7 @@ HEADS = {
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """The command line; ends with one line when it is impossible."""
+    """Parses the command line; ends with one line when it is invalid."""
     parser = arguments(__doc__.partition("\nGive it")[0], rounds=3)
     parser.formatter_class = Help
     parser.set_defaults(warm_ups=0)
@@ -95,7 +95,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
 
 
 def measure(options: argparse.Namespace) -> dict[str, Comparison]:
-    """All rounds, by workload. Raises `commands.STOPS_THE_RUN`."""
+    """Runs all rounds; returns them by workload. Raises `commands.STOPS_THE_RUN`."""
     with temporary_directory(options.data) as data:
         peers = [
             Peer(
@@ -125,7 +125,7 @@ def measure(options: argparse.Namespace) -> dict[str, Comparison]:
 
 
 def render(table: Comparison, found: list[Ratio]) -> str:
-    """A workload's medians with their spread, a line a contender; then ratios and goals."""
+    """A workload's medians with spread, one line per contender; then ratios and goals."""
     metrics = [
         metric
         for metric in MAIN_METRICS
@@ -145,7 +145,7 @@ def render(table: Comparison, found: list[Ratio]) -> str:
 def as_json(
     tables: Mapping[str, Comparison], found: Mapping[str, list[Ratio]], options: argparse.Namespace
 ) -> str:
-    """Everything, for machines; figures that do not exist are null."""
+    """All figures, for machines; missing figures are null."""
     document = {
         "title": "Side by side",
         "machine": machine(),
@@ -174,7 +174,7 @@ def as_json(
 
 
 def publish(tables: Mapping[str, Comparison], options: argparse.Namespace) -> int:
-    """Prints, writes the files that were asked for; the exit status."""
+    """Prints, writes the files that were asked for, and returns the exit status."""
     found = {name: list(ratios(name, table)) for name, table in tables.items()}
     for name, table in tables.items():
         print(render(table, found[name]), flush=True)

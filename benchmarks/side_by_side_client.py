@@ -32,7 +32,7 @@ from semel.client import Client, connect, connect_async
 from semel.client.producer.futures import SendFuture
 
 CALL_BYTES = 4 << 20
-"""Handed over with one call of `send_many`."""
+"""Bytes passed with one call of `send_many`."""
 LINES = 50_000
 LINE_BYTES = 100
 TIME_BYTES = 8
@@ -48,18 +48,18 @@ def open_client(bootstrap: str, connect_s: float = 10.0) -> Client:
 
 
 def ready() -> None:
-    """Tells the parent."""
+    """Tells the parent that this process is ready."""
     print(json.dumps({"ready": True}), flush=True)
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
-    """Milliseconds."""
+    """Percentiles in milliseconds."""
     shares = {"p50_ms": 50, "p99_ms": 99, "p999_ms": 99.9, "max_ms": 100}
     return {name: percentile(seconds, share) * 1e3 for name, share in shares.items()}
 
 
 def log_lines() -> list[bytes]:
-    """Lines of 100 B as a log has them: a time, a level, a worker, ordinary words."""
+    """Lines of 100 B like those of a log: a time, a level, a worker, ordinary words."""
     rng = random.Random(1)
     words = re.findall(r"[a-z]{3,10}", f"{__doc__} {subprocess.__doc__}")
     lines = []
@@ -79,7 +79,7 @@ def produce(
     lines: bool = False,
     **options: Any,
 ) -> Mapping[str, Any]:
-    """Sends `records` values as `how` says: "list", "arrow" or "send"; until all are stored.
+    """Sends `records` values in the way `how` ("list", "arrow", "send") until all are stored.
 
     `options` are the producer's."""
     values = log_lines() if lines else random_values(max(1, CALL_BYTES // size), size)
@@ -107,7 +107,7 @@ def produce(
 def sync_latency(
     bootstrap: str, topic: str, records: int, warm: int, size: int
 ) -> Mapping[str, Any]:
-    """One message at a time in the calling thread."""
+    """Sends one message at a time in the calling thread."""
     values, taken = random_values(1_024, size), []
     with open_client(bootstrap) as client, client.producer() as producer:
         for index in range(records + warm):
@@ -120,7 +120,7 @@ def sync_latency(
 def async_latency(
     bootstrap: str, topic: str, records: int, warm: int, size: int
 ) -> Mapping[str, Any]:
-    """One message at a time on a loop of the caller's."""
+    """Sends one message at a time on the caller's own event loop."""
 
     async def run() -> Mapping[str, Any]:
         values, taken = random_values(1_024, size), []
@@ -140,7 +140,7 @@ def async_latency(
 def paced(
     bootstrap: str, topic: str, records: int, warm: int, size: int, rate: int
 ) -> Mapping[str, Any]:
-    """Open loop: sends at fixed times, whatever the acknowledgements do; from the planned time."""
+    """Open loop: sends at planned times regardless of acknowledgements, and measures from these."""
     taken: list[float] = []
     failed: list[Exception] = []
     filler = os.urandom(size - TIME_BYTES)
@@ -170,7 +170,7 @@ def paced(
 
 
 def tail(bootstrap: str, topic: str, records: int, warm: int) -> Mapping[str, Any]:
-    """From the planned time in each message to its arrival here; ready once it listens."""
+    """Measures from the planned time in each message to its arrival; ready once it listens."""
     taken: list[float] = []
     with (
         open_client(bootstrap) as client,
@@ -186,8 +186,10 @@ def tail(bootstrap: str, topic: str, records: int, warm: int) -> Mapping[str, An
 
 
 def consume(bootstrap: str, topic: str, records: int, how: str) -> Mapping[str, Any]:
-    """Reads `records` messages in a new group as `how` says, "arrow" or "messages", from the first
-    ones' arrival on, which do not count themselves."""
+    """Reads `records` messages in a new group in the way `how`, "arrow" or "messages".
+
+    The time begins with the arrival of the first messages, which do not count themselves.
+    """
     seen = first = volume = 0
     start = 0.0
     with (
@@ -215,7 +217,7 @@ def consume(bootstrap: str, topic: str, records: int, how: str) -> Mapping[str, 
 
 
 def acknowledgements(bootstrap: str, topic: str, size: int) -> Mapping[str, Any]:
-    """Sends a message every 5 ms until told to stop, and on until one is stored after that.
+    """Sends a message every 5 ms until told to stop, and then until one more is stored.
 
     Ready at the first acknowledgement. `acks` are their times in seconds.
     """
@@ -249,8 +251,10 @@ def acknowledgements(bootstrap: str, topic: str, size: int) -> Mapping[str, Any]
 
 
 def first_acks(bootstrap: str, topic: str, queues: int) -> Mapping[str, Any]:
-    """Once told, connects to a cluster that is just coming up and stores one message in each queue;
-    `acks` are the times."""
+    """Once told, connects to a starting cluster and stores one message in each queue.
+
+    `acks` are the times of the acknowledgements.
+    """
     ready()
     sys.stdin.readline()
     acks: list[float] = []
@@ -290,9 +294,9 @@ ROLES: Mapping[str, Callable[..., Mapping[str, Any]]] = {
 
 
 def play(roles: Mapping[str, Callable[..., Mapping[str, Any]]]) -> None:
-    """The command line ROLE SETTINGS of one of `roles`."""
+    """Runs one of `roles` from the command line ROLE SETTINGS."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends this process
     role, settings = sys.argv[1], json.loads(sys.argv[2])
     signal.alarm(settings.pop("limit_s"))
     print(json.dumps(roles[role](**settings)), flush=True)

@@ -37,7 +37,7 @@ from benchmarks.peer import Peer, PeerError
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ("--rounds", "3", "--warm-ups", "1")
-"""Of each of Semel's benchmarks in one round, as the peer's script has it."""
+"""Rounds of each of Semel's benchmarks within one round, as in the peer's script."""
 RUN_S = 1_800
 DISK_BYTES = 16 << 30
 READ_ROWS, SINK_ROWS = 5_000_000, 1_500_000
@@ -52,7 +52,7 @@ PEER_FIGURES: Mapping[str, tuple[str, str, str]] = {
 
 
 def peer_round(peer: Peer) -> Mapping[str, float]:
-    """One round of the peer. Raises PeerError."""
+    """Runs one round of the peer. Raises PeerError."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for cell, figures in peer.run().items():
         found[cell.workload, cell.variant] = figures
@@ -66,7 +66,7 @@ def peer_round(peer: Peer) -> Mapping[str, float]:
 
 
 def semel_round(data: Path, scale: float) -> Mapping[str, float]:
-    """One round of Semel's benchmarks, each a process of its own. Raises SubprocessError."""
+    """Runs Semel's benchmarks once, each in its own process. Raises SubprocessError."""
     read = measured("spark_read", data, "--messages", str(int(READ_ROWS * scale)))
     write = measured("spark_write", data, "--messages", str(int(SINK_ROWS * scale)))
     stream = measured("spark_stream", data)["semel"]
@@ -82,7 +82,7 @@ def semel_round(data: Path, scale: float) -> Mapping[str, float]:
 
 
 def measured(name: str, data: Path, *given: str) -> dict[str, dict[str, float]]:
-    """The medians of one benchmark, by contender and metric."""
+    """Runs one benchmark; returns the medians by contender and metric."""
     progress(f"  semel: {name} …")
     out = data / f"{name}.json"
     command = [sys.executable, "-m", f"benchmarks.{name}", *RUNS, *given]
@@ -102,7 +102,7 @@ def measured(name: str, data: Path, *given: str) -> dict[str, dict[str, float]]:
 
 
 def targets(peer: str) -> list[Target]:
-    """What Semel's connector ought to be beside Kafka's."""
+    """The targets of Semel's connector beside Kafka's."""
     return [
         Target(
             contender="semel", metric=metric, of=peer, of_metric=of, at_least=least, at_most=most
@@ -118,7 +118,7 @@ def targets(peer: str) -> list[Target]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures, prints; the exit status."""
+    """Measures and prints; returns the exit status."""
     with temporary_directory(options.data) as data:
         peer = Peer(
             options.peer,

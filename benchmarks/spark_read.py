@@ -3,8 +3,8 @@
 How it works. A topic is filled once; every round sums the lengths of all values and counts the rows
 in local Spark: with all columns, with the value alone (a user's schema prunes), with offsets alone
 (nothing is fetched), and from a Python source that yields as many equal rows from memory as Arrow,
-which is the most that any Python source can reach. The sums are checked, so a round that read
-something else fails. Meanwhile the largest worker's resident memory is watched.
+which no Python source can exceed. The sums are checked, so a round that read anything else fails.
+Meanwhile the largest worker's resident memory is watched.
 
     python -m benchmarks.spark_read [--messages 5000000] [--message-bytes 132]
 
@@ -73,7 +73,7 @@ class WorkerMemory:
 
 
 def timed(frame: DataFrame, volume: str, expected: tuple[int, int]) -> Mapping[str, float]:
-    """One pass over all rows. Asserts that exactly they came."""
+    """Times one pass over all rows, and asserts that exactly these arrived."""
     with WorkerMemory() as memory:
         start = time.perf_counter()
         row = frame.selectExpr(volume, "count(*)").first()
@@ -85,7 +85,7 @@ def timed(frame: DataFrame, volume: str, expected: tuple[int, int]) -> Mapping[s
 
 
 def in_memory(schema: StructType, rows: int, message_bytes: int, parts: int) -> type[DataSource]:
-    """A source of so many rows that were made beforehand, one batch again and again.
+    """A source of `rows` rows made beforehand, which yields the same batch again and again.
 
     Made in a function so that workers get it by value: they cannot import this program."""
     per_batch = max(1, BATCH_BYTES // message_bytes)
@@ -149,7 +149,7 @@ def main() -> int:
     values = random_values(min(options.messages, max(1, CALL_BYTES // size)), size)
     calls = -(-options.messages // len(values))
     count = calls * len(values)
-    # Spark first: it forks, and gRPC complains about forks of a process that it is at work in.
+    # Spark first: it forks, and gRPC complains about a fork of a process in which it runs.
     with (
         temporary_directory(options.data) as data,
         spark_session("benchmark", **{"spark.master": f"local[{options.cores}]"}) as spark,

@@ -2,9 +2,9 @@
 
 How it works. A trickle of messages carries the time of sending; a stream with the default trigger
 takes them as soon as it can, and its sink (foreachBatch) notes when they arrive, in the same
-process, by the same clock. The first seconds do not count. Every message must arrive once. Beside
-it runs a stream whose Python source needs no broker: its messages exist because their time has
-come. That is the least that any Python source takes.
+process, by the same clock. The first seconds do not count. Every message must arrive once. For
+comparison a stream runs whose Python source needs no broker: its messages exist once their time
+has come. No Python source can be faster than that.
 
     python -m benchmarks.spark_stream [--seconds 25] [--rate 200]
 
@@ -46,11 +46,11 @@ SETTLE_S = 5.0
 
 
 class Arrivals:
-    """The sink: how long each message was on its way."""
+    """The sink, which notes how long each message was under way."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[int, float]] = []
-        """When each was sent, and how many seconds before it came."""
+        """Sending time of each message, and the seconds until it arrived."""
 
     def __call__(self, frame: DataFrame, _: int) -> None:
         rows = frame.select("value").collect()
@@ -63,12 +63,12 @@ class Arrivals:
 def stream(
     source: DataStreamReader, place: Path, trickle: Callable[[], int]
 ) -> Mapping[str, float]:
-    """One stream over what `trickle` sends; it returns how many messages that were."""
+    """Runs one stream over the messages of `trickle`, which returns their number."""
     arrivals = Arrivals()
     place.mkdir()
     writer = source.load().writeStream.foreachBatch(arrivals)
     query = writer.option("checkpointLocation", str(place)).start()
-    query.processAllAvailable()  # where it begins is stored
+    query.processAllAvailable()  # stores where the stream begins
     began = time.time_ns()
     sent = trickle()
     query.processAllAvailable()
@@ -91,7 +91,7 @@ def stream(
 
 
 def send(producer: Producer, seconds: float, rate: int) -> int:
-    """So many messages a second; returns how many there were."""
+    """Sends `rate` messages a second for `seconds`; returns their number."""
     sent = 0
     stop = threading.Event()
     began = time.time_ns()
@@ -104,7 +104,7 @@ def send(producer: Producer, seconds: float, rate: int) -> int:
 
 
 def by_time(first_ns: int, seconds: float, rate: int) -> type[DataSource]:
-    """A source whose message n exists from `first_ns` + n / `rate` on, until `seconds` are over.
+    """A source whose message n exists from `first_ns` + n / `rate` on, for `seconds` in all.
 
     Made in a function so that Spark's processes get it by value: they cannot import this program.
     """
@@ -147,7 +147,7 @@ def by_time(first_ns: int, seconds: float, rate: int) -> type[DataSource]:
 
 
 def wait_for(spark: SparkSession, place: Path, seconds: float, rate: int) -> Mapping[str, float]:
-    """The stream whose messages come with time."""
+    """Runs the stream whose messages come with time."""
     first_ns = time.time_ns() + 3_000_000_000  # the query has begun by then
     spark.dataSource.register(by_time(first_ns, seconds, rate))
 

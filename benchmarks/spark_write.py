@@ -2,8 +2,8 @@
 
 How it works. Spark makes the rows once and keeps them in memory. Every round writes all of them to
 a topic, staged by the tasks and committed by the driver, and to a Python sink that takes the same
-Arrow batches and drops them, which is the most that any Python sink can reach. What the topic has
-after a round is counted, so a round that wrote something else fails.
+Arrow batches and drops them, which no Python sink can exceed. The topic's messages are counted
+after each round, so a round that wrote anything else fails.
 
     python -m benchmarks.spark_write [--messages 2000000] [--message-bytes 132]
 
@@ -36,7 +36,7 @@ from tests.kit.cluster import Cluster
 
 TOPIC = "written"
 MESSAGE_BYTES_MAX = 256
-"""Two SHA-512 in hexadecimal digits."""
+"""Length of two SHA-512 digests in hexadecimal digits."""
 PARTITIONS = 4
 
 
@@ -64,14 +64,14 @@ def dropping() -> type[DataSource]:
 
 
 def timed(frame: DataFrame, rows: int, form: str, **options: str) -> Mapping[str, float]:
-    """One write of all rows."""
+    """Times one write of all rows."""
     start = time.perf_counter()
     frame.write.format(form).options(**options).mode("append").save()
     return {"rows_s": rows / (time.perf_counter() - start)}
 
 
 def stored(client: Client) -> int:
-    """Messages that the topic has had."""
+    """The number of messages that were ever stored in the topic."""
     return sum(queue.log_end_offset for queue in client.admin.describe_topic(TOPIC).queues)
 
 
@@ -86,7 +86,7 @@ def main() -> int:
     rows, size = options.messages, options.message_bytes
     require_disk(parser, options.data, 4 * options.rounds * rows * (size + 8) + (1 << 30))
     settings = {"spark.master": f"local[{options.cores}]", "spark.driver.memory": "4g"}
-    # Spark first: it forks, and gRPC complains about forks of a process that it is at work in.
+    # Spark first: it forks, and gRPC complains about a fork of a process in which it runs.
     with (
         temporary_directory(options.data) as data,
         spark_session("benchmark", **settings) as spark,

@@ -2,9 +2,9 @@
 
 How it works. Small messages go to one cluster in turn from one producer to a topic of four queues,
 and from a thousand producers in one process to a topic of a thousand queues, each to a queue of its
-own. Calls are equally large on both sides, so what differs is over how many producers and queues
-they are spread; a loop of `send()` is measured, too. Another cluster has two broker groups, which
-is what adds cores to a topic where there are any. CPU is that of all nodes and the client.
+own. Calls are equally large on both sides, so only the number of producers and queues differs; a
+loop of `send()` is measured, too. Another cluster has two broker groups, which lets a topic use
+more cores where the machine has them. CPU is that of all nodes and the client.
 
     python -m benchmarks.spread [--messages 2000000] [--producers 1000] [--queues 1000]
 
@@ -37,9 +37,10 @@ from tests.kit.cluster import Cluster
 FEW_QUEUES = 4
 FEW, MANY = "few", "many"
 SEND_SHARE = 4
-"""A loop of `send()` sends one message of so many that bulk calls send."""
+"""A loop of `send()` sends one message for this many of the bulk calls."""
 RETENTION_BYTES = 64 << 20
-"""Of all queues of a topic together, nearly: so that a long run does not fill the disk."""
+"""Approximate retention of all queues of a topic together, so that a long run does not fill
+the disk."""
 
 
 class SpreadClient(ClientProcess):
@@ -49,7 +50,7 @@ class SpreadClient(ClientProcess):
 
 
 class Load:
-    """Messages to one cluster with two topics."""
+    """A load of messages to one cluster with two topics."""
 
     def __init__(self, cluster: Cluster, options: argparse.Namespace) -> None:
         self._cluster = cluster
@@ -61,7 +62,7 @@ class Load:
                 client.admin.create_topic(topic, queues=queues, retention_bytes=retention)
 
     def run(self, topic: str, how: str, producers: int) -> Mapping[str, float]:
-        """Rate, and CPU seconds for a million messages."""
+        """The rate, and the CPU seconds per million messages."""
         options = self._options
         client = SpreadClient(
             "spread",
@@ -81,7 +82,7 @@ class Load:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures, prints; the exit status."""
+    """Measures and prints; returns the exit status."""
     producers, queues = options.producers, options.queues
     with (
         temporary_directory(options.data) as data,

@@ -1,10 +1,10 @@
 """The client of `spread`: a process of its own with one producer or many, that prints JSON.
 
 How it works. As in `side_by_side_client.py`: the arguments are a role and its settings. Every
-producer sends a message first, so that its place in the broker's tables is there; then calls go to
-the producers in turn.
+producer first sends a message, which makes its row in the broker's tables; then the producers are
+called in turn.
 
-Not here: who starts it (`spread.py`).
+Not here: the process that starts it (`spread.py`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from semel.client import connect
 CALL_MESSAGES = 1_000
 BUFFER_BYTES = 32 << 20
 CLIENT_BYTES = 2 * BUFFER_BYTES
-"""Of all producers: one of them can use half of it."""
+"""Buffer of all producers together; one producer can use half of it."""
 
 
 def spread(
     bootstrap: str, topic: str, records: int, size: int, how: str, producers: int, queues: int
 ) -> Mapping[str, Any]:
-    """Stores `records` values in calls as `how` says, "send_many" or "send". One producer chooses
-    queues itself; of several, each writes to a queue of its own."""
+    """Stores `records` values with the call `how`, "send_many" or "send".
+
+    A single producer chooses queues itself; each of several writes to a fixed queue.
+    """
     call = CALL_MESSAGES if how == "send_many" else 1
     values = random_values(CALL_MESSAGES, size)
     with (

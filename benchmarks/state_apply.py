@@ -1,4 +1,4 @@
-"""What the replicated state machine costs: admit and apply a batch, memory, checkpoint bytes.
+"""Cost of the replicated state machine: admit and apply a batch, memory, checkpoint bytes.
 
     python -m benchmarks.state_apply
 
@@ -40,7 +40,7 @@ def control(**record: object) -> tuple[RecordKind, list[bytes | memoryview]]:
 
 
 def new_state() -> State:
-    """One queue, one producer."""
+    """A state with one queue and one producer."""
     queue = common_pb2.QueueRef(topic_id=1)
     create = control_pb2.CreateQueue(queue=queue, topic="t", slot_end=65_536)
     fence = control_pb2.Fence(queues=[queue], producer_id=1, epoch=1)
@@ -81,7 +81,7 @@ def batches() -> list[bytes]:
 
 
 def admit_and_apply(data: list[bytes], per_entry: int) -> tuple[float, float, float]:
-    """Microseconds a batch for: admit, apply, on_applied."""
+    """Microseconds per batch of admit, apply and on_applied."""
     state = new_state()
     admission = Admission(state, term=Term(1))
     headers = [decode_header(batch) for batch in data]
@@ -110,7 +110,7 @@ def admit_and_apply(data: list[bytes], per_entry: int) -> tuple[float, float, fl
 
 
 def bytes_of(make: Callable[[], object]) -> int:
-    """Memory that the made object keeps."""
+    """Memory that the constructed object keeps."""
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]

@@ -2,12 +2,12 @@
 
 How it works. A round starts a new cluster (three brokers, one controller), warms it up, runs the
 workloads one after the other and removes it. Sizes are those of the peers' scripts: four queues,
-three replicas, one client process for each figure, started anew. CPU is user plus system time of
+three replicas, and a new client process for each figure. CPU is user plus system time of
 all nodes while the client runs, and of the client over its whole life, start-up included. Memory is
 read when the client has ended: `rss_mib` is the sum over brokers and controller.
 
 `scale` is a factor on the counts of messages of W1, W2, W2b, W5 and W8, as in the peers' scripts;
-W3, W4 and W6 stay as long as they are.
+W3, W4 and W6 keep their length.
 
 Not here: what the client does (`side_by_side_client.py`), the raw floors (`raw_floors.py`).
 """
@@ -43,9 +43,9 @@ REPLICAS = 3
 MIB = 1 << 20
 CLIENT_S = 600
 BEFORE_S = 4.0
-"""How long messages flow before the master goes."""
+"""How long messages flow before the master is taken away."""
 AFTER_S = 6.0
-"""And how long afterwards at least."""
+"""How long messages flow afterwards, at least."""
 SERVE_S = 120.0
 CONNECT_MS = 60_000
 RATE = 1_000
@@ -56,23 +56,23 @@ PRODUCED: Mapping[str, tuple[int, int]] = {
     "W2b": (6_000_000, 100),
     "W5": (5_000_000, 100),
 }
-"""Messages at scale 1 and their size, of one figure."""
+"""Number of messages of one figure at scale 1, and their size."""
 WAYS = {"list": "send_many, list", "arrow": "send_many, Arrow", "send": "send()"}
 LEAST = 1_000
-"""Messages of any workload at any scale."""
+"""Smallest number of messages of any workload at any scale."""
 
 
 class ClientError(Exception):
-    """A client process that gave no result; one line says why."""
+    """A client process gave no result; the message of one line says why."""
 
 
 def scaled(workload: str, scale: float) -> int:
-    """Messages of one figure."""
+    """Number of messages of one figure."""
     return max(LEAST, int(PRODUCED[workload][0] * scale))
 
 
 def disk_bytes(workloads: Sequence[str], scale: float) -> int:
-    """What a round may take at most, should nothing be removed before its end."""
+    """Disk space that a round may need at most if nothing is removed before its end."""
     times = {"warm-up": 1, **dict.fromkeys(workloads, len(WAYS)), "W5": 1}
     if not {"W5", "W8"} & set(workloads):
         times.pop("W5")
@@ -91,7 +91,7 @@ class ClientProcess:
         settings = {"limit_s": CLIENT_S, **settings}
         self.role = role
         self.cpu_s = 0.0
-        """User and system time of its whole life, known when `result` is."""
+        """User and system time of its whole life, set by `result`."""
         command = [sys.executable, "-m", self.MODULE, role]
         self._process = subprocess.Popen(
             [*command, json.dumps(settings)],
@@ -116,24 +116,24 @@ class ClientProcess:
             self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert stream is not None
-            with contextlib.suppress(BrokenPipeError):  # it may have gone with something unread
+            with contextlib.suppress(BrokenPipeError):  # it may have ended with unread input
                 stream.close()
 
     def wait_ready(self) -> None:
-        """Until it says so. Raises ClientError."""
+        """Waits until the client is ready. Raises ClientError."""
         assert self._process.stdout is not None
         if not self._process.stdout.readline():
             self.result()
             raise ClientError(f"the client of {self.role} ended before it was ready")
 
     def tell(self) -> None:
-        """What it waits for has come."""
+        """Tells the client to go on."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
     def result(self) -> dict[str, Any]:
-        """What it printed last, when it has ended. Raises ClientError."""
+        """Waits for the client's end; returns what it printed last. Raises ClientError."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         printed = self._process.stdout.read()
@@ -158,15 +158,15 @@ class Workloads:
         self._client = client
         self._scale = scale
         self._stored = ""
-        """Topic that W5 reads and W8 restarts with, once it is filled."""
+        """The filled topic that W5 reads and W8 restarts with; empty until it is filled."""
 
     def warm_up(self) -> None:
-        """Lets every node write for a while."""
+        """Makes every node write for a while."""
         with self._topic("warm-up") as topic:
             self._produced("warm-up", topic, "list")
 
     def run(self, workload: str) -> Iterator[tuple[str, dict[str, float]]]:
-        """One workload's variants with their figures."""
+        """Runs one workload; yields its variants with their figures."""
         if workload in ("W1", "W2", "W2b"):
             for how, variant in WAYS.items():
                 with self._topic(f"{workload}-{how}") as topic:
@@ -199,7 +199,7 @@ class Workloads:
         self._client.admin.delete_topic(name)
 
     def _filled(self) -> str:
-        """A topic with the messages of W5."""
+        """Returns the topic with the messages of W5, filled once."""
         if not self._stored:
             self._client.admin.create_topic("W5", queues=QUEUES)
             self._produced("W5", "W5", "list")
@@ -207,7 +207,7 @@ class Workloads:
         return self._stored
 
     def _measured(self, role: str, **settings: Any) -> tuple[dict[str, Any], float]:
-        """A client's result, and the CPU seconds that it and the nodes took."""
+        """Runs a client; returns its result, and the CPU seconds of it and the nodes."""
         client = ClientProcess(role, bootstrap=self._cluster.bootstrap, **settings)
         return measured(self._cluster, client)
 
@@ -301,7 +301,7 @@ class Workloads:
 
 
 def measured(cluster: Cluster, client: ClientProcess) -> tuple[dict[str, Any], float]:
-    """A client's result, and the CPU seconds that it and the nodes have taken by then."""
+    """A client's result, and the CPU seconds that it and the nodes used until then."""
 
     def nodes_cpu_s() -> float:
         times = [psutil.Process(node.pid).cpu_times() for node in cluster.nodes]
@@ -314,14 +314,17 @@ def measured(cluster: Cluster, client: ClientProcess) -> tuple[dict[str, Any], f
 
 
 def memory(cluster: Cluster) -> dict[str, float]:
-    """Resident MiB: all together, and each node's."""
+    """Resident MiB of all nodes together, and of each."""
     each = {f"rss_mib_{node.kind}_{node.id}": node.resident_bytes() / MIB for node in cluster.nodes}
     return {"rss_mib": sum(each.values()), **each}
 
 
 def restarted(cluster: Cluster, topic: str, queues: int) -> list[float]:
-    """SIGKILL of all nodes, and their start: seconds from there to the acknowledgement of a message
-    in each of the first `queues` queues, in the order in which they came."""
+    """Kills all nodes and starts them.
+
+    Returns the seconds from the start to the acknowledgement of a message in each of the first
+    `queues` queues, in the order of arrival.
+    """
     with ClientProcess(
         "first_acks", bootstrap=cluster.bootstrap, topic=topic, queues=queues
     ) as client:
@@ -339,7 +342,7 @@ def restarted(cluster: Cluster, topic: str, queues: int) -> list[float]:
 
 
 def medians(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Figure by figure."""
+    """The median of each figure."""
     return {name: statistics.median(each[name] for each in found) for name in found[0]}
 
 
@@ -352,7 +355,7 @@ class Semel:
         self._data = data
 
     def run(self) -> Figures:
-        """One round."""
+        """Runs one round."""
         found: Figures = {}
         with temporary_directory(self._data) as data, ExitStack() as stack:
             cluster = Cluster(data / "cluster")
