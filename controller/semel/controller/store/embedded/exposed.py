@@ -1,10 +1,10 @@
 """pysyncobj's private parts, under plain names, in one place.
 
-How it works. pysyncobj is pinned to `VERSION`, because what hardens it lives behind names that it
-does not promise to keep. All of them are listed in `PRIVATE_NAMES` and used in this file only; a
-test compares the list with this folder and with the installed package, and fails on any other
-version. `ExposedSyncObj` builds the object over our journal, transport and dumps, and opens what
-`node.py` reads and steers; `OwnedJournal` is the journal that it takes.
+How it works. pysyncobj is pinned to `VERSION`, because the names that are used to harden it are
+private and may change. All of them are listed in `PRIVATE_NAMES` and used only in this file; a test
+compares the list with this folder and with the installed package, and fails on any other version.
+`ExposedSyncObj` builds the object over our journal, transport and dumps, and exposes what `node.py`
+reads and controls; `OwnedJournal` is the journal that it takes.
 
 Not here: how these parts are used (`node.py`).
 """
@@ -70,7 +70,7 @@ def now() -> float:
 
 
 class OwnedJournal(Journal):  # type: ignore[misc]
-    """A journal that stays open when pysyncobj ends: it belongs to whoever made it."""
+    """A journal that stays open when pysyncobj ends, because its creator owns it."""
 
     def _destroy(self) -> None:
         pass
@@ -120,18 +120,18 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
             os.close(notifier._PipeNotifier__pipeW)
 
     def put(self, command: bytes, kind: int) -> None:
-        """Hands a command to the leader, if there is one."""
+        """Passes a command to the leader, if there is one."""
         self._applyCommand(command, None, kind)
 
     def on_connected(self, peer: Node, *, voter: bool) -> None:
-        """Messages can be sent to the peer from now on."""
+        """Notes that messages can be sent to the peer from now on."""
         if voter:
             self.transport._onNodeConnected(peer)
         else:
             self.transport._onReadonlyNodeConnected(peer)
 
     def on_disconnected(self, peer: Node, *, voter: bool) -> None:
-        """Messages to the peer are lost from now on."""
+        """Notes that messages to the peer are lost from now on."""
         if voter:
             self.transport._onNodeDisconnected(peer)
         else:
@@ -158,12 +158,12 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
 
     @property
     def is_leader(self) -> bool:
-        """It believes to lead the current term."""
+        """True while this member believes that it leads the current term."""
         return bool(self._SyncObj__raftState == _RAFT_STATE.LEADER)
 
     @property
     def is_candidate(self) -> bool:
-        """It stands for election in the current term."""
+        """True while this member stands for election in the current term."""
         return bool(self._SyncObj__raftState == _RAFT_STATE.CANDIDATE)
 
     @property

@@ -17,7 +17,7 @@ Invariants
 3. When one stream ends, for whatever reason, the others stay and this one is retried; an internal
    error ends `run`, and with it the store.
 
-Not here: what messages mean (`node.py`).
+Not here: the handling of messages (`node.py`).
 """
 
 from __future__ import annotations

@@ -244,15 +244,15 @@ class ConsensusNode(ExposedSyncObj):
         return events
 
     def submit(self, command: bytes) -> None:
-        """Puts a command into the log, by way of the master; it may be lost."""
+        """Sends a command to the master for the log; it may be lost."""
         self.put(command, COMMAND[0])
 
     def connected(self, peer: Peer) -> None:
-        """Messages can be sent to the peer from now on."""
+        """Notes that messages can be sent to the peer from now on."""
         self.on_connected(node_of(peer), voter=not peer[1])
 
     def disconnected(self, peer: Peer) -> None:
-        """Messages to the peer are lost from now on."""
+        """Notes that messages to the peer are lost from now on."""
         self.on_disconnected(node_of(peer), voter=not peer[1])
 
     @property

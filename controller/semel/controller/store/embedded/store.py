@@ -81,7 +81,7 @@ TIMEOUT_S: Final = 5.0
 """Enough for several elections: a call without a majority in that time gives up."""
 UNDER_WAY_MAX: Final = 1_000
 FREE_BYTES_MIN: Final = 64 << 20
-"""With less free space transactions are refused: the log and two dumps must still fit."""
+"""Transactions are refused below this much space: the log and two dumps must still fit."""
 GROUP_SIZES: Final = (1, 3, 5)
 
 

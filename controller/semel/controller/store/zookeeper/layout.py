@@ -1,4 +1,4 @@
-"""What the store writes into ZooKeeper: paths and bytes. Pure.
+"""The paths and bytes that the store writes into ZooKeeper. Pure.
 
 Format. Below the chroot:
     head                      the newest revision, and the transactions that led to it

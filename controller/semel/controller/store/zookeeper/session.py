@@ -86,7 +86,7 @@ class Operation:
     path: str
     data: bytes = b""
     version: int = -1
-    """For check and set: the node's version must be this; -1 accepts any."""
+    """Required version of the node, for check and set; -1 accepts any."""
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]
@@ -310,7 +310,7 @@ class Session:
             raise ConnectionLost(f"ZooKeeper's answer makes no sense: {error!r}") from error
 
     def _tell(self, callback: Callable[[], None]) -> None:
-        """From any thread: runs `callback` on the loop, if that still exists."""
+        """Runs `callback` on the loop, if that still exists. Callable from any thread."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
 

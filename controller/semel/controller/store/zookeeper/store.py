@@ -149,7 +149,7 @@ class ZooKeeperStore:
         return self._copy.table.revision
 
     async def transact(self, transaction: Transaction) -> int:
-        """As in `MetadataStore`; raises MessageTooLarge above ZooKeeper's 1 MB a change."""
+        """Also raises MessageTooLarge above ZooKeeper's limit of 1 MB a change."""
         check_size(transaction)
         # Shielded: a request that was sent may be done, and the copy must be updated then.
         writing = asyncio.ensure_future(self._transact(transaction))
