@@ -276,7 +276,7 @@ def _topics(given: Mapping[str, str]) -> Topics:
 
 
 def _place(given: Mapping[str, str], side: str, topics: Topics) -> Asked | None:
-    """Where the read starts or ends, by the first option given of: one time, times, offsets."""
+    """The start or end of the read, by the first option given of: one time, times, offsets."""
     everywhere, by_queue, by_offset = (
         f"{side}Timestamp",
         f"{side}OffsetsByTimestamp",

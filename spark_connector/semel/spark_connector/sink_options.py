@@ -62,7 +62,7 @@ class WriteOptions:
     topic: str = ""
     """Topic of every row; when empty, the column topic names it."""
     transaction_id: str = ""
-    """When empty: the streaming query's id, or a fresh one for a batch."""
+    """The option's value; if empty, the streaming query's id, or a fresh one for a batch."""
     transaction_epoch: int | None = None
     """Only for a batch; given if and only if the transaction id is."""
     ttl_ms: int = TTL_MS_DEFAULT
