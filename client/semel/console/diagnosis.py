@@ -46,7 +46,7 @@ class Finding:
     text: str
     """The problem."""
     advice: str
-    """What to do about it."""
+    """Advice to the operator."""
 
     def as_dict(self) -> dict[str, Any]:
         """All fields."""

@@ -75,7 +75,7 @@ class ClusterWatch:
             return None
 
     async def not_serving(self) -> str:
-        """What the cluster lacks; empty once every group has a master that confirms its role.
+        """The missing part of the cluster; empty once every group's master confirms its role.
 
         Waits up to `ALL_NODES_WAIT_S` for slaves that have not reported yet.
         """
