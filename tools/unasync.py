@@ -65,7 +65,7 @@ NAMES: Final[Mapping[str, str]] = {
     "await_telling": "run_telling",
     "connect_async": "connect",
 }
-"""Replaced wherever they stand as a word, in code, docstrings and comments."""
+"""Replacements of whole words, in code, docstrings and comments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,9 @@ class Half:
     """File name of the asyncio module in `API`."""
     target: str
     docstring: str
-    """Of the generated module; a note on its origin is added."""
+    """Docstring of the generated module; a note on its origin is added."""
     texts: Mapping[str, str] = field(default_factory=dict)
-    """What docstrings say otherwise in the synchronous half. Each key stands in exactly one
+    """Texts of docstrings that differ in the synchronous half. Each key occurs in exactly one
     docstring, where line ends count as blanks."""
 
 
@@ -181,7 +181,7 @@ Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
 
 
 def to_sync(source: str, half: Half) -> str:
-    """The synchronous module, not formatted yet.
+    """The synchronous module before formatting.
 
     Raises ValueError for a text of the half that does not stand in exactly one docstring, and for
     a comment that looks like a mark and is none.
@@ -193,7 +193,7 @@ def to_sync(source: str, half: Half) -> str:
 
 
 def _with_texts(source: str, half: Half) -> str:
-    """The source with what docstrings say otherwise in the synchronous half."""
+    """The source with the docstrings' texts of the synchronous half."""
     lines = source.splitlines()
     unused = dict(half.texts)
     for node in reversed(_docstrings(ast.parse(source))):
@@ -220,7 +220,7 @@ def _with_header(code: str, half: Half) -> str:
 
 
 def _docstrings(tree: ast.Module) -> list[ast.Expr]:
-    """All strings that stand by themselves, but the module's own, in order."""
+    """All strings that are statements, except the module's docstring, in order."""
     found = [
         node
         for node in ast.walk(tree)
@@ -233,7 +233,7 @@ def _docstrings(tree: ast.Module) -> list[ast.Expr]:
 
 
 def _replaced(docstring: str, text: str, replacement: str) -> str:
-    """The docstring with `text` replaced in each paragraph, which is wrapped anew then."""
+    """The docstring with `text` replaced in each paragraph; changed paragraphs are rewrapped."""
     indent = docstring[: len(docstring) - len(docstring.lstrip())]
     closing = f'\n{indent}"""'
     ends_alone = docstring.endswith(closing)
@@ -256,7 +256,7 @@ def _replaced(docstring: str, text: str, replacement: str) -> str:
 
 
 def _without_async(source: str) -> str:
-    """The source without `async` and `await`, by its marks."""
+    """The source without `async` and `await`, as its marks direct."""
     extents = _extents(ast.parse(source))
     lines = source.splitlines()
     dropped: set[int] = set()
@@ -285,7 +285,7 @@ def _without_async(source: str) -> str:
 
 
 def _extents(tree: ast.Module) -> dict[int, int]:
-    """Last line by first line, for the longest statement that begins on a line."""
+    """For each line the last line of the longest statement that begins on it."""
     extents: dict[int, int] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
@@ -295,7 +295,7 @@ def _extents(tree: ast.Module) -> dict[int, int]:
 
 
 def _finished(lines: Sequence[str], dropped: set[int]) -> Iterator[str]:
-    """The lines that are left, with the code of the synchronous half and its examples."""
+    """The remaining lines, with the code of the synchronous half and its examples."""
     for number, line in enumerate(lines, 1):
         bare = line.lstrip()
         indent = line[: len(line) - len(bare)]
@@ -310,7 +310,7 @@ def _finished(lines: Sequence[str], dropped: set[int]) -> Iterator[str]:
 
 
 def formatted(code: str, name: Path) -> str:
-    """The code as ruff leaves it, with sorted imports and without those that are not used."""
+    """The code formatted by ruff, with sorted imports and without unused ones."""
     ruff = [sys.executable, "-m", "ruff"]
     where = ["--quiet", "--stdin-filename", str(ROOT / name), "-"]
     for command in (["check", "--fix-only", "--select", "I,F401"], ["format"]):

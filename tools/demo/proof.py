@@ -76,7 +76,7 @@ class Figures:
     term_before: int
     term_after: int
     seconds_without_master: float
-    """From the SIGKILL to the first acknowledgement by another master."""
+    """Seconds from the SIGKILL to the first acknowledgement by another master."""
     loader_killed_at: float
     """Share of the lines that were acknowledged when the loader was killed."""
     skipped: int

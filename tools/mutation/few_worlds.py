@@ -21,7 +21,7 @@ _KINDS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "delays": (("delays",), 8),
     "transactions": (("transactions",), 12),
 }
-"""By kind: the features beyond those of a plain world, and the number of seeds to run."""
+"""Kinds of worlds: features beyond those of a plain world, and the number of seeds to run."""
 _DELIVERIES: Final = 8
 
 

@@ -259,7 +259,7 @@ class Workbench:
         return _Run(mutant, pid, reading, cases, since=time.monotonic())
 
     def _test(self, mutant: Mutant | None, cases: list[_Case], pipe: int) -> None:
-        """In the forked process; never returns."""
+        """Runs the tests in the forked process; never returns."""
         self._in_child = True
         try:
             nowhere = os.open(os.devnull, os.O_WRONLY)
