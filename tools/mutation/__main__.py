@@ -1,6 +1,6 @@
 """`./run soak mutants [TARGET…]`: how many small changes of the code do the tests notice?
 
-Targets are raft, log and state (all without a name). Results are kept in a file outside of the
+Without a name all targets are taken. Results are kept in a file outside of the
 repository: a run that was ended goes on, a function that has changed is tested anew. A run with
 --within 5 and then one with --again are quicker together than one with all tests at once.
 
@@ -50,7 +50,10 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
     parser.add_argument(
-        "--files", default="*", metavar="PATTERN", help="only files like this, as in '*/judge.py'"
+        "--files",
+        default="*",
+        metavar="PATTERN",
+        help="only files like this, as in '*/admission.py'",
     )
     parser.add_argument(
         "--tests", nargs="+", metavar="PATH", help="these in place of the target's own"
