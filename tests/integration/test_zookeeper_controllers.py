@@ -13,7 +13,7 @@ import pytest
 
 from semel.controller import ControllerConfig, ControllerNode
 from semel.controller.epoch import ControllerEpoch
-from semel.controller.store.opening import open_store
+from semel.controller.opening import open_store
 from semel.protos.errors import DataDirectoryError, NotMaster
 from semel.protos.rpc import error_from_rpc
 from semel.protos.v1 import controller_pb2 as pb

@@ -27,10 +27,10 @@ import grpc.aio
 from semel.controller.active.active_controller import ActiveController, Clocks
 from semel.controller.active.succession import Succession
 from semel.controller.config import ControllerConfig
+from semel.controller.opening import open_store
 from semel.controller.probe import Probe
 from semel.controller.server import ControllerService
 from semel.controller.store import ControllerAddress, MetadataStore
-from semel.controller.store.opening import open_store
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.errors import InternalError, SemelError, Unavailable

@@ -25,9 +25,9 @@ from semel.controller.archive import archive as archives
 from semel.controller.archive.archive import Archive
 from semel.controller.archive.transfer import fill, take_out
 from semel.controller.config import SQLITE, ZOOKEEPER, ControllerConfig
+from semel.controller.opening import EMBEDDED_FILE, open_existing, open_new
 from semel.controller.store import MetadataStore
 from semel.controller.store.embedded.gathering import gathered, opened
-from semel.controller.store.opening import EMBEDDED_FILE, open_existing, open_new
 from semel.protos.errors import SemelError
 
 EXPORT_EPILOG = """\b

@@ -11,7 +11,7 @@ Invariants
 2. The first transaction raises the store's revision above all that the old store gave out:
    versions, and generations that begin with a revision, never come again.
 
-Not here: the file (`archive.py`), opening stores (`store/opening.py`).
+Not here: the file (`archive.py`), opening stores (`opening.py`).
 """
 
 from __future__ import annotations

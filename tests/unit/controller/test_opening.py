@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from semel.controller.__main__ import main
 from semel.controller.config import ControllerConfig, split_zookeeper
+from semel.controller.opening import open_store
 from semel.controller.store import SqliteStore
 from semel.controller.store.embedded import EmbeddedStore
-from semel.controller.store.opening import open_store
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 
 THREE = {1: "127.0.0.1:7070", 2: "127.0.0.1:7071", 3: "127.0.0.1:7072"}

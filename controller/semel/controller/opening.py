@@ -5,7 +5,7 @@ replicated store need libraries that a single controller does not. A directory t
 metadata is refused to an empty store of another kind, so that nobody starts a new cluster beside
 the metadata of the existing one.
 
-Not here: the stores themselves (`sqlite.py`, `embedded/`, `zookeeper/`).
+Not here: the stores themselves (`store/sqlite.py`, `embedded/`, `zookeeper/`).
 """
 
 from __future__ import annotations
