@@ -18,13 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from semel.broker.log.reader import record_of
+from semel.broker.log.store import Store
 from semel.broker.log.types import RecordRef
-
-if TYPE_CHECKING:
-    from semel.broker.log.store import Store
 
 Keep = Callable[[int, int], Iterable[RecordRef]]
 

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from semel.broker.log.checkpoint import Checkpoint, Checkpoints
+from semel.broker.log.cleaner import Cleaner
 from semel.broker.log.config import LogConfig
 from semel.broker.log.current import CurrentDirectory
 from semel.broker.log.files import FileLayer, OsFiles, Syncs
@@ -526,7 +527,7 @@ class Log:
             self._check_open()
             if incarnation not in (None, self.incarnation):
                 return self.first_index
-            return self._store.cleaner.compact(upto_index, keep)
+            return Cleaner(self._store).compact(upto_index, keep)
 
     def drop_kept(self, live: Callable[[int, int], bool], *, incarnation: int | None = None) -> int:
         """BLOCKING, in an executor. Removes kept files without live records.

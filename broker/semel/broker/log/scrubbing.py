@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import google_crc32c
 
@@ -36,11 +36,9 @@ from semel.broker.log.segment import (
     encode_id,
     write_seal,
 )
+from semel.broker.log.store import Store
 from semel.broker.log.types import DamagedEntry, IndexUnavailable
 from semel.protos.errors import CorruptSegment
-
-if TYPE_CHECKING:
-    from semel.broker.log.store import Store
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from semel.broker.log.cache import ReadCache, TailCache
 from semel.broker.log.checkpoint import Checkpoints
-from semel.broker.log.cleaner import Cleaner
 from semel.broker.log.config import LogConfig
 from semel.broker.log.files import FileLayer
 from semel.broker.log.index import LogIndex
@@ -77,7 +76,6 @@ class Store:
             on_durable=on_durable,
             on_failure=on_failure,
         )
-        self.cleaner = Cleaner(self)
         self.directory = directory
 
     def start(self) -> None:
