@@ -1,4 +1,4 @@
-"""What is delayed and released, folded from the log's records alone.
+"""Delayed messages and their releases, folded from the log's records alone.
 
 How it works. Every batch with a delivery time waits from the entry that stored it, or published it,
 until a release takes it: by due time, then in the order in which they came to wait, which the whole
@@ -33,7 +33,7 @@ class DelayedBatch:
 
 @dataclass(slots=True)
 class Delayed:
-    """Of one broker group."""
+    """Delayed messages of one broker group."""
 
     waiting: dict[QueueKey, dict[tuple[int, int], DelayedBatch]] = field(default_factory=dict)
     """By due time and number."""

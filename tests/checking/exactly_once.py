@@ -71,7 +71,7 @@ class Report:
     failed: int
     unknown: int
     unknown_stored: int
-    """Of the unknown ones, those that stand in the log."""
+    """Number of the unknown sends that stand in the log."""
     rows: int
     entries: int
     deliveries: int

@@ -30,7 +30,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 FOREVER: Final = float("inf")
 STEPS_MAX: Final = 2_000_000
-"""So many states of one search; more is an error and never a pass."""
+"""Limit of the states of one search; more is an error and never a pass."""
 
 S = TypeVar("S", bound=Hashable)
 

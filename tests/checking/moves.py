@@ -64,8 +64,8 @@ class Journeys:
             self._sealed_at.setdefault(job, group)
 
     def trouble(self) -> str:
-        """What is wrong first; empty when nothing is. To be asked when no group's log is read
-        further than what has caused it."""
+        """The first thing that is wrong; empty when nothing is. Ask only when the causes of all
+        that was read, in whichever group's log they are, were read too."""
         done = self.done
         for job in sorted(done[Did.ACTIVATED] & (done[Did.GOES_ON] | done[Did.DROPPED])):
             return f"move {job} is activated, and given up"

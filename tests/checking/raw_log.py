@@ -133,7 +133,7 @@ class Fold:
     """The queue that was split, of each that a split made."""
     problems: list[str] = field(default_factory=list)
     places: Places | None = None
-    """Of a cluster with several broker groups: what moves have made of this one's queues."""
+    """Effects of moves on this group's queues, in a cluster with several broker groups."""
     batches: dict[tuple[Queue, int], _Stored] = field(default_factory=dict)
     """Where queues move: what was stored, by queue and base offset."""
     copies: list[tuple[Queue, int, _Stored]] = field(default_factory=list)

@@ -35,7 +35,7 @@ class StagedBatch:
 
 @dataclass(slots=True)
 class Staged:
-    """Of one broker group."""
+    """Staged batches and pins of one broker group."""
 
     sessions: dict[tuple[int, QueueKey], int] = field(default_factory=dict)
     batches: dict[tuple[int, QueueKey], list[StagedBatch]] = field(default_factory=dict)

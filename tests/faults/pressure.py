@@ -169,7 +169,7 @@ def _little_memory(run: Run, rng: random.Random) -> Iterator[None]:
 
 
 def _send_big(run: Run, rng: random.Random, count: int) -> int:
-    """So many large messages by a producer of this process; how many were stored."""
+    """Sends `count` large messages by a producer of this process; returns how many were stored."""
     stored = 0
     client_name = f"big-{rng.randrange(1 << 40)}"
     with connect(run.cluster.bootstrap) as client:

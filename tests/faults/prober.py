@@ -31,7 +31,7 @@ GROUP: Final = "probers"
 SESSION_MS: Final = 700
 TIMEOUT_S: Final = 1.5
 QUESTIONS: Final = ("end", "outcome", "describe", "renewed", "unrenewed")
-"""What is written only when it is answered."""
+"""These questions are written only when they are answered."""
 
 
 class Prober:

@@ -36,7 +36,7 @@ from semel.protos import compat
 HOST: Final = "127.0.0.1"
 PIECE_BYTES: Final = 64 << 10
 WAITING_PIECES_MAX: Final = 64
-"""So many pieces of a connection wait here; then no more are read, as by a full window."""
+"""Limit of the pieces of one connection that wait here; then no more are read (a full window)."""
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Flow:
     free: asyncio.Event
     """Not set: everything is held."""
     cuts: int = 0
-    """So many who cut it have not freed it; 0 is the same as `free`."""
+    """Number of those who cut it and have not freed it; 0 is the same as `free`."""
     delay_s: float = 0.0
     bytes_per_s: float = 0.0
     """0: as fast as it comes."""

@@ -228,7 +228,7 @@ async def test_two_masters_never_serve_one_term(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_entry_is_mended_from_a_peer(tmp_path: Path) -> None:
-    """Of the entries that the node has not applied when it starts, and of older ones when read."""
+    """Entries that the node has not applied are mended when it starts, older ones when read."""
     group = BrokerGroup(tmp_path)
     async with group:
         master = await group.master()

@@ -53,7 +53,7 @@ def live_bytes(node: BrokerNode) -> int:
 
 
 def bytes_pulled(node: BrokerNode) -> int:
-    """Of the pull that is under way; 0 when there is none."""
+    """Bytes that the pull under way has received; 0 when there is none."""
     pull = node.catch_up._pulling
     return 0 if pull is None else pull.bytes_received
 

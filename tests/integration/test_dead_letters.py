@@ -26,7 +26,7 @@ def topic(client: Client, request: pytest.FixtureRequest) -> str:
 
 
 def give_up(client: Client, topic: str, group: str, count: int) -> list[bytes]:
-    """So many messages become dead letters of the group."""
+    """Makes `count` messages dead letters of the group, and returns their values."""
     values = fill(client, topic, count)
     with client.consumer(group, topic, retry=RetryPolicy(steps_ms=(200,))) as consumer:
         for message in take(consumer, count):

@@ -1,4 +1,4 @@
-"""What is delayed survives what befalls a log and its nodes, and comes once, never early."""
+"""Delayed messages survive what befalls a log and its nodes, and come once, never early."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ALONE = {
     "check_closing_ends_watches_and_refuses_calls",
     "check_a_revision_can_be_raised_and_never_lowered",
 }
-"""What is so in a group of one, or in an empty store only."""
+"""Checks of what is so in a group of one, or in an empty store only."""
 
 
 async def test_the_contract_holds_on_a_master_and_on_a_slave(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ async def test_another_protocol_is_not_let_in(peer: Peer) -> None:
 
 
 async def test_strangers_are_few_and_do_not_keep_peers_out(peer: Peer) -> None:
-    """Of a flood that shows no ticket 64 wait and older ones are closed; a peer gets in."""
+    """64 connections of a flood without tickets wait, older ones are closed; a peer gets in."""
     flood = [await peer.connect() for _ in range(100)]
     reader, _ = await peer.dial()
     assert await reader.readexactly(1) == ACCEPTED

@@ -1,4 +1,4 @@
-"""What is staged and pinned survives what befalls a log: cleaning, snapshots, other masters."""
+"""Staged and pinned batches survive what befalls a log: cleaning, snapshots, other masters."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def values(name: str, count: int = 40) -> list[bytes]:
 
 
 def keys(count: int = 40) -> list[bytes]:
-    """So many that every queue gets some."""
+    """Enough different keys that every queue gets some."""
     return [b"k%d" % number for number in range(count)]
 
 

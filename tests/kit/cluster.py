@@ -59,7 +59,7 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """Of the running process. Asserts that there is one."""
+        """Process id of the running process. Asserts that there is one."""
         assert self.process is not None, f"{self.kind} {self.id} is not running"
         return self.process.pid
 

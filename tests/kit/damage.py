@@ -220,7 +220,7 @@ def every_checkpoint(wear: Wear) -> list[tuple[Path, int]]:
 
 
 def kept_record(wear: Wear) -> list[tuple[Path, int]]:
-    """Of a message that is live."""
+    """The place of one byte of a message that is live."""
     value = wear.random.choice(wear.old)
     for path in wear.files("log/log-*/kept-*"):
         at = path.read_bytes().find(value)
@@ -230,7 +230,8 @@ def kept_record(wear: Wear) -> list[tuple[Path, int]]:
 
 
 def dead_record(wear: Wear) -> list[tuple[Path, int]]:
-    """Of a message that was trimmed, or of any: nobody must wait for a dead one to be mended."""
+    """The place of one byte of a message that was trimmed, or of any: nobody must wait for a dead
+    one to be mended."""
     path = wear.random.choice(wear.files("log/log-*/kept-*"))
     first = 64 + KEPT_RECORD.size  # the payload behind the file's and the record's header
     return [(path, first + wear.random.randrange(SIZE))]

@@ -69,9 +69,9 @@ class Rule:
     hang: bool = False
     """Waits until no rule says so any more."""
     flip: int | None = None
-    """Of a read or a write: inverts the byte at this place of it, counted modulo its length."""
+    """The place of the byte that is inverted in a read or a write, counted modulo its length."""
     skip: bool = False
-    """Of a write or a sync: says that it was done, and does nothing (a lost write)."""
+    """Says that a write or a sync was done, and does nothing (a lost write)."""
     after: int = 0
     """Lets so many operations that fit pass first, counted since the rules were set."""
     times: int = 0

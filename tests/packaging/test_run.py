@@ -17,7 +17,7 @@ TOOLS = ("sh", "dirname", "cat", "cksum", "sed", "date", "sleep", "tail", "env",
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Of the tree only what `./run` itself reads."""
+    """A copy of the tree with only what `./run` itself reads."""
     copy = tmp_path / "clone"
     (copy / "requirements").mkdir(parents=True)
     shutil.copy(ROOT / "run", copy / "run")
@@ -189,7 +189,7 @@ def test_a_second_call_sets_nothing_up(clone: Path, bin_directory: Path) -> None
 
 
 def stamp_of(clone: Path) -> str:
-    """Of an environment that needs nothing."""
+    """The stamp of an environment that needs nothing."""
     return subprocess.run(
         [
             "/bin/sh",

@@ -32,8 +32,8 @@ KINDS: Final = (
     *("plain", "controllers", "delays", "moves"),
     *("shared_memory", "splits", "transactions", "upgrades"),
 )
-"""Of simulated clusters: those whose parts are in every program of the product. The kinds that are
-about single programs run on the Python of all other tests."""
+"""Simulated clusters whose parts are in every program of the product. The kinds that are about
+single programs run on the Python of all other tests."""
 PROCESSES: Final = ("tests/integration/test_client_consumers.py",)
 
 PYTHONS: Final = dict(

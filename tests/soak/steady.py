@@ -85,7 +85,7 @@ def _names(directory: Path) -> Iterator[str]:
 
 
 def findings(name: str, samples: list[Sample]) -> list[str]:
-    """What is not steady, in words; empty when all is. Asserts that there are samples enough."""
+    """All that is not steady, in words; empty if all is. Asserts that there are samples enough."""
     assert len(samples) >= 9, f"{len(samples)} samples say nothing"
     first, last = _medians([one.resident_bytes for one in samples])
     found = []
@@ -105,7 +105,7 @@ def findings(name: str, samples: list[Sample]) -> list[str]:
 
 
 def _medians(numbers: list[int]) -> tuple[float, float]:
-    """Of the first and of the last third."""
+    """The medians of the first and of the last third."""
     third = len(numbers) // 3
     return statistics.median(numbers[:third]), statistics.median(numbers[-third:])
 

@@ -81,7 +81,7 @@ class Run:
             await _end(counting)
 
     def check_leases(self, number: int) -> None:
-        """Whoever is told to be master is the only one."""
+        """The controller that is told to be master is the only one."""
         now = asyncio.get_running_loop().time()
         for other, store in self.stores.items():
             lease = None if store._election is None else store._election._lease_end

@@ -66,7 +66,7 @@ class Points:
             return None
 
     def let_go(self) -> None:
-        """Who waits goes on."""
+        """The process that waits goes on."""
         (self.directory / "go").touch()
 
 
@@ -96,19 +96,19 @@ class PointsWriter(SemelStreamWriter):
         self._other = other
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReceipt:
-        """Of a task."""
+        """A task calls it."""
         receipt = self._other.write(_stopping(iterator, self._points.reach))
         self._points.reach("staged")
         return receipt
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Of the driver."""
+        """The driver calls it."""
         self._points.reach("begun")
         self._other.commit(messages, batchId)
         self._points.reach("committed")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Of the driver."""
+        """The driver calls it."""
         self._other.abort(messages, batchId)
 
 

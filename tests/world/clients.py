@@ -90,13 +90,13 @@ class ClientHost:
         self.done = False
         self.restart_s = 0.3
         self.level_max = world.level_max
-        """Of the program that its next process runs."""
+        """The highest level of the program that its next process runs."""
         self.value_bytes = 0
         self.bootstrap = CONTROLLER
         """The controllers' addresses."""
         self.log_time_us: Callable[[], int] = lambda: 0
         self.delay_us_max = 2_500_000
-        """Of delayed messages."""
+        """The longest delay of delayed messages."""
         self.quiet: Callable[[], bool] = lambda: True
         """Whether all programs of earlier stages are done."""
         world.crashes[name] = self._on_crash
@@ -143,8 +143,8 @@ class ClientHost:
         self.done = True
 
     def verdict(self, fold: Fold) -> str:
-        """What is wrong first between what it has seen and what is stored, once all is at rest;
-        empty when nothing is."""
+        """The first contradiction between what it has seen and what is stored, once all is at rest;
+        empty when there is none."""
         return ""
 
     def value(self, number: int) -> bytes:
@@ -485,7 +485,7 @@ class Watcher(ClientHost):
         super().__init__(world, name)
         self.mean_s = mean_s
         self.addresses: Callable[[], list[str]] = list
-        """Of all brokers. A client that follows its routes hardly ever asks a master of old."""
+        """All brokers. A client that follows its routes hardly ever asks a former master."""
 
     async def work(self, client: Any) -> None:
         cluster = client._session.cluster

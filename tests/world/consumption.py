@@ -43,7 +43,7 @@ class Told:
         self._granted: dict[tuple[Place, int], tuple[str, int]] = {}
         """Owner by the log and the progress it was given, by token."""
         self._owners: dict[tuple[Place, int], str] = {}
-        """Who was told that the token is its own."""
+        """The client that was told that the token is its own, by token."""
         self._following: dict[tuple[Place, int], int] = {}
 
     def on_token(self, place: Place, token: int, owner: str, committed: int) -> None:

@@ -50,14 +50,14 @@ from tests.world.threads import _Carrier
 COPIES = "bodies copied by"
 SMALL = "bytes in small pieces by"
 _LARGE = 0.9
-"""Of a body: so much was a copy of one."""
+"""An allocation of at least this share of a body counts as a copy of one."""
 _BELOW = ("/broker/log/files.py", "/broker/log/kernel_sync.py")
 """What calls the kernel, and takes the place of the simulator."""
 _PRODUCT = ("/semel/broker/", "/semel/client/", "/semel/protos/")
 
 
 class _Code(Enum):
-    """Whose code a frame executes."""
+    """The owner of the code that a frame executes."""
 
     PRODUCT = "product"
     SIMULATOR = "simulator"
@@ -86,7 +86,7 @@ class Count:
         self._product_hook, self._simulator_hook = self._on_product, self._on_simulator
         # The line under way.
         self._role: str | None = None
-        """Whose it is; None while there is none."""
+        """The role of the process whose line it is; None while there is none."""
         self._place = "", 0
         self._heap_bytes = self._arrow_bytes = 0
         """When it began."""

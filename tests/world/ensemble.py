@@ -63,7 +63,7 @@ class Ensemble:
         self.epoch = 0
         """The newest one."""
         self._holder: Process | None = None
-        """Who has taken it."""
+        """The process that has taken the epoch."""
         self._demand = demand
         self._sessions: dict[object, tuple[ControllerAddress, float]] = {}
         """With the time when each ends, the oldest first."""

@@ -140,7 +140,7 @@ class Invariants:
         """Queues that were split."""
         self.places = Places(group_id, journeys)
         self._dids: deque[Did] = deque()
-        """Of the steps of moves in the entry that is looked at."""
+        """Changes made by the steps of moves in the entry that is looked at."""
         self._touched_places: dict[int, dict[QueueKey, tuple[At, int] | None]] = {}
         self.on_step: Callable[[str, Did | str], None] = lambda *_: None
         """Hears what a step of a "move" has changed in this group, and of each step of a
@@ -307,7 +307,7 @@ class Invariants:
         self._terms.pop(host.number, None)
 
     def _lose(self, host: BrokerHost) -> None:
-        """What is durable on the node is no more."""
+        """The entries that were durable on the node are no more."""
         self._was_durable_to[host.number] = self._durable_to[host.number]
         self._durable_to[host.number] = 0
 
@@ -473,7 +473,7 @@ class Invariants:
             self._on_applied(host, replica, applied)
 
     def _check_checkpoint(self, host: BrokerHost, replica: Replica, first: int) -> None:
-        """What is gone from the log stands in a checkpoint on the disk itself."""
+        """Entries that are gone from the log stand in a checkpoint on the disk itself."""
         if host.damaged:
             return
         directory = replica.log._store.directory

@@ -71,7 +71,7 @@ class SimOs:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
 
     def _some(self, file: _NodeFile, length: int) -> int:
-        """So much of it is done."""
+        """Number of bytes that the system call does, of `length` that it is asked to."""
         disk = file.disk
         if length < 2 or not disk.system_calls_vary or disk.random.random() >= SHORT:
             return length

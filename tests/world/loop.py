@@ -55,7 +55,7 @@ class Process:
         self.on_death: list[Callable[[], None]] = []
         self.clock_rate = 1.0
         self.clock_offset = 0.0
-        """Of the monotonic clock, s."""
+        """Offset of the monotonic clock, s."""
         self.wall_offset = 0.0
         self.after_event: Callable[[], None] | None = None
         """Called after each of its events."""
@@ -116,7 +116,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.connect: Callable[..., Any]
         """Both are the network's (`sockets.py`)."""
         self.readers: dict[object, Callable[[], None]] = {}
-        """What is called when the kernel has news, by whose."""
+        """Callbacks for news of the kernel, by the object whose news it is."""
         self.over = False
         self._dying: list[Process] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -157,7 +157,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def add_reader(  # type: ignore[override]
         self, fd: Any, callback: Any, *args: Any
     ) -> None:
-        """Of something that is no descriptor: whoever has news calls what is in `readers`."""
+        """`fd` is no descriptor here: whoever has news calls what is in `readers`."""
         self.readers[fd] = partial(callback, *args)
 
     def remove_reader(self, fd: Any) -> bool:

@@ -118,7 +118,7 @@ class Bulk(ClientHost):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of a batch, on the average of one phase, without what goes on anyway."""
+    """The cost of a batch, on the average of one phase, without what goes on anyway."""
 
     counts: dict[str, float]
     """By what and whom."""

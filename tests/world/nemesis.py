@@ -103,7 +103,7 @@ class Nemesis:
         return [TOPIC, *self.run.made_topics]
 
     def master(self) -> BrokerHost | None:
-        """Of any broker group, if it has one."""
+        """The master of any broker group, if it has one."""
         return self.group().master()
 
     def die(self, host: BrokerHost, name: str) -> None:
@@ -354,7 +354,7 @@ class Nemesis:
     # --- network
 
     def names(self) -> list[str]:
-        """Of the brokers' hosts."""
+        """Names of the brokers' hosts."""
         return [host.name for host in self.hosts]
 
     def _cut_off(self, side: set[str], name: str) -> None:

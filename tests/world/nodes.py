@@ -61,7 +61,7 @@ class SimLink:
 
     @property
     def levels(self) -> Levels:
-        """Of the program on the peer's machine."""
+        """Feature levels of the program on the peer's machine."""
         return own_levels(self._host.cluster[self._peer].level_max)
 
     def send(self, message: Message) -> None:
@@ -158,9 +158,9 @@ class BrokerHost:
         self.process: Process | None = None
         self.node: SimBroker | None = None
         self.context: Context | None = None
-        """Of the running process, once it serves."""
+        """The context of the running process, once it serves."""
         self.level_max = world.level_max
-        """Of the program that its next process runs."""
+        """The highest level of the program that its next process runs."""
         self.starts = 0
         self.power_lost = False
         self.restart_s: Callable[[], float] = lambda: 0.3
@@ -183,7 +183,7 @@ class BrokerHost:
 
     @property
     def replica(self) -> Replica | None:
-        """Of a node that has opened its data; None otherwise."""
+        """The replica of a node that has opened its data; None otherwise."""
         if self.process is None or not self.process.alive or self.node is None:
             return None
         return None if self._instead else getattr(self.node, "replica", None)
@@ -279,7 +279,7 @@ class BrokerHost:
 
     @staticmethod
     def _deliver(node: SimBroker, caller: PeerCaller, data: bytes) -> None:
-        """Who the caller is, is asked of every one, as there is no stream that was opened once."""
+        """Every datagram's caller is checked, as there is no stream that was opened once."""
         try:
             node.identity.check_caller(caller, broker_address(caller.node_id))
         except SemelError:
@@ -339,7 +339,7 @@ class ControllerHost:
         self.name = name
         self.table = Table()
         self.level_max = world.level_max
-        """Of the program that its next process runs."""
+        """The highest level of the program that its next process runs."""
         self.starts = 0
         self.crash_in: int | None = None
         """Writes to the store until the process dies in one."""

@@ -93,7 +93,7 @@ class Plan:
     sync_max_s: float
     clients: tuple[str, ...]
     lines: int
-    """Of each loader's source."""
+    """Number of lines in each loader's source."""
     send_mean_s: float
     send_timeout_ms: int
     victim: int
@@ -101,7 +101,7 @@ class Plan:
     segment_bytes: int
     checkpoint_records: int
     retention_bytes: int
-    """Of the topic; 0 for none."""
+    """Retention of the topic; 0 for none."""
     producers_max: int
     """Rows of a queue's sequence table."""
     producer_idle_ms: int
@@ -112,7 +112,7 @@ class Plan:
     """Messages are padded to so much."""
     checkpoint_keep: int
     skew: float
-    """Of the nodes' clock rates."""
+    """Skew of the nodes' clock rates."""
     streams: bool
     """Replicas talk by streams of bytes, as in production; else by datagrams, which may be lost,
     repeated and reordered."""
@@ -123,7 +123,7 @@ class Plan:
     """Writes and reads do a part only, and the loop hears late of the kernel's syncs."""
     controllers: int = 1
     lease_s: float = 0.0
-    """Of several controllers: how long each believes what the store said last."""
+    """How long each of several controllers believes what the store said last."""
     more_groups: tuple[int, ...] = ()
     """Founding nodes of each broker group behind the first."""
     parts: tuple[str, ...] = ()
@@ -325,7 +325,7 @@ def _rotten_tail(plan: Plan, random: Random) -> Plan:
 
 
 NEEDS_PEERS = frozenset({"rot", "misdirected write", "lost directory"})
-"""What is lost so must be known to somebody else."""
+"""Faults after which a node's peers must know what it has lost."""
 
 
 def _left_behind(plan: Plan, random: Random) -> Plan:

@@ -116,7 +116,7 @@ def takes_the_page_cache_for_the_disk() -> Any:
 
 
 def writes_the_rest_at_the_start() -> Any:
-    """Of a write that the kernel did in part."""
+    """The rest of a write that the kernel did in part lands at the start of that write."""
 
     def _write_rest(self: Any, data: bytes, written: int, offset: int) -> None:
         view = memoryview(data)
@@ -176,7 +176,7 @@ def counts_the_group_that_has_just_begun() -> Iterator[None]:
 
 
 def believes_a_vote_that_it_finds() -> Any:
-    """Whoever had written it may have been killed before its sync."""
+    """The process that had written it may have been killed before its sync."""
     original = hard_state_module.HardStateFile.load
 
     def load(self: Any) -> Any:
@@ -332,7 +332,7 @@ def commits_under_any_token() -> Any:
 
 
 def reads_without_a_quorum() -> Any:
-    """Who was master a moment ago answers (etcd #7331, #20418)."""
+    """A node that was master a moment ago answers (etcd #7331, #20418)."""
     return patch.object(Replica, "confirm_read", Replica.wait_master)
 
 
@@ -365,7 +365,7 @@ def votes_after_losing_its_disk() -> Any:
 
 @contextmanager
 def founds_with_a_majority_of_empty_nodes(*, strangers: bool = False) -> Iterator[None]:
-    """Who is empty, and finds a majority empty, takes the group for new: silence says nothing."""
+    """An empty node that finds a majority empty takes the group for new: silence says nothing."""
     original = MembershipStatus._catch_up
 
     async def _catch_up(self: Any) -> None:
@@ -387,13 +387,13 @@ def founds_with_a_majority_of_empty_nodes(*, strangers: bool = False) -> Iterato
 
 
 def counts_strangers() -> Any:
-    """Whoever answers at a member's address, and has nothing, is an empty member."""
+    """Any node that answers at a member's address, and has nothing, counts as an empty member."""
     return founds_with_a_majority_of_empty_nodes(strangers=True)
 
 
 @contextmanager
 def founders_of_one_begin_again() -> Iterator[None]:
-    """Who was told to found a group of one, and is empty, is that group."""
+    """An empty node that was told to found a group of one takes itself for that group."""
     original = MembershipStatus._catch_up
 
     async def _catch_up(self: Any) -> None:
@@ -458,7 +458,7 @@ def activates_without_tokens() -> Any:
 
 
 def tells_of_an_abort_that_is_none() -> Any:
-    """Who asks after an attempt hears that it is not committed, and it may be all the same."""
+    """A client that asks about an attempt hears that it is not committed, though it may be."""
 
     def abort(self: Any, record: Any, now_us: int) -> bool:
         row = self.rows.get(record.transaction_id)
@@ -481,7 +481,7 @@ def decides_any_attempt() -> Any:
 
 
 def releases_early() -> Any:
-    """What is due within a second is taken for due."""
+    """A message that is due within a second is taken for due."""
     original = DelayedQueue.first
 
     def first(self: Any, until_us: int, below_ordinal: int, batches_max: int) -> Any:

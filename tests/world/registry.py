@@ -51,7 +51,7 @@ class Part:
     """Something that plans get on top."""
 
     name: str
-    """Of the option too, with dashes there."""
+    """The name of the part, and of its option too, with dashes there."""
     help: str
     """One line for `--help`."""
     add: Callable[[Plan], Plan]
@@ -59,7 +59,7 @@ class Part:
     leave_out: Callable[[Plan], Plan] = _as_it_is
     """What other parts, or the seed itself, have brought, and what cannot be beside this one."""
     exchange: Callable[[Run], AbstractContextManager[object]] = _nothing
-    """What is another one while such a world runs: constants of the product, observed methods."""
+    """Replaces things while such a world runs: constants of the product, observed methods."""
 
 
 _programs: dict[str, tuple[str, MakeProgram]] = {}

@@ -87,7 +87,7 @@ class Run:
         self.operator: Operator
         self._shared: dict[type[object], object] = {}
         self._scrubs: dict[Process, bool] = {}
-        """Of nodes with damaged disks: whether their last scrub is through."""
+        """Whether the last scrub is through, of each node with a damaged disk."""
 
     def execute(self) -> Result:
         """Raises Failed."""
@@ -211,7 +211,7 @@ class Run:
 
     @property
     def hosts(self) -> dict[NodeId, BrokerHost]:
-        """Of all broker groups."""
+        """Hosts of all broker groups."""
         return {number: host for group in self.groups for number, host in group.hosts.items()}
 
     def group_of(self, host: BrokerHost) -> BrokerGroup:
@@ -313,7 +313,7 @@ class Run:
         return bool(transactions.staging.pins or transactions.coordination.unpublished)
 
     def _log_time_us(self) -> int:
-        """Of the newest entry that some node has applied, in the group that is furthest behind."""
+        """Log time of the newest entry that a node has applied, in the group furthest behind."""
         times = []
         for group in self.groups:
             replicas = (host.replica for host in group.hosts.values())

@@ -111,7 +111,7 @@ def explain(seed: int, *, theme: str | None = None, more: tuple[str, ...] = ()) 
 
 
 def _kind(error: str) -> str:
-    """Of a failure: a smaller plan that fails in another way tells another story."""
+    """The kind of a failure: a smaller plan that fails in another way tells another story."""
     return error[:12]
 
 

@@ -42,7 +42,7 @@ def test_a_planted_bug_of_splits_is_found() -> None:
 
 
 def peeks_beyond_the_end() -> Any:
-    """Of a queue that was split, whose next batch is not there."""
+    """A client takes the next batch of a queue that was split, though there is none."""
     on_reply = _FetchLink._on_reply
 
     def bad(link: Any, message: Any) -> None:

@@ -112,7 +112,7 @@ class SimThread:
 
     @property
     def ticket(self) -> int:
-        """Of the wait that comes; what wakes it must give it to `wake`."""
+        """The ticket of the wait that comes; what wakes the thread must give it to `wake`."""
         return self._ticket
 
     def park(self) -> None:

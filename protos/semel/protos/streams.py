@@ -48,7 +48,7 @@ STREAM_MESSAGE_BYTES_MAX: Final = 16 << 20
 PRODUCE_BATCHES_MAX: Final = 0xFFFF
 
 MEMORY_NAME: Final = "semel-fetch"
-"""Of the memfd that a client offers for the batches of fetch replies."""
+"""Name of the memfd that a client offers for the batches of fetch replies."""
 MEMORY_SECRET_BYTES: Final = 32
 """What it begins with."""
 MEMORY_HEAD_BYTES: Final = 4096

@@ -1,4 +1,4 @@
-"""Who may write, and what becomes of a controller that may not any more."""
+"""The controller that may write, and what becomes of one that may not any more."""
 
 from __future__ import annotations
 

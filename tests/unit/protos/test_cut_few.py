@@ -1,4 +1,4 @@
-"""What is cut out of a small batch without Arrow is what Arrow would have given, or nothing."""
+"""A cut out of a small batch without Arrow gives what Arrow would have given, or nothing."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ add_part(
 
 @contextmanager
 def leaves_messages_behind_forgotten_doors() -> Iterator[None]:
-    """Who waited while the topic was forgotten enters where nobody looks, nor for what is late."""
+    """A caller that waited while the topic was forgotten enters where nobody looks, not even for
+    what is late."""
     forget = Intake.forget
 
     def bad(door: Intake, topic: str) -> None:

@@ -55,7 +55,7 @@ DEAD_LETTERS = letters.dead_letter_topic(GROUP)
 GRAVEYARD = "graveyard"
 """Where some policies bring dead letters."""
 STRIKES_MAX = 6
-"""Of sorters that die or freeze while they copy: a run has to end."""
+"""Limit of the times that sorters die or freeze while they copy: a run has to end."""
 STEPS = ((0,), (150,), (150, 400), (500, 0))
 RETRIES = tuple(letters.retry_topic(GROUP, step) for step in range(1, STEPS_MAX + 1))
 
@@ -245,7 +245,7 @@ class Auditor(ClientHost):
 
 
 def judge(decisions: Decisions, stored: set[Place]) -> str:
-    """What is wrong first; empty when nothing is."""
+    """The first thing that is wrong; empty when nothing is."""
     assert decisions.dead is not None, "nobody read the dead letters"
     dead = Counter(decisions.dead)
     for (place, attempt), copies in sorted(decisions.copies.items()):
@@ -268,7 +268,7 @@ def _name(place: Place) -> str:
 
 
 def _judge(decisions: Decisions, place: Place, dead: int) -> str:
-    """What is wrong with one message."""
+    """The first thing that is wrong with one message."""
     made = decisions.made.get(place, {})
     if 1 not in made:
         return "was skipped"

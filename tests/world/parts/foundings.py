@@ -162,7 +162,7 @@ def two_empty_nodes(nemesis: Nemesis) -> None:
 
 @fault(STRANGER)
 def stranger(nemesis: Nemesis) -> None:
-    """What is acknowledged while the first is away has only the other two."""
+    """Entries that are acknowledged while the first node is away are on the other two only."""
     group = nemesis.run.groups[0]
     behind, lost, keeper = nemesis.random.sample(list(group.hosts.values()), 3)
     behind.away_s = AWAY_S

@@ -92,7 +92,7 @@ class Books:
         self.starts: dict[QueueKey, int] = {}
         """What lies below was trimmed."""
         self.digests: dict[tuple[int, int], str] = {}
-        """What is stored, by queue and offset."""
+        """Digests of the results that are stored, by queue and offset."""
         self._uri = f"file:books-{next(_NUMBERS)}?mode=memory&cache=shared"
         self._own = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
         self._own.execute("CREATE TABLE results (queue INT, offset INT, digest TEXT, who TEXT)")
@@ -272,7 +272,7 @@ class Accountant(Member):
 
 
 def verdict(books: Books, stored: dict[tuple[int, int], str]) -> str:
-    """What is wrong with the results of what is stored; empty when nothing is."""
+    """The first thing that is wrong with the results of stored messages; empty when nothing is."""
     for (queue, offset), digest in sorted(stored.items()):
         found = books.digests.get((queue, offset))
         if found is None and offset >= books.start(queue):

@@ -31,7 +31,7 @@ OLDER = tuple(range(SPLIT_LEVEL - 1, LEVEL_MAX))
 
 
 class Upgrader(ClientHost):
-    """Who upgrades the machines of a cluster, and raises its level."""
+    """A client that upgrades the machines of a cluster, and raises its level."""
 
     def __init__(self, run: Run, host: str) -> None:
         super().__init__(run.world, host)

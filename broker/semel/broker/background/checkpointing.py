@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _CHECK_S: Final = 0.5
 _LOG_SHARE: Final = 32
-"""So many times the size of a checkpoint the log has grown by before the next one."""
+"""The log grows by this many times the size of a checkpoint before the next one is written."""
 
 
 class Checkpointing:

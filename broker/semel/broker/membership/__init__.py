@@ -1,1 +1,1 @@
-"""Who belongs to the group: changes that an operator asks for, founding, a node's own status."""
+"""Members of the group: changes that an operator asks for, founding, a node's own status."""

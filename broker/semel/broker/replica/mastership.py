@@ -43,7 +43,7 @@ class Mastership:
         self.proposer: Proposer | None = None
         self.lock_clock: LockClock | None = None
         self.term = 0
-        """Of the newest mastership; 0 if this node was never master."""
+        """Term of this node's newest mastership; 0 if it was never master."""
         self.lateness = Histogram()
         """Seconds from the time that messages were due to their release by this master."""
         self.decided = asyncio.Event()

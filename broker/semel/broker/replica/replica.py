@@ -202,7 +202,7 @@ class Replica:
         return future
 
     def tell_role(self) -> None:
-        """Whoever waits for a change of role goes on (`driver.py`)."""
+        """Everybody who waits for a change of role goes on (`driver.py`)."""
         waiters, self._role_waiters = self._role_waiters, []
         for waiter in waiters:
             if not waiter.done():

@@ -25,13 +25,13 @@ class TransactionInfo:
 
     transaction_id: str
     query_id: str | None = None
-    """Whose it is; None while nobody has begun to commit."""
+    """Id of the query that it belongs to; None while nobody has begun to commit."""
     coordinator: int | None = None
     """Broker group that decides."""
     last_epoch: int = -1
     """Newest committed epoch; -1 for none."""
     published: bool = True
-    """Of the last epoch, everywhere."""
+    """The last epoch is published everywhere."""
     unpublished_on: list[int] = field(default_factory=list)
     """Participants of a last epoch that is not published everywhere."""
     open_epoch: int | None = None

@@ -211,7 +211,7 @@ def test_a_pin_is_asked_about_only_when_it_is_old() -> None:
 
 
 def test_only_a_master_says_that_a_pin_is_published() -> None:
-    """Who is master no more, or has not applied everything, may not know of the pin: the
+    """A node that is master no more, or has not applied everything, may not know of the pin: the
     coordinator would log that all is published, and nobody would ever publish it."""
     asked = records.PublishTransaction(transaction_id="t", epoch=0, attempt=1)
     group = Stage()

@@ -439,7 +439,8 @@ def torn_at_the_end() -> SimFiles:
 
 
 def switched(log: Log, meanwhile: Callable[[], None], *, written: bool = False) -> None:
-    """Whoever mends has looked at what is damaged, and does not write yet; or has just written."""
+    """Runs `meanwhile` when a mend has looked at what is damaged, and does not write yet; or, if
+    `written`, when it has just written."""
     reader = log._store.reader
     mend = reader.mend
 

@@ -311,8 +311,8 @@ async def test_files_of_another_layer_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors of Linux")
 async def test_nothing_is_left_open(tmp_path: Path) -> None:
-    """Of its directory, and of what the kernel tells it by: anything else that is open here may be
-    closed meanwhile, whenever garbage of another test is collected."""
+    """Files in the log's directory count, and what the kernel tells it by: anything else that is
+    open here may be closed meanwhile, whenever garbage of another test is collected."""
 
     def open_files() -> list[str]:
         return sorted(

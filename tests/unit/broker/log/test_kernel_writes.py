@@ -83,8 +83,8 @@ def test_what_comes_meanwhile_is_one_group_that_begins_before_the_report() -> No
 
 
 def test_an_id_tells_what_was_durable_when_it_was_written_and_no_more() -> None:
-    """What is found after a crash rests on that: an entry that is called durable and is not there
-    would halt the node. Not even the group that has just begun counts."""
+    """A node judges by that what it finds after a crash: an entry that is called durable and is not
+    there would halt it. Not even the group that has just begun counts."""
     with running() as machine:
         active = machine.writer.active
         machine.slowest = 1

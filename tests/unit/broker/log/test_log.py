@@ -1,4 +1,4 @@
-"""What is appended is reported, read and found again; truncation, recycling, compaction."""
+"""Appended entries are reported, read and found again; truncation, recycling, compaction."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def step(
     controllers: ControllersSay | None = GRANT,
     callers: frozenset[str] = frozenset(),
 ) -> tuple[Step, str]:
-    """Of node 1, by what nodes 2 and 3 say; None for silence."""
+    """The decision of node 1, by what nodes 2 and 3 say; None for silence."""
     heard = {NodeId(node): one for node, one in enumerate(others, 2) if one is not None}
     found = decide(
         own=NodeId(1),
@@ -238,7 +238,7 @@ def test_no_group_is_founded_twice_whatever_fails(size: int) -> None:
 
 
 def asks_a_majority_only(**known: Any) -> Decision:
-    """Who is not heard is taken for one that has nothing."""
+    """A node that is not heard is taken for one that has nothing."""
     heard = {node: replace(one, members=ALL) for node, one in known["heard"].items()}
     if 2 * len(heard) + 2 > len(known["members"]):
         known = {**known, "heard": heard, "members": ALL & {known["own"], *heard}}
@@ -258,7 +258,7 @@ def counts_without_a_promise(**known: Any) -> Decision:
 
 
 def takes_a_promise_for_what_it_is_not(**known: Any) -> Decision:
-    """Who finds a member that counts counts as well."""
+    """A node that finds a member that counts takes itself to count as well."""
     found = decide(**known)
     return Decision(Step.COMPLETE, found.founding) if found.step is Step.BE_FED else found
 

@@ -83,7 +83,7 @@ class Node:
                 await asyncio.sleep(0.001)
 
     async def become_master(self) -> None:
-        """Of a log that has got its first feature level."""
+        """Waits until it is master of a log that has got its first feature level."""
         await self.until(lambda: self.replica.is_master and self.replica.state.feature_level > 0)
 
     def sent(self) -> list[MessageKind]:

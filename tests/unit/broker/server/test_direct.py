@@ -86,7 +86,7 @@ async def test_a_stream_that_is_unknown_gets_no_ticket() -> None:
 
 
 async def test_who_is_not_read_is_held_up() -> None:
-    """Of what a client sends without end the broker keeps a little, and the rest stays outside."""
+    """The broker keeps a little of what a client sends without end, and the rest stays outside."""
     reading = asyncio.Event()
     sums: list[int] = []
 
@@ -133,7 +133,7 @@ async def test_who_takes_nothing_off_is_not_written_to() -> None:
 
 
 async def test_a_write_returns_when_it_has_left() -> None:
-    """What is not taken off belongs to who wrote it: a fetch counts it against its limit."""
+    """Bytes that are not taken off are the writer's: a fetch counts them against its limit."""
     written = asyncio.Event()
 
     async def talk(_: object, context: StreamContext) -> None:

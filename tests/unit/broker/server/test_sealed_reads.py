@@ -26,7 +26,7 @@ READS = {
 
 @pytest.mark.parametrize("read", READS)
 async def test_a_sealed_queue_does_not_tell_its_end_nor_what_it_lacks(read: str) -> None:
-    """Who was told of a message by the other broker group would hear here that there is none."""
+    """A client that the other broker group told of a message would hear here that there is none."""
     group = Home(1, queues=(KEY,))
     group.fence()
     group.produce(header(-1, last=9, crc=1))

@@ -102,7 +102,7 @@ def changed(offer: SharedMemory, **fields: int | bytes) -> SharedMemory:
 def test_offers_of_what_is_not_the_clients_are_not_taken(
     pool: MemoryPool, region: Region, tmp_path: Path
 ) -> None:
-    """Whoever knows numbers of a process, and not what is in its memory, changes nothing in it."""
+    """A client that knows a process's numbers, but not what is in its memory, cannot change it."""
     offer = region.offer()
     secret = offer.secret
     before = whole(region)

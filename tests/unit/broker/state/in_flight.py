@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class _Nobody:
-    """Who hears of batches, and tells nobody."""
+    """A listener that hears of batches, and tells nobody."""
 
     def ack(self, *_: object) -> None: ...
 
@@ -178,7 +178,7 @@ def move(name: str, key: QueueKey, job: int = 1, **fields: Any) -> Request:
 
 @cache
 def slice_of(key: QueueKey) -> bytes:
-    """Of a queue that stored one batch, and trimmed it."""
+    """The slice of a queue that stored one batch, and trimmed it."""
     group = Group(queues=(key,))
     group.fence(keys=(key,))
     group.produce(header(-1, key=key))

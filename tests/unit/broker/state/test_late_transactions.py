@@ -27,7 +27,7 @@ def test_the_end_of_an_earlier_epoch_that_comes_again_does_not_end_a_later_one()
 
 
 def test_what_is_not_published_everywhere_is_known_after_a_snapshot() -> None:
-    """Whoever is master then goes on with it."""
+    """The node that is master then goes on with it."""
     group = Stage()
     begin(group)
     decide(group, 0, 1, (1, 2))
@@ -51,7 +51,7 @@ def test_the_end_of_a_lower_pin_that_comes_late_leaves_the_higher_one_alone() ->
 
 @pytest.mark.parametrize(("epoch", "attempt"), [(1, 1), (0, 2)])
 def test_a_publication_of_what_is_not_pinned_is_refused(epoch: int, attempt: int) -> None:
-    """Whoever asks for it: in the log it would halt the group."""
+    """Everybody who asks for it is refused: in the log it would halt the group."""
     group, first = group_with(2)
     group.pin(first)
     assert isinstance(group.publish(epoch=epoch, attempt=attempt), errors.TransactionAborted)

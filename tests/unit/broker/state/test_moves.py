@@ -563,7 +563,7 @@ class Moving(RuleBasedStateMachine):
 
     @rule()
     def send_all(self) -> None:
-        """What is not stored, in order: it must get somewhere unless the queue is sealed."""
+        """All unstored batches, in order: each must get somewhere unless the queue is sealed."""
         for batch in self.made:
             if batch.content_crc in self.offsets:
                 continue
@@ -636,7 +636,7 @@ class Moving(RuleBasedStateMachine):
         step=st.sampled_from(STEPS),
     )
     def late_step(self, group: int, back: int, step: str) -> None:
-        """Of a job that is over, from a controller that does not know it."""
+        """A step of a job that is over, from a controller that does not know that."""
         job = self.job - back + (self.stage == "none")
         if job > 0:
             create = control_pb2.CreateQueue(queue=ref(), topic="orders", slot_end=65_536)

@@ -433,7 +433,7 @@ class Producer:
     def __init__(self, number: int) -> None:
         self.number = number
         self.sessions: dict[QueueKey, int] = {}
-        """Of each queue: a fence of one queue's children says nothing of the others."""
+        """The session in each queue: a fence of one queue's children says nothing of the others."""
         self.last: dict[QueueKey, int] = {}
         self.made: list[tuple[BatchHeader, list[int]]] = []
         """Every batch ever made, with the contents it carries."""

@@ -50,7 +50,7 @@ class Cluster:
         return SimpleNamespace(groups=[SimpleNamespace(group_id=each) for each in self.groups])
 
     async def call_master(self, number: int, method: str, request: Any) -> Any:
-        """Of two broker groups the second one is asked first."""
+        """The second of two broker groups is asked first."""
         await asyncio.sleep(0 if number == 2 else 0.001)
         while True:
             if self.events:

@@ -279,7 +279,7 @@ async def test_in_an_iteration_each_message_counts_when_it_is_taken(group: Simul
 
 
 async def test_latest_is_committed_before_the_first_message_comes(group: SimulatedGroup) -> None:
-    """Whoever takes the queue over before the first commit would find a later end."""
+    """A consumer that takes the queue over before the first commit would find a later end."""
     group.locks[key_of(0)].end = 42
     await joined(group, auto_offset_reset="latest")
     lock = group.locks[key_of(0)]

@@ -23,8 +23,8 @@ ATTEMPT = CopyAttempt(
 async def test_what_lands_before_the_producer_is_ended_is_found_in_every_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever looks first and ends it then overlooks a copy that is on its way, and makes it once
-    more. A target that is gone, or another topic of that name, has none."""
+    """A client that looks first, and ends the producer then, overlooks a copy that is on its way,
+    and makes it once more. A target that is gone, or another topic of that name, has none."""
     stored: dict[str, list[str]] = {"a": ["a1"], "d": []}
 
     async def end(cluster: object, target: CopyTarget, attempt: CopyAttempt) -> Any:

@@ -180,7 +180,7 @@ async def test_an_answer_to_nothing_leaves_nothing_behind() -> None:
 async def test_a_clock_that_is_behind_makes_a_backlog_late_once(
     monkeypatch: pytest.MonkeyPatch, behind_us: int
 ) -> None:
-    """Of its batches, those that were stored soon after the first one are due soon after it."""
+    """Batches of the backlog that were stored soon after its first one are due soon after it."""
     box = Linked()
     queue, delay_ms = box.queue, 300
     queue.delay_ms = delay_ms

@@ -35,7 +35,7 @@ class Groups:
         self.committed = False
         """What the coordinator says of the attempt when it is asked to abort it."""
         self.published_after = 1
-        """So many answers of the coordinator, and all is published."""
+        """All is published after this many answers of the coordinator."""
 
     async def call_master(
         self, group: int, method: str, request: Any, timeout_s: float | None, *, service: str
@@ -70,7 +70,7 @@ class Groups:
 
 
 def receipts() -> list[StageReceipt]:
-    """Of two writers, for queues of groups 2 and 3."""
+    """Receipts of two writers, for queues of groups 2 and 3."""
     return [
         StageReceipt(
             transaction_id="t",

@@ -113,7 +113,7 @@ class OneMaster:
         self.calls: list[Stream] = []
         self.opened = asyncio.Event()
         self.refusal: SemelError | None = None
-        """Of streams."""
+        """The error with which streams are refused."""
         self._master = SimpleNamespace(address="b:1")
         self.routes = SimpleNamespace(master=lambda _: self._master)
         self.tasks: list[asyncio.Task[None]] = []
@@ -287,7 +287,7 @@ async def test_a_refusal_is_told_to_one_producer_alone() -> None:
 
 
 async def test_an_answer_without_a_session_is_for_nobody() -> None:
-    """Whose batch it answers is not certain."""
+    """Nobody can be certain whose batch it answers."""
     box = Box()
     lane = FakeLane(batches=1)
     async with compat.timeout(10):

@@ -13,7 +13,7 @@ from semel.protos.v1.controller_pb2 import FoundGroupReply, FoundGroupRequest
 
 
 async def foundings(store: MemoryStore, *, has_history: bool = False) -> Foundings:
-    """Of a controller that has just begun its epoch."""
+    """The foundings of a controller that has just begun its epoch."""
     epoch = await ControllerEpoch.begin(store, now_us=1, cluster_id="c")
     made = Foundings(
         epoch,

@@ -124,7 +124,7 @@ def test_with_equal_subscriptions_no_queue_moves_without_need(
 def owners_before(
     subscriptions: Subscriptions, queues: Queues, current: Assignment
 ) -> dict[QueueKey, str]:
-    """Who of today's members had each queue and may keep it; of two, the first by name."""
+    """Today's member that had each queue and may keep it; of two, the first by name."""
     owners: dict[QueueKey, str] = {}
     for member in sorted(subscriptions):
         for queue in current.get(member, ()):

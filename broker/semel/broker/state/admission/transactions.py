@@ -49,7 +49,7 @@ def admit_staged(
     *,
     room_bytes: int,
 ) -> BatchDecision:
-    """What is certain about a staged batch before it is proposed; apply decides the rest."""
+    """Decides what is certain of a staged batch before it is proposed; apply decides the rest."""
     key = batch.queue_key
     if queue is None:
         return Refused(UnknownQueue(f"queue {key.queue_id} of topic {key.topic_id} is not here"))

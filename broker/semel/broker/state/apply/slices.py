@@ -45,7 +45,7 @@ class Slice:
     """How many extents the queue has."""
 
     def misfit(self, copied: QueueState) -> str | None:
-        """What is wrong with a copy after a trim to the queue's start; None if it is whole.
+        """The first fault of a copy after a trim to the queue's start; None if it is whole.
 
         Copies are dense and each has its own CRC, so it is enough to compare counts and bounds.
         """

@@ -97,7 +97,7 @@ class SimDisk:
         self.restart()
 
     def power_off(self) -> None:
-        """What is certain, and nothing else."""
+        """The disk keeps what is certain, and nothing else."""
         self._names = dict(self._durable)
         for inode in self._names.values():
             del inode.data[inode.synced :]
