@@ -135,10 +135,10 @@ async def test_a_topic_that_is_deleted_while_it_is_split_is_gone(tmp_path: Path)
         broker.after = lost
         split = pb.SplitQueueRequest(name="orders", queue_id=0, children=2)
         with pytest.raises(Exception, match="is decided"):
-            await cluster.client.call("SplitQueue", split, 3.0)
+            await cluster.client.call("SplitQueue", split, 5.0)
         other = pb.SplitQueueRequest(name="orders", queue_id=0, children=3)
         with pytest.raises(Throttled):
-            await cluster.client.call("SplitQueue", other, 3.0)
+            await cluster.client.call("SplitQueue", other, 5.0)
         assert len(broker.queues) == 3
         broker.after = None
         await cluster.client.delete("orders")
