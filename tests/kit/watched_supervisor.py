@@ -32,7 +32,7 @@ class Watched:
 
     async def count(self, event: str, number: int) -> list[int]:
         """Waits for so many events and returns their pids."""
-        async with compat.timeout(10):
+        async with compat.timeout(60):
             while len(pids := [e.pid for e in self.events if e.event == event]) < number:
                 await asyncio.sleep(0.01)
         return pids

@@ -77,7 +77,7 @@ class Node:
         replica.peers.links.update(self.peers)  # type: ignore[arg-type]
 
     async def until(self, done: Callable[[], bool]) -> None:
-        async with compat.timeout(10):
+        async with compat.timeout(60):
             while not done():
                 self.replica.driver.on_tick()
                 await asyncio.sleep(0.001)

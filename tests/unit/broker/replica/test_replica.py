@@ -106,7 +106,7 @@ async def _elected(directory: Path) -> AsyncIterator[Replica]:
             readers=readers,
             on_fatal=failures.append,
         )
-        async with compat.timeout(10):
+        async with compat.timeout(60):
             while replica.core.role is not Role.MASTER and not failures:
                 replica.driver.on_tick()
                 await asyncio.sleep(0.001)
@@ -153,7 +153,7 @@ def test_a_replica_that_stops_takes_nothing_more_though_it_stays_master(tmp_path
     next entry would meet a closed log."""
 
     async def stop_while_an_entry_is_written() -> None:
-        async with _elected(tmp_path) as replica, compat.timeout(10):
+        async with _elected(tmp_path) as replica, compat.timeout(60):
             await replica.wait_master()
             asked = asyncio.create_task(
                 replica.submit_control(ControlRecord(feature_level=FeatureLevel(level=1)))

@@ -234,7 +234,7 @@ async def test_what_went_out_on_a_stream_that_ends_goes_out_on_the_next() -> Non
     """Though nothing new is sent."""
     box = Box()
     lane = FakeLane(batches=1)
-    async with compat.timeout(10):
+    async with compat.timeout(60):
         await box.sending(lane)
         box.cluster.opened.clear()
         reply = broker_pb2.ProduceReply()
@@ -290,7 +290,7 @@ async def test_an_answer_without_a_session_is_for_nobody() -> None:
     """Nobody can be certain whose batch it answers."""
     box = Box()
     lane = FakeLane(batches=1)
-    async with compat.timeout(10):
+    async with compat.timeout(60):
         await box.sending(lane)
         box.wire._on_reply(broker_pb2.ProduceReply(acks=[box.ack(lane, 0, session=0)]))
     assert lane.window.stored == []
@@ -305,7 +305,7 @@ async def test_what_waits_for_a_broker_of_another_version_fails_at_once() -> Non
     lane.pending.append(cast(Part, "what comes"))
     _, link = box.producer(lane)
     link.on_ready(cast(Lane, lane))
-    async with compat.timeout(10):
+    async with compat.timeout(60):
         while len(lane.refusals) < 2:
             await asyncio.sleep(0.001)
     assert lane.refusals[0] is box.cluster.refusal

@@ -108,7 +108,7 @@ async def test_what_a_client_learned_is_written_and_deleted_topics_are_not(tmp_p
     keeper.on_routes(routes(2))
     keeper.on_topic_gone("b")
     running = asyncio.ensure_future(keeper.run())
-    async with compat.timeout(10):
+    async with compat.timeout(60):
         while find(tmp_path, [CONTROLLER]) is None:
             await asyncio.sleep(0.01)
     assert names(find(tmp_path, [CONTROLLER])) == ["a"]

@@ -188,7 +188,7 @@ async def _watched_to_the_end(controllers: Controllers) -> SemelError:
     await anext(aiter(watch))
     ending = asyncio.ensure_future(raised_by(_first(watch)))
     await controllers.elect(2)
-    async with compat.timeout(1.0):
+    async with compat.timeout(60):
         return await ending
 
 
