@@ -6,8 +6,9 @@ is replicated or that a client is made of, one file with real processes, and sim
 Where no other Python is, there is nothing to run here.
 
 Each kind of simulated cluster has SEEDS seeds, which are dealt out over the other Pythons, so that
-a machine with many takes no longer (docs/decisions/pythons.md has figures). All of it has the
-lowest priority: it takes what tests that wait for processes leave of the cores.
+a machine with many takes no longer (docs/decisions/pythons.md has figures). All of it has a lower
+priority: it takes what tests that wait for processes leave of the cores. Not the lowest: beside
+programs of other people on the same cores it would hardly run at all.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def run(version: str, *arguments: str) -> str:
     """What the program of that Python printed; fails with its end if that failed."""
     python = PYTHONS[version]
     assert python, f"no environment could be made for Python {version}: see .setup.log"
-    command = ["nice", "-n", "19", python, "-m", *arguments]
+    command = ["nice", "-n", "5", python, "-m", *arguments]
     outcome = subprocess.run(
         [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), "/usr/bin/env", *command],
         cwd=ROOT,
