@@ -6,7 +6,7 @@ the method `_kill_master` here, or the function that a part has registered under
 (`registry.py`), which uses the methods without an underscore.
 
 Damage (rot, misdirected writes, a lost directory) strikes one node a run: what all copies have lost
-nobody can mend.
+nobody can repair.
 
 Not here: which steps, and when (`plan.py`), what a fault does below (`disk.py`, `network.py`,
 `world.py`).
@@ -33,6 +33,7 @@ from tests.world.registry import find_fault
 
 if TYPE_CHECKING:
     from tests.world.groups import BrokerGroup
+    from tests.world.loop import Process
     from tests.world.nodes import BrokerHost, ControllerHost
     from tests.world.run import Run
 
@@ -197,6 +198,28 @@ class Nemesis:
             self._armed.remove(armed)
             self.world.count(f"strike in a {what}: {step}")
             self.world.later(0.0, lambda: armed[1](group))
+
+    def kill_clients(self, kind: type) -> Callable[[BrokerGroup], None]:
+        """For `arm`: the programs of all clients of that class die."""
+
+        def kill(_: BrokerGroup) -> None:
+            for client in self.run.clients:
+                if isinstance(client, kind):
+                    self.world.crash(client.name, "client crash")
+
+        return kill
+
+    def running_clients(self, kind: type) -> list[Process]:
+        """The processes of all clients of that class that run now."""
+        hosts = self.world.hosts
+        named = [client.name for client in self.run.clients if isinstance(client, kind)]
+        return [hosts[name] for name in named if name in hosts]
+
+    def stop_a_while(self, process: Process, name: str) -> None:
+        """A process stands still, then goes on with what it was about to do; `name` is the
+        fault's."""
+        self.world.fault(name)
+        self.world.loop.stop_process(process, self.world.now + self.random.uniform(0.5, 1.5))
 
     def kill_controller(self, _: BrokerGroup) -> None:
         """For `arm`."""

@@ -260,32 +260,21 @@ def strike(nemesis: Nemesis) -> None:
     """Somebody of the query dies or stands still just when a commit has got so far."""
     step = nemesis.random.choice(("open_stager", "begin", "pin", "decide", "publish"))
 
-    def kill_drivers(_: BrokerGroup) -> None:
-        for client in nemesis.run.clients:
-            if isinstance(client, Driver):
-                nemesis.world.crash(client.name, "client crash")
-
-    def kill_stagers(_: BrokerGroup) -> None:
-        for client in nemesis.run.clients:
-            if isinstance(client, Stager):
-                nemesis.world.crash(client.name, "client crash")
-
     def stop_a_driver(_: BrokerGroup) -> None:
         """Until the other one has overtaken it; then it goes on with what it was about to do."""
-        running = [
-            process
-            for client in nemesis.run.clients
-            if isinstance(client, Driver)
-            and (process := nemesis.world.hosts.get(client.name)) is not None
-        ]
+        running = nemesis.running_clients(Driver)
         if running:
-            nemesis.world.fault("driver stop")
-            until = nemesis.world.now + nemesis.random.uniform(0.5, 1.5)
-            nemesis.world.loop.stop_process(nemesis.random.choice(running), until)
+            nemesis.stop_a_while(nemesis.random.choice(running), "driver stop")
 
     nemesis.arm(
         step,
-        (nemesis.kill_master_of, stop_a_driver, stop_a_driver, kill_drivers, kill_stagers),
+        (
+            nemesis.kill_master_of,
+            stop_a_driver,
+            stop_a_driver,
+            nemesis.kill_clients(Driver),
+            nemesis.kill_clients(Stager),
+        ),
     )
 
 

@@ -144,10 +144,7 @@ def strike(nemesis: Nemesis) -> None:
     """Somebody dies, or is not heard, just when a transaction has got so far."""
     step = nemesis.random.choice(("open_stager", "begin", "pin", "decide", "publish"))
 
-    def kill_tellers(_: BrokerGroup) -> None:
-        for client in nemesis.run.clients:
-            if isinstance(client, Teller):
-                nemesis.world.crash(client.name, "client crash")
+    kill_tellers = nemesis.kill_clients(Teller)
 
     def kill_tellers_and_others(group: BrokerGroup) -> None:
         """The next life begins before the last one's transaction has ended everywhere."""
@@ -160,12 +157,8 @@ def strike(nemesis: Nemesis) -> None:
 
     def stop_tellers(_: BrokerGroup) -> None:
         """Until what is pinned is given up; then they go on with what they were about to do."""
-        for client in nemesis.run.clients:
-            process = nemesis.world.hosts.get(client.name)
-            if isinstance(client, Teller) and process is not None:
-                nemesis.world.fault("teller stop")
-                until = nemesis.world.now + nemesis.random.uniform(0.5, 1.5)
-                nemesis.world.loop.stop_process(process, until)
+        for process in nemesis.running_clients(Teller):
+            nemesis.stop_a_while(process, "teller stop")
 
     nemesis.arm(
         step,
